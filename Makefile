@@ -1,0 +1,52 @@
+# Two commands: `make demo` and `make test`. Both make .venv, install the pinned versions and need nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
+
+# One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types pytest bench-env clean
+
+demo: $(VENV)/.runtime
+	$(BIN)/tailguard backtest --data nasdaq-1d --data btcusd-1h --data eurusd-1h --strategy all
+
+test: lint types pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/.dev
+	$(BIN)/pytest
+
+bench-env: $(VENV)/.bench
+	$(BIN)/python benchmarks/env_speed.py
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tailguard needs Python 3.11 or newer; try: make PYTHON=python3.11 demo"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Could not make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing Tailguard into $(VENV) (a minute or two) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "Installing the test tools into $(VENV) ..."
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.runtime
+	@$(PIP) -e ".[bench]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,69 @@
+"""Market data, features, accounting and environments.
+
+Names that need Gymnasium or SB3 are loaded on first use: reading a data file should not wait for PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tailguard.market.accounting import SimulationResult, simulate
+from tailguard.market.data import (
+    DataError,
+    DataWarning,
+    align_bars,
+    check_bars,
+    list_datasets,
+    load_bars,
+    load_dataset,
+    periods_per_year,
+)
+from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features
+from tailguard.market.rules import TradingRules
+from tailguard.market.synthetic import ar1_returns, random_walk
+
+if TYPE_CHECKING:
+    from tailguard.market.betting_game import BettingGame
+    from tailguard.market.env import TradingEnv, TradingSettings, TradingVecEnv
+    from tailguard.market.guarded_maze import GuardedMaze
+    from tailguard.market.signal_market import SignalMarket
+
+__all__ = [
+    "BettingGame",
+    "DataError",
+    "DataWarning",
+    "FeatureConfig",
+    "FeatureScaler",
+    "FeatureSet",
+    "GuardedMaze",
+    "SignalMarket",
+    "SimulationResult",
+    "TradingEnv",
+    "TradingRules",
+    "TradingSettings",
+    "TradingVecEnv",
+    "align_bars",
+    "ar1_returns",
+    "build_features",
+    "check_bars",
+    "list_datasets",
+    "load_bars",
+    "load_dataset",
+    "periods_per_year",
+    "random_walk",
+    "simulate",
+]
+
+_ON_FIRST_USE = {
+    "BettingGame": "betting_game",
+    "GuardedMaze": "guarded_maze",
+    "SignalMarket": "signal_market",
+    "TradingEnv": "env",
+    "TradingSettings": "env",
+    "TradingVecEnv": "env",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ON_FIRST_USE[name]}"), name)

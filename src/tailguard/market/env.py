@@ -1,0 +1,323 @@
+"""Trading environments: one batch of accounts on the accounting kernel, seen as a Gymnasium env or an SB3 VecEnv.
+
+At step t the agent sees the bars up to the close of t and its own account, and names target weights. They are filled by
+the rules (by default at the open of t + 1), the account is taken to the close of t + 1, and the reward is the change of the
+log of its equity, so that the rewards of an episode add up to ln(V_end / V_start) exactly. Ruin terminates an episode; its
+length and the end of the data truncate it.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pandas as pd
+from gymnasium import spaces
+from numpy.typing import NDArray
+from pydantic import Field
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
+
+from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
+from tailguard.market.features import FeatureSet, build_features
+from tailguard.market.kernel import (
+    BEGIN,
+    CARRY,
+    CASH,
+    CLOSE,
+    EFFECTIVE,
+    END,
+    EQUITY,
+    FEES,
+    MARK,
+    NOW,
+    PEAK,
+    SLIPPAGE,
+    TERMINATED,
+    TRADE_FIELDS,
+    TRUNCATED,
+    TURNOVER,
+    UNITS,
+    WORK_ROWS,
+    step_accounts,
+)
+from tailguard.market.rules import TradingRules
+from tailguard.validation import build
+from tailguard.vec_env import ArrayVecEnv, StepArrays
+
+
+class TradingSettings(TradingRules):
+    """The rules of trading and the shape of an episode.
+
+    :param episode_length: steps per episode; None plays from the first usable bar to the end of the data.
+    :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one.
+    """
+
+    episode_length: Annotated[int, Field(ge=1)] | None = None
+    random_start: bool = True
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64: a bijection of 64-bit integers whose outputs pass for random."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+class BatchStep(NamedTuple):
+    """What one bar did to B accounts.
+
+    :param obs: ``[B, D]`` what they see after it, before any restart.
+    :param rewards: ``[B]`` changes of log equity.
+    :param terminated: ``[B]`` ruined.
+    :param truncated: ``[B]`` at the end of the episode or of the data.
+    :param effective: ``[B]`` false where trading was not allowed.
+    :param endings: how many episodes ended.
+    :param idle: how many accounts were not allowed to trade.
+    """
+
+    obs: NDArray[np.float32]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    effective: NDArray[np.bool_]
+    endings: int
+    idle: int
+
+
+class AccountBatch:
+    """B accounts that trade the same bars in episodes of their own. Features and bars are shared, never copied.
+
+    Where episode k of an account starts is a hash of (its seed, k): there is no generator to carry along, and an account
+    behaves the same alone and in a batch.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param settings: rules and episode shape.
+    :param size: number of accounts B.
+    :param features: what is observed of the market; by default :func:`build_features` of the bars.
+    :param no_trade: ``[T]`` true where a decision at the close of that bar may not trade: the action is ignored and the
+        sample gets weight 0.
+    :param span: first and last-plus-one row that episodes may use; earlier rows still serve as history.
+    """
+
+    def __init__(
+        self,
+        bars: pd.DataFrame,
+        settings: TradingSettings,
+        size: int,
+        features: FeatureSet | None = None,
+        no_trade: Sequence[bool] | NDArray[np.bool_] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"the number of envs must be at least 1, got {size}")
+        self.settings, self.size = settings, size
+        self.features = build_features(bars) if features is None else features
+        if len(self.features) != len(bars):
+            raise ValueError(f"features have {len(self.features)} rows, the bars {len(bars)}: build them from these bars")
+        self.no_trade = np.zeros(len(bars), bool) if no_trade is None else np.asarray(no_trade, bool)
+        if self.no_trade.shape != (len(bars),):
+            raise ValueError(f"no_trade must have the shape {(len(bars),)} of the bars, got {self.no_trade.shape}")
+        self.bars = bar_array(bars, settings)
+        self.assets = self.bars.shape[1]
+        self.observation_size = self.features.values.shape[1] + 2 * self.assets + 1
+        self.first_start, self.last_row, self.last_start = self._starts(len(bars), span)
+        self.seeds: NDArray[np.uint64] = np.zeros(size, np.uint64)
+        self.episodes: NDArray[np.uint64] = np.zeros(size, np.uint64)
+        self.clock = np.zeros((3, size), np.int64)
+        self.accounts = empty_accounts(size, self.assets)
+        self._work = np.empty((WORK_ROWS, self.assets))
+        self._constants = (
+            0.0 if settings.long_only else -settings.leverage, settings.leverage, settings.fill == "close",
+            TRADE_FIELDS[settings.fill], self.no_trade, self.bars, self.features.values, kernel_rules(settings), settings.cash,
+        )  # fmt: skip
+
+    def _starts(self, rows: int, span: tuple[int, int] | None) -> tuple[int, int, int]:
+        begin, stop = (0, rows) if span is None else span
+        if not 0 <= begin < stop <= rows:
+            raise ValueError(f"span must be rows (first, last + 1) within (0, {rows}), got {(begin, stop)}")
+        first, last = max(begin, self.features.warmup), stop - 1
+        length = self.settings.episode_length
+        if last - first < (length or 1):
+            raise ValueError(
+                f"not enough bars: episodes of {length or 1} steps need {(length or 1) + 1} rows, and rows {first} to {last} "
+                f"remain after a warm-up of {self.features.warmup}; use more bars, shorter look-backs or shorter episodes"
+            )
+        last_start = last - length if length is not None and self.settings.random_start else first
+        return first, last, last_start
+
+    def reseed(self, index: int, seed: int) -> None:
+        """Give account `index` a seed; its episodes count from 0 again."""
+        self.seeds[index] = np.uint64(seed % 2**64)
+        self.episodes[index] = 0
+
+    def restart(self, which: NDArray[np.intp], obs: NDArray[np.float32]) -> None:
+        """Begin a new episode in the accounts `which` and write their observations into rows of `obs`."""
+        draws = _mix(_mix(self.seeds[which]) ^ self.episodes[which])
+        self.episodes[which] += np.uint64(1)
+        choices = np.uint64(self.last_start - self.first_start + 1)
+        begin = self.first_start + (draws % choices).astype(np.int64)
+        length = self.settings.episode_length
+        end = self.last_row if length is None else np.minimum(begin + length, self.last_row)
+        self.clock[NOW, which], self.clock[BEGIN, which], self.clock[END, which] = begin, begin, end
+        self.accounts[which] = 0.0
+        for column in (CASH, EQUITY, PEAK):
+            self.accounts[which, column] = self.settings.cash
+        width = self.features.values.shape[1]
+        obs[which, :width] = self.features.values[begin]
+        obs[which, width:] = 0.0
+
+    def step(self, actions: NDArray[Any]) -> BatchStep:
+        """Trade one bar in every account; nothing is restarted."""
+        actions = np.asarray(actions, dtype=np.float64)
+        if actions.shape != (self.size, self.assets):
+            raise ValueError(f"actions must have the shape {(self.size, self.assets)}, got {actions.shape}")
+        obs, rewards = np.empty((self.size, self.observation_size), np.float32), np.empty(self.size)
+        flags = np.empty((3, self.size), np.bool_)
+        bad, endings, idle = step_accounts(
+            actions, *self._constants, self.accounts, self.clock, self._work, obs, rewards, flags
+        )  # fmt: skip
+        if bad >= 0:
+            raise ValueError(f"the action of env {bad} is not finite: {actions[bad]}")
+        return BatchStep(obs, rewards, flags[TERMINATED], flags[TRUNCATED], flags[EFFECTIVE], endings, idle)
+
+    def progress(self, which: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The sum of rewards and the number of steps since the episodes of `which` began."""
+        returns = np.log(self.accounts[which, EQUITY] / self.settings.cash)
+        return returns, self.clock[NOW, which] - self.clock[BEGIN, which]
+
+    def info(self, index: int) -> dict[str, Any]:
+        """The state of one account and what its last bar cost."""
+        row, account = int(self.clock[NOW, index]), self.accounts[index]
+        units = account[UNITS : UNITS + self.assets].copy()
+        return {
+            "time": self.features.time[row],
+            "row": row,
+            "equity": float(account[EQUITY]),
+            "cash": float(account[CASH]),
+            "units": units,
+            "weights": units * self.bars[row, :, MARK] / account[EQUITY],
+            "fees": float(account[FEES]),
+            "slippage": float(account[SLIPPAGE]),
+            "carry": float(account[CARRY]),
+            "turnover": float(account[TURNOVER]),
+            "missing_bar": bool(np.isnan(self.bars[row, :, CLOSE]).any()),
+        }
+
+    def observation_space(self) -> spaces.Box:
+        """Features, then weights, unrealised gains and drawdown of the account."""
+        return spaces.Box(-np.inf, np.inf, (self.observation_size,), np.float32)
+
+    def action_space(self) -> spaces.Box:
+        """[-1, 1] per asset, mapped onto the whole range of weights that the rules allow."""
+        return spaces.Box(-1.0, 1.0, (self.assets,), np.float32)
+
+
+class TradingVecEnv(ArrayVecEnv):
+    """Many accounts on the same bars as one SB3 ``VecEnv``.
+
+    Besides the SB3 interface, :meth:`step_arrays` gives terminations, truncations and final observations as arrays.
+    Environment i of a batch with seed s is the :class:`TradingEnv` with seed s + i, bit for bit.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`, one symbol or several with shared cash.
+    :param n_envs: number of accounts.
+    :param seed: seed of the first account; the others count on from it.
+    :param features: see :class:`AccountBatch`.
+    :param no_trade: see :class:`AccountBatch`.
+    :param span: see :class:`AccountBatch`.
+    :param settings: fields of :class:`TradingSettings`: ``episode_length``, ``fee``, ``slippage``, ``fill`` and so on.
+    """
+
+    def __init__(
+        self,
+        bars: pd.DataFrame,
+        *,
+        n_envs: int = 1,
+        seed: int | None = None,
+        features: FeatureSet | None = None,
+        no_trade: Sequence[bool] | NDArray[np.bool_] | None = None,
+        span: tuple[int, int] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.batch = AccountBatch(bars, build(TradingSettings, settings), n_envs, features, no_trade, span)
+        self._episode_returns, self._episode_lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
+        super().__init__(n_envs, self.batch.observation_space(), self.batch.action_space())
+        self._everyone = np.arange(n_envs)
+        self._nobody = np.empty(0, np.intp)
+        self._no_obs = np.empty((0, self.batch.observation_size), np.float32)
+        self.seed(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
+
+    def reset(self) -> VecEnvObs:
+        """Start a new episode everywhere; the first one after :meth:`seed` is always the same."""
+        for index, seed in enumerate(self._seeds):
+            if seed is not None:
+                self.batch.reseed(index, seed)
+        self._reset_seeds()
+        obs = np.empty((self.num_envs, self.batch.observation_size), np.float32)
+        self.batch.restart(self._everyone, obs)
+        return obs
+
+    def step_arrays(self, actions: NDArray[Any]) -> StepArrays:
+        """Step all accounts; those whose episode ends begin a new one."""
+        obs, rewards, terminated, truncated, effective, endings, idle = self.batch.step(actions)
+        ended, final_obs = self._nobody, self._no_obs
+        if endings:
+            ended = np.flatnonzero(terminated | truncated)
+            final_obs = obs[ended]
+            self._episode_returns[ended], self._episode_lengths[ended] = self.batch.progress(ended)
+            self.batch.restart(ended, obs)
+        weights = effective.astype(np.float32) if idle else None
+        return StepArrays(obs, rewards, terminated, truncated, ended, final_obs, weights)
+
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """The return and the length of the episode just ended, where SB3 looks for them."""
+        return {"episode": {"r": float(self._episode_returns[index]), "l": int(self._episode_lengths[index])}}
+
+
+class TradingEnv(gym.Env[NDArray[Any], NDArray[Any]]):
+    """One account as a Gymnasium environment.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`, one symbol or several with shared cash.
+    :param features: see :class:`AccountBatch`.
+    :param no_trade: see :class:`AccountBatch`.
+    :param span: see :class:`AccountBatch`.
+    :param settings: fields of :class:`TradingSettings`: ``episode_length``, ``fee``, ``slippage``, ``fill`` and so on.
+    """
+
+    def __init__(
+        self,
+        bars: pd.DataFrame,
+        *,
+        features: FeatureSet | None = None,
+        no_trade: Sequence[bool] | NDArray[np.bool_] | None = None,
+        span: tuple[int, int] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.batch = AccountBatch(bars, build(TradingSettings, settings), 1, features, no_trade, span)
+        self.observation_space: spaces.Space[NDArray[Any]] = self.batch.observation_space()
+        self.action_space: spaces.Space[NDArray[Any]] = self.batch.action_space()
+        self._seeded = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start an episode. With a seed this and all episodes after it are determined by the seed."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self.batch.reseed(0, seed)
+        elif not self._seeded:
+            self.batch.reseed(0, int(self.np_random.integers(2**63)))
+        self._seeded = True
+        obs = np.empty((1, self.batch.observation_size), np.float32)
+        self.batch.restart(np.zeros(1, np.intp), obs)
+        return obs[0], self.batch.info(0)
+
+    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Trade one bar; `info` describes the account after it."""
+        if not self._seeded:
+            raise ValueError("call reset() before step()")
+        step = self.batch.step(np.atleast_2d(action))
+        info = self.batch.info(0)
+        if step.idle:
+            info |= {"no_trade": True, "sample_weight": 0.0}
+        return step.obs[0], float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), info

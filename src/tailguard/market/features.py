@@ -1,0 +1,273 @@
+"""Features: what the agent sees of the market. Scale-free, causal, float32.
+
+No column contains a price level: multiplying all prices by a constant changes nothing. Row t is a function of the bars up
+to and including t, which the tests check by replacing everything after t with garbage.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+import numpy as np
+import pandas as pd
+import talib
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from tailguard.market.data import PRICES, iterate_symbols
+
+Floats = NDArray[np.float64]
+Window = Annotated[int, Field(ge=2, le=10_000)]
+# Below this a volatility or a range is that of a price that does not move.
+SMALLEST = 1e-8
+
+
+class FeatureConfig(BaseModel):
+    """Which look-backs the features use, in bars.
+
+    :param horizons: look-backs of the returns, each divided by the volatility that is usual over it.
+    :param volatility_window: look-back of the volatilities.
+    :param slow_window: look-back of the scale of returns, the volume z-score and the volatility ratio.
+    :param drawdown_window: look-back of the high that the drawdown is measured from.
+    :param rsi: look-back of the relative strength index.
+    :param macd: fast, slow and signal look-backs.
+    :param atr: look-back of the average true range.
+    :param bollinger: look-back of the Bollinger bands.
+    :param cci: look-back of the commodity channel index.
+    :param calendar: add the hour, the day of the week and the day of the year as points on circles.
+    :param clip: features are cut to [-clip, clip].
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    horizons: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = (1, 2, 5, 10, 21, 63)
+    volatility_window: Window = 21
+    slow_window: Window = 63
+    drawdown_window: Window = 252
+    rsi: Window = 14
+    macd: tuple[Window, Window, Window] = (12, 26, 9)
+    atr: Window = 14
+    bollinger: Window = 20
+    cci: Window = 20
+    calendar: bool = True
+    clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
+
+    @field_validator("horizons")
+    @classmethod
+    def _different(cls, horizons: tuple[int, ...]) -> tuple[int, ...]:
+        if not horizons or len(set(horizons)) != len(horizons):
+            raise ValueError(f"horizons must be different numbers, at least one; got {list(horizons)}")
+        return horizons
+
+    @field_validator("macd")
+    @classmethod
+    def _fast_before_slow(cls, macd: tuple[int, int, int]) -> tuple[int, int, int]:
+        if macd[0] >= macd[1]:
+            raise ValueError(f"macd is (fast, slow, signal) with fast < slow; got {list(macd)}")
+        return macd
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """A matrix of features with the times and names of its rows and columns.
+
+    :param values: float32 ``[T, F]``; the first `warmup` rows are 0 where a look-back was not full.
+    :param names: names of the columns; with several symbols each starts with its symbol.
+    :param time: times of the rows.
+    :param warmup: rows at the start that lack history and must not be acted on.
+    """
+
+    values: NDArray[np.float32]
+    names: tuple[str, ...]
+    time: pd.DatetimeIndex
+    warmup: int
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.values)
+
+    def __getitem__(self, rows: slice) -> "FeatureSet":
+        """A contiguous part of the rows."""
+        start, _, step = rows.indices(len(self))
+        if step != 1:
+            raise ValueError(f"features are sliced with step 1, got {step}")
+        time = self.time[rows]
+        return replace(self, values=self.values[rows], time=time, warmup=min(max(self.warmup - start, 0), len(time)))
+
+
+class FeatureScaler:
+    """Mean and standard deviation of features, learnt from the training span and from nothing else.
+
+    :param start: first time of the training span.
+    :param end: the time before which it ends.
+    """
+
+    def __init__(self, start: pd.Timestamp | str, end: pd.Timestamp | str) -> None:
+        self.start, self.end = pd.Timestamp(start), pd.Timestamp(end)
+        if not self.start < self.end:
+            raise ValueError(f"the training span must start before it ends, got {self.start} to {self.end}")
+        self.names: tuple[str, ...] = ()
+        self.mean: Floats = np.empty(0)
+        self.std: Floats = np.empty(0)
+
+    def fit(self, features: FeatureSet) -> Self:
+        """Learn from rows that must all lie inside the training span.
+
+        :raises ValueError: when a row lies outside, or when the scaler has been fitted before.
+        """
+        if self.names:
+            raise ValueError("this scaler is fitted already; make a new one for new data")
+        outside = (features.time < self.start) | (features.time >= self.end)
+        if outside.any():
+            raise ValueError(
+                f"refusing to fit on {int(outside.sum())} rows outside the training span [{self.start}, {self.end}), "
+                f"the first at {features.time[outside][0]}"
+            )
+        rows = features.values[features.warmup :].astype(np.float64)
+        if len(rows) < 2:
+            raise ValueError(f"fitting needs at least 2 rows after the warm-up of {features.warmup}, got {len(rows)}")
+        std = rows.std(axis=0)
+        self.names = features.names
+        self.mean = rows.mean(axis=0)
+        self.std = np.where(std > SMALLEST, std, 1.0)  # a constant column stays constant, at 0
+        return self
+
+    def transform(self, features: FeatureSet) -> FeatureSet:
+        """Standardise the columns; warm-up rows stay 0."""
+        if features.names != self.names:
+            raise ValueError(f"fitted on {list(self.names)}, asked to transform {list(features.names)}")
+        values = ((features.values - self.mean) / self.std).astype(np.float32)
+        values[: features.warmup] = 0.0
+        return replace(features, values=values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to transform again, as JSON values."""
+        return {
+            "start": self.start.isoformat(),
+            "end": self.end.isoformat(),
+            "names": list(self.names),
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Self:
+        """The scaler that gave `state`."""
+        scaler = cls(state["start"], state["end"])
+        scaler.names = tuple(state["names"])
+        scaler.mean, scaler.std = np.array(state["mean"]), np.array(state["std"])
+        return scaler
+
+
+def build_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> FeatureSet:
+    """Compute the features of every bar.
+
+    A symbol's features are computed on the bars that it has and carried forward over the bars that it lacks.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`, one symbol or several.
+    :param config: look-backs; the defaults suit daily and hourly bars.
+    """
+    config = config or FeatureConfig()
+    index = pd.DatetimeIndex(bars.index)
+    parts = []
+    for symbol, table in iterate_symbols(bars):
+        prices = table[list(PRICES)].to_numpy(dtype=np.float64)
+        there = (np.isfinite(prices) & (prices > 0)).all(axis=1)
+        columns = _symbol_features(table[there], config).reindex(index).ffill()
+        parts.append(columns.add_prefix(f"{symbol}:") if symbol else columns)
+    if config.calendar:
+        parts.append(_calendar(index))
+    table = pd.concat(parts, axis=1)
+    finite = np.isfinite(table.to_numpy()).all(axis=1)
+    warmup = int(np.argmax(finite)) if finite.any() else len(table)
+    broken = np.flatnonzero(~finite[warmup:])
+    if len(broken):
+        row = table.iloc[warmup + broken[0]]
+        raise ValueError(f"feature {row.index[~np.isfinite(row)][0]!r} is not finite at {row.name}")
+    values = np.nan_to_num(table.to_numpy(), posinf=0.0, neginf=0.0).clip(-config.clip, config.clip)
+    values[:warmup] = 0.0
+    return FeatureSet(np.ascontiguousarray(values, dtype=np.float32), tuple(table.columns), index, warmup)
+
+
+def _symbol_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
+    """The features of one symbol's own bars; rows whose look-backs are not full are NaN."""
+    opens, high, low, close = (bars[column].astype(np.float64) for column in PRICES)
+    log_close = _log(close)
+    returns = log_close.diff()
+    scale = returns.rolling(config.slow_window).std().clip(lower=SMALLEST)
+    columns = {f"return_{h}": log_close.diff(h) / (scale * np.sqrt(h)) for h in config.horizons}
+
+    window = config.volatility_window
+    close_close = returns.rolling(window).std()
+    columns["volatility_close"] = _log_volatility(close_close)
+    columns["volatility_parkinson"] = _log_volatility(parkinson(high, low, window))
+    columns["volatility_yang_zhang"] = _log_volatility(yang_zhang(opens, high, low, close, window))
+    columns["volatility_ratio"] = _log_volatility(close_close) - _log_volatility(scale)
+    columns |= _indicators(bars, config)
+    bands = log_close.rolling(config.bollinger)
+    columns["bollinger"] = (log_close - bands.mean()) / (2.0 * bands.std(ddof=0).clip(lower=SMALLEST))
+
+    log_volume = _log(1.0 + bars["volume"].fillna(0.0))
+    usual = log_volume.rolling(config.slow_window)
+    columns["volume"] = (log_volume - usual.mean()) / usual.std().clip(lower=SMALLEST)
+    columns["drawdown"] = log_close - _log(close.rolling(config.drawdown_window, min_periods=1).max())
+    return pd.DataFrame(columns)
+
+
+def _indicators(bars: pd.DataFrame, config: FeatureConfig) -> dict[str, pd.Series]:
+    """RSI, MACD, ATR and CCI from TA-Lib, divided by what makes them free of scale and about 1 in size."""
+    if len(bars) < 2:  # TA-Lib refuses arrays this short
+        return dict.fromkeys(("rsi", "macd", "atr", "cci"), pd.Series(np.nan, index=bars.index))
+    high, low, close = (np.asarray(bars[column], dtype=np.float64) for column in ("high", "low", "close"))
+    fast, slow, signal = config.macd
+    average_range = np.maximum(talib.ATR(high, low, close, timeperiod=config.atr), SMALLEST * close)
+    _, _, histogram = talib.MACD(close, fastperiod=fast, slowperiod=slow, signalperiod=signal)
+    columns = {
+        "rsi": talib.RSI(close, timeperiod=config.rsi) / 50.0 - 1.0,
+        "macd": histogram / average_range,
+        "atr": np.log(average_range / close),
+        "cci": talib.CCI(high, low, close, timeperiod=config.cci) / 200.0,
+    }
+    return {name: pd.Series(values, index=bars.index) for name, values in columns.items()}
+
+
+def parkinson(high: pd.Series, low: pd.Series, window: int) -> pd.Series:
+    """Parkinson (1980): volatility per bar from the range, sqrt(mean(ln(H/L)^2) / (4 ln 2))."""
+    mean_square = (_log(high / low) ** 2).rolling(window).mean()
+    return _apply(np.sqrt, mean_square / (4.0 * np.log(2.0)))
+
+
+def yang_zhang(opens: pd.Series, high: pd.Series, low: pd.Series, close: pd.Series, window: int) -> pd.Series:
+    """Yang and Zhang (2000): volatility per bar, free of drift and aware of gaps between bars.
+
+    Variance = overnight + k open-to-close + (1 - k) Rogers-Satchell, with k = 0.34 / (1.34 + (n + 1) / (n - 1)).
+    """
+    overnight, day = _log(opens / close.shift(1)), _log(close / opens)
+    up, down = _log(high / opens), _log(low / opens)
+    rogers_satchell = (up * (up - day) + down * (down - day)).rolling(window).mean()
+    k = 0.34 / (1.34 + (window + 1) / (window - 1))
+    variance = overnight.rolling(window).var() + k * day.rolling(window).var() + (1.0 - k) * rogers_satchell
+    return _apply(np.sqrt, variance.clip(lower=0.0))
+
+
+def _apply(function: Callable[[Floats], Floats], values: pd.Series) -> pd.Series:
+    return pd.Series(function(values.to_numpy(dtype=np.float64)), index=values.index)
+
+
+def _log(values: pd.Series) -> pd.Series:
+    return _apply(np.log, values)
+
+
+def _log_volatility(values: pd.Series) -> pd.Series:
+    return _log(values.clip(lower=SMALLEST))
+
+
+def _calendar(index: pd.DatetimeIndex) -> pd.DataFrame:
+    hour = index.hour + index.minute / 60.0
+    turns = {"hour": hour / 24.0, "weekday": index.dayofweek / 7.0, "yearday": (index.dayofyear - 1) / 366.0}
+    angles = {name: 2.0 * np.pi * np.asarray(turn, dtype=np.float64) for name, turn in turns.items()}
+    columns = {f"{name}_{part}": wave(angle) for name, angle in angles.items() for part, wave in _WAVES}
+    return pd.DataFrame(columns, index=index)
+
+
+_WAVES = (("sin", np.sin), ("cos", np.cos))

@@ -1,0 +1,405 @@
+"""The accounting kernel: one account, one bar, every cost. The environments and `simulate` both run on it.
+
+Notation, as in the identities that the tests check: units h, cash C, reference price p, equity V = C + sum(h p).
+A trade of notional n = |d| p pays a fraction ``adverse = spread + impact sqrt(n / p)`` of it through the price and
+``fee`` of what changes hands at that worse price, so
+
+    cost(n) = n adverse + fee n (1 + side adverse),    side = +1 to buy, -1 to sell.
+
+All amounts are float64. The kernel is written for one account and compiled by numba: a batch is a loop over accounts, so
+an account in a batch and an account alone go through the same instructions and agree to the last bit. Everything compiled
+stands in this one file, because numba's cache on disk notices a change of a function's own file only.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numba
+import numpy as np
+
+# Bars are one array [T, A, 9]. MARK is the last known close (0 before the first), IMPACT the price fraction per square root
+# of units traded, YEARS the time since the bar before, FUNDING what a long pays per unit of value. A missing bar is NaN.
+OPEN, HIGH, LOW, CLOSE, VOLUME, MARK, IMPACT, YEARS, FUNDING = range(9)
+NO_TRADE = -1
+# The price at which each kind of fill trades; `close` trades at the bar of the decision, the others one bar later.
+TRADE_FIELDS = {"next_open": OPEN, "close": CLOSE, "next_close": CLOSE}
+
+# Accounts are one array [B, 7 + 2 A]: cash, equity at the last close and at its peak, what the last bar cost and how much it
+# traded as a share of equity, then the units held of each asset and the average price at which they were entered. One array
+# each for bars and accounts, and not a tuple of arrays, because numba counts references on every access to an array in a
+# tuple, which costs more than the arithmetic.
+CASH, EQUITY, PEAK, FEES, SLIPPAGE, CARRY, TURNOVER, UNITS = range(8)
+
+# Scratch space of the account at work, [6, A].
+HELD, WANTED, TRADES, OPENS, WORST, TARGET = range(6)
+WORK_ROWS = 6
+
+# A liquidated account keeps at least this share of its starting cash, so that the log of its equity exists.
+RUIN_EQUITY = 1e-6
+# Targets whose weights sum to at most 1 ask for no loan; this much rounding is forgiven.
+NET_TOLERANCE = 1e-9
+# Newton's method below needs one step per sign change and a few for impact; it never needs this many.
+MAX_NEWTON_STEPS = 64
+# Rows of the integer array of a batch: the present bar, the bar at which the episode began, the bar at which it is cut.
+NOW, BEGIN, END = range(3)
+# Rows of the flags of a step.
+TERMINATED, TRUNCATED, EFFECTIVE = range(3)
+
+
+class KernelRules(NamedTuple):
+    """The numbers of :class:`TradingRules` that the kernel needs, as plain scalars."""
+
+    fee: float
+    spread: float
+    participation: float
+    borrow_rate: float
+    cash_rate: float
+    loan_rate: float
+    band: float
+    ruin: float
+    maintenance_margin: float
+    cost_aware: bool
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile to machine code, kept on disk between runs."""
+    return cast(Callable[..., Any], numba.njit(cache=True, error_model="numpy")(function))
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile into the caller: a call that passes arrays costs ten times the arithmetic of these small functions."""
+    return cast(Callable[..., Any], numba.njit(inline="always", cache=True, error_model="numpy")(function))
+
+
+@inlined
+def adverse_fraction(notional, price, impact, rules):
+    """How far the fill is from the reference price, as a fraction of it. Never so far that a sale earns nothing."""
+    if impact == 0.0:
+        return rules.spread
+    return min(rules.spread + impact * math.sqrt(notional / price), 0.99)
+
+
+@inlined
+def trading_cost(notional, side, price, impact, rules):
+    """What trading `notional` >= 0 costs in cash."""
+    adverse = adverse_fraction(notional, price, impact, rules)
+    return notional * (adverse + rules.fee * (1.0 + side * adverse))
+
+
+@inlined
+def marginal_cost(notional, side, price, impact, rules):
+    """The derivative of `trading_cost` with respect to the notional."""
+    adverse = adverse_fraction(notional, price, impact, rules)
+    return (1.5 * adverse - 0.5 * rules.spread) * (1.0 + side * rules.fee) + rules.fee
+
+
+@inlined
+def equity_after_costs(equity, bars, t, price_field, rules, work):
+    """The equity V' left when every traded asset ends at its wanted weight of V' itself.
+
+    V' + sum cost(|w V' - x|) = V is convex and increasing in V', and V is to the right of its root, so Newton's method
+    from V falls monotonically onto it; with linear costs it ends after at most one step per asset.
+    """
+    left = equity
+    for _ in range(MAX_NEWTON_STEPS):
+        excess, slope = left - equity, 1.0
+        for a in range(work.shape[1]):
+            target = work[WANTED, a]
+            if math.isnan(target):
+                continue
+            price, impact = bars[t, a, price_field], bars[t, a, IMPACT]
+            gap = target * left - work[HELD, a]
+            side = math.copysign(1.0, gap)
+            excess += trading_cost(abs(gap), side, price, impact, rules)
+            slope += marginal_cost(abs(gap), side, price, impact, rules) * side * target
+        step = excess / slope
+        left -= step
+        if step <= 1e-16 * equity:
+            break
+    return left
+
+
+@compiled
+def largest_purchase(cash, wanted, price, impact, rules):
+    """The notional n <= wanted with n + cost(n) = cash; Newton from the right, as above."""
+    notional = wanted
+    for _ in range(MAX_NEWTON_STEPS):
+        excess = notional + trading_cost(notional, 1.0, price, impact, rules) - cash
+        step = excess / (1.0 + marginal_cost(notional, 1.0, price, impact, rules))
+        notional -= step
+        if step <= 1e-16 * wanted:
+            break
+    return max(notional, 0.0)
+
+
+@inlined
+def cash_left(cash, bars, t, price_field, rules, work):
+    """Cash after all trades that are planned."""
+    left = cash
+    for a in range(work.shape[1]):
+        trade = work[TRADES, a]
+        side = math.copysign(1.0, trade)
+        left -= trade
+        if trade != 0.0:
+            left -= trading_cost(abs(trade), side, bars[t, a, price_field], bars[t, a, IMPACT], rules)
+    return left
+
+
+@compiled
+def limit_purchases(cash, bars, t, price_field, rules, work):
+    """Cut purchases to the cash that is there after all sales: small orders first, the largest bears the shortfall."""
+    available = cash
+    for a in range(work.shape[1]):
+        sold = -work[TRADES, a]
+        if sold > 0.0:
+            available += sold - trading_cost(sold, -1.0, bars[t, a, price_field], bars[t, a, IMPACT], rules)
+    available = max(available, 0.0)
+    for a in np.argsort(work[TRADES]):
+        bought = work[TRADES, a]
+        if bought > 0.0:
+            price, impact = bars[t, a, price_field], bars[t, a, IMPACT]
+            total = bought + trading_cost(bought, 1.0, price, impact, rules)
+            if total > available:
+                work[TRADES, a] = largest_purchase(available, bought, price, impact, rules)
+                total = available
+            available -= total
+
+
+@inlined
+def execute(accounts, b, a, assets, trade, price, impact, rules):
+    """Book one trade of signed notional `trade` in asset `a` of account `b`."""
+    side = math.copysign(1.0, trade)
+    amount = abs(trade)
+    adverse = adverse_fraction(amount, price, impact, rules)
+    slippage = amount * adverse
+    fee = rules.fee * amount * (1.0 + side * adverse)
+    bought = trade / price
+    before = accounts[b, UNITS + a]
+    after = before + bought
+    if abs(after) <= 1e-14 * abs(before):  # the rounding of (h p) / p must not leave a speck of the position behind
+        after = 0.0
+    if after == 0.0:
+        accounts[b, UNITS + assets + a] = 0.0
+    elif before * bought >= 0.0:
+        accounts[b, UNITS + assets + a] = (accounts[b, UNITS + assets + a] * before + price * bought) / after
+    elif before * after < 0.0:
+        accounts[b, UNITS + assets + a] = price
+    accounts[b, UNITS + a] = after
+    accounts[b, CASH] -= trade + slippage + fee
+    accounts[b, FEES] += fee
+    accounts[b, SLIPPAGE] += slippage
+
+
+@compiled
+def rebalance(accounts, b, bars, t, price_field, target, rules, work):
+    """Trade account `b` towards row `target` of weights at an open or close (NaN: hold); what has no bar stays as it is."""
+    assets = work.shape[1]
+    equity = accounts[b, CASH]
+    for a in range(assets):
+        price = bars[t, a, price_field]
+        work[HELD, a] = accounts[b, UNITS + a] * (bars[t, a, MARK] if math.isnan(price) else price)
+        equity += work[HELD, a]
+    net, any_trade = 0.0, False
+    for a in range(assets):
+        weight = work[HELD, a] / equity
+        tradable = not math.isnan(target[a]) and not math.isnan(bars[t, a, price_field])
+        if tradable and not abs(target[a] - weight) < rules.band:
+            work[WANTED, a], weight, any_trade = target[a], target[a], True
+        else:
+            work[WANTED, a] = np.nan
+        net += weight
+    if any_trade and equity > 0.0:
+        base = equity
+        if rules.cost_aware:
+            base = equity_after_costs(equity, bars, t, price_field, rules, work)
+        for a in range(assets):
+            work[TRADES, a] = 0.0
+            if not math.isnan(work[WANTED, a]):
+                most = math.inf
+                if rules.participation < math.inf:
+                    most = rules.participation * bars[t, a, VOLUME] * bars[t, a, price_field]
+                work[TRADES, a] = min(max(work[WANTED, a] * base - work[HELD, a], -most), most)
+        # Targets that sum to more than 1 ask for a loan; all others must do with the cash that is there.
+        limited = net <= 1.0 + NET_TOLERANCE
+        if limited and cash_left(accounts[b, CASH], bars, t, price_field, rules, work) < 0.0:
+            limit_purchases(accounts[b, CASH], bars, t, price_field, rules, work)
+        for a in range(assets):
+            trade = work[TRADES, a]
+            if trade != 0.0:
+                execute(accounts, b, a, assets, trade, bars[t, a, price_field], bars[t, a, IMPACT], rules)
+                accounts[b, TURNOVER] += abs(trade) / equity
+        if limited:  # what the rounding of a full investment leaves below 0 is no loan
+            accounts[b, CASH] = max(accounts[b, CASH], 0.0)
+
+
+@inlined
+def accrue(accounts, b, bars, t, rules):
+    """Carry since the bar before, on what was held then: interest, loan, borrow of shorts, funding of perpetuals."""
+    cash, years = accounts[b, CASH], bars[t, 0, YEARS]
+    cost = -(rules.cash_rate if cash > 0.0 else rules.loan_rate) * cash * years
+    for a in range(bars.shape[1]):
+        value = accounts[b, UNITS + a] * bars[t - 1, a, MARK]
+        if value < 0.0:
+            cost -= rules.borrow_rate * value * years
+        cost += bars[t, a, FUNDING] * value
+    accounts[b, CARRY] += cost
+    accounts[b, CASH] -= cost
+
+
+@inlined
+def path_to_ruin(accounts, b, last, rules, work):
+    """How much of the way from the opens to the prices in row `last` of `work` the account survives; above 1: all of it.
+
+    Equity and gross exposure are linear on the way, so the point where equity meets the larger of the ruin level and the
+    maintenance margin is the solution of a linear equation.
+    """
+    start = end = accounts[b, CASH]
+    gross_start = gross_end = 0.0
+    for a in range(work.shape[1]):
+        units = accounts[b, UNITS + a]
+        start += units * work[OPENS, a]
+        end += units * work[last, a]
+        gross_start += abs(units) * work[OPENS, a]
+        gross_end += abs(units) * work[last, a]
+    survived = 2.0
+    if gross_start > 0.0:
+        for limit in range(2):
+            level, margin = (rules.ruin, 0.0) if limit == 0 else (0.0, rules.maintenance_margin)
+            above_start = start - level - margin * gross_start
+            above_end = end - level - margin * gross_end
+            if above_start <= 0.0:
+                survived = 0.0
+            elif above_end <= 0.0:
+                survived = min(survived, above_start / (above_start - above_end))
+    return survived
+
+
+@inlined
+def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work):
+    """Take account `b` through bar `t`: carry, gap, trade at the open, ruin inside the bar, trade at the close.
+
+    Inside a bar every long is tried at the low and every short at the high at once: exact for one asset, the careful
+    reading for several. A ruined account is sold out at the worse of the open and the price at which it was ruined.
+
+    :param trade_field: OPEN or CLOSE, the price at which `target` is traded; NO_TRADE for neither.
+    :returns: whether the account was ruined.
+    """
+    assets = work.shape[1]
+    if t > 0:
+        accrue(accounts, b, bars, t, rules)
+    for a in range(assets):
+        price = bars[t, a, OPEN]
+        work[OPENS, a] = bars[t, a, MARK] if math.isnan(price) else price
+        work[WORST, a] = work[OPENS, a]
+    survived = path_to_ruin(accounts, b, OPENS, rules, work)
+    if survived > 1.0:
+        if trade_field == OPEN:
+            rebalance(accounts, b, bars, t, OPEN, target, rules, work)
+        for a in range(assets):
+            extreme = bars[t, a, LOW] if accounts[b, UNITS + a] > 0.0 else bars[t, a, HIGH]
+            work[WORST, a] = work[OPENS, a] if math.isnan(extreme) else extreme
+        survived = path_to_ruin(accounts, b, WORST, rules, work)
+    ruined = survived <= 1.0
+    if ruined:
+        for a in range(assets):
+            price = work[OPENS, a] + survived * (work[WORST, a] - work[OPENS, a])
+            units = accounts[b, UNITS + a]
+            if units != 0.0:
+                execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], rules)
+        accounts[b, CASH] = max(accounts[b, CASH], RUIN_EQUITY * start_cash)
+    elif trade_field == CLOSE:
+        rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
+    return ruined
+
+
+@inlined
+def mark_to_market(accounts, b, bars, t):
+    """Equity at the last known prices."""
+    equity = accounts[b, CASH]
+    for a in range(bars.shape[1]):
+        equity += accounts[b, UNITS + a] * bars[t, a, MARK]
+    accounts[b, EQUITY] = equity
+    accounts[b, PEAK] = max(accounts[b, PEAK], equity)
+
+
+@compiled
+def simulate_account(bars, targets, same_bar, trade_field, rules, start_cash, history):
+    """Run one account over all bars and keep its state after each; returns the bar at which it was ruined, or -1."""
+    steps, assets = targets.shape
+    work = np.empty((WORK_ROWS, assets))
+    history[0] = 0.0
+    history[0, CASH] = start_cash
+    ruined_at = -1
+    for t in range(steps):
+        if t > 0:
+            history[t] = history[t - 1]
+            history[t, FEES:UNITS] = 0.0
+        decided = t if same_bar else t - 1
+        field = trade_field if decided >= 0 and ruined_at < 0 else NO_TRADE
+        if play_bar(history, t, bars, t, field, targets[max(decided, 0)], rules, start_cash, work):
+            ruined_at = t
+        mark_to_market(history, t, bars, t)
+    return ruined_at
+
+
+@inlined
+def _observe(obs, b, features, accounts, bars, t):
+    """Write the market's features, then the account: weights, unrealised gains and drawdown, as shares of equity."""
+    width, assets, equity = features.shape[1], bars.shape[1], accounts[b, EQUITY]
+    for f in range(width):
+        obs[b, f] = features[t, f]
+    for a in range(assets):
+        units, mark = accounts[b, UNITS + a], bars[t, a, MARK]
+        obs[b, width + a] = units * mark / equity
+        obs[b, width + assets + a] = units * (mark - accounts[b, UNITS + assets + a]) / equity
+    obs[b, width + 2 * assets] = equity / accounts[b, PEAK] - 1.0
+
+
+@compiled
+def step_accounts(
+    actions, low, high, same_bar, trade_field, no_trade, bars, features, rules, start_cash,
+    accounts, clock, work, obs, rewards, flags,
+):  # fmt: skip
+    """Step every account of the batch by one bar.
+
+    :returns: the first account whose action is not finite (nothing is stepped then), or -1; how many episodes ended; how
+        many accounts were not allowed to trade.
+    """
+    size, assets = actions.shape
+    for b in range(size):
+        for a in range(assets):
+            if not math.isfinite(actions[b, a]):
+                return b, 0, 0
+    target = work[TARGET]
+    endings, idle = 0, 0
+    for b in range(size):
+        exposure = 0.0
+        for a in range(assets):
+            action = min(max(actions[b, a], -1.0), 1.0)
+            target[a] = low + 0.5 * (action + 1.0) * (high - low)
+            exposure += abs(target[a])
+        if exposure > high:
+            for a in range(assets):
+                target[a] *= high / exposure
+        t = clock[NOW, b]
+        may_trade = not no_trade[t]
+        field = trade_field if may_trade else NO_TRADE
+        for cost in range(FEES, UNITS):
+            accounts[b, cost] = 0.0
+        if same_bar:
+            field = NO_TRADE
+            if may_trade:
+                rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
+        t += 1
+        before = accounts[b, EQUITY]
+        ruined = play_bar(accounts, b, bars, t, field, target, rules, start_cash, work)
+        mark_to_market(accounts, b, bars, t)
+        _observe(obs, b, features, accounts, bars, t)
+        rewards[b] = math.log(accounts[b, EQUITY] / before)
+        clock[NOW, b] = t
+        over = not ruined and t >= clock[END, b]
+        flags[TERMINATED, b], flags[TRUNCATED, b], flags[EFFECTIVE, b] = ruined, over, may_trade
+        endings += ruined or over
+        idle += not may_trade
+    return -1, endings, idle

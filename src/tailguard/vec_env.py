@@ -1,0 +1,129 @@
+"""Batched environments as Stable-Baselines3 sees them, with arrays for those who can use them.
+
+An SB3 ``VecEnv`` reports the end of an episode through a list of dictionaries, one per environment and step. An
+:class:`ArrayVecEnv` gives the same facts as arrays through :meth:`ArrayVecEnv.step_arrays` and builds the dictionaries
+from them only when it is stepped the SB3 way.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+
+class StepArrays(NamedTuple):
+    """One step of a batch of B environments.
+
+    :param obs: ``[B, ...]`` the observation to act on next; of a new episode where one has ended.
+    :param rewards: ``[B]``.
+    :param terminated: ``[B]`` the episode ended in a state of its own.
+    :param truncated: ``[B]`` the episode was cut: bootstrap from its final observation.
+    :param ended: ``[K]`` indices of the environments whose episode ended.
+    :param final_obs: ``[K, ...]`` their last observations.
+    :param sample_weights: ``[B]`` 0 where the action could have no effect, else 1; None when all are 1.
+    """
+
+    obs: NDArray[Any]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    ended: NDArray[np.intp]
+    final_obs: NDArray[Any]
+    sample_weights: NDArray[np.float32] | None = None
+
+
+class ArrayVecEnv(VecEnv):
+    """An SB3 ``VecEnv`` whose batch steps in one call. Subclasses give ``reset`` and ``step_arrays``."""
+
+    _actions: NDArray[Any]
+
+    @abstractmethod
+    def step_arrays(self, actions: NDArray[Any]) -> StepArrays:
+        """Step all environments; those that end are reset at once."""
+
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """What to say in ``info`` about the episode of environment `index` that has just ended."""
+        return {}
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Keep the actions for :meth:`step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Step, and describe the ends of episodes in the dictionaries that SB3 expects."""
+        step = self.step_arrays(self._actions)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for row, index in enumerate(step.ended.tolist()):
+            infos[index] = {
+                "terminal_observation": step.final_obs[row],
+                "TimeLimit.truncated": bool(step.truncated[index] and not step.terminated[index]),
+                **self.episode_info(index),
+            }
+        if step.sample_weights is not None:
+            for index in np.flatnonzero(step.sample_weights == 0.0).tolist():
+                infos[index]["sample_weight"] = 0.0
+        return step.obs, step.rewards, step.terminated | step.truncated, infos
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The batch's attribute, once for each environment asked for."""
+        value = None if attr_name == "render_mode" else getattr(self, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Refused: the environments of a batch share their attributes."""
+        raise NotImplementedError(f"cannot set {attr_name!r}: the environments of a batch share their attributes")
+
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        """Call a method of the batch once and give its result to each environment asked for."""
+        result = getattr(self, method_name)(*args, **kwargs)
+        return [result for _ in self._get_indices(indices)]
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
+        """No wrapper fits inside a batch."""
+        return [False for _ in self._get_indices(indices)]
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        """A batch has no picture of itself."""
+        return [None] * self.num_envs
+
+
+class GymVectorAdapter(ArrayVecEnv):
+    """Any Gymnasium ``VectorEnv`` that resets in the same step, as an SB3 ``VecEnv``.
+
+    :param env: a vector environment with ``metadata["autoreset_mode"] = AutoresetMode.SAME_STEP``.
+    :param seed: seed of the first reset.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
+        mode = env.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.SAME_STEP:
+            raise ValueError(f"the vector env must reset in the same step (AutoresetMode.SAME_STEP), got {mode}")
+        self.env = env
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        self._seeds = [seed] + [None] * (env.num_envs - 1)
+
+    def reset(self) -> VecEnvObs:
+        """Reset all environments, with the seed if one is waiting."""
+        obs, _ = self.env.reset(seed=self._seeds[0])
+        self._reset_seeds()
+        return np.asarray(obs)
+
+    def step_arrays(self, actions: NDArray[Any]) -> StepArrays:
+        """Step the vector environment."""
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        ended = np.flatnonzero(terminated | truncated)
+        final_obs = info["final_obs"][ended] if len(ended) else np.empty((0, *obs.shape[1:]), obs.dtype)
+        if final_obs.dtype == object:  # Gymnasium's own vector envs keep one array per ended environment
+            final_obs = np.stack(final_obs.tolist())
+        return StepArrays(obs, np.asarray(rewards, np.float64), terminated, truncated, ended, final_obs)
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self.env.close()
