@@ -10,7 +10,9 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test lint types pytest bench-env clean
 
 demo: $(VENV)/.runtime
-	$(BIN)/tailguard backtest --data nasdaq-1d --data btcusd-1h --data eurusd-1h --strategy all
+	$(BIN)/tailguard backtest --data nasdaq-1d --strategy all --set trading.fee=0.0005
+	$(BIN)/tailguard backtest --data btcusd-1h --strategy all --set trading.fee=0.001
+	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
 
 test: lint types pytest
 

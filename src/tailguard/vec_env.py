@@ -56,6 +56,11 @@ class ArrayVecEnv(VecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         """Step, and describe the ends of episodes in the dictionaries that SB3 expects."""
         step = self.step_arrays(self._actions)
+        dones = step.terminated | step.truncated if len(step.ended) else step.terminated
+        return step.obs, step.rewards, dones, self.infos_of(step)
+
+    def infos_of(self, step: StepArrays) -> list[dict[str, Any]]:
+        """What SB3 wants to be told about a step."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for row, index in enumerate(step.ended.tolist()):
             infos[index] = {
@@ -66,7 +71,7 @@ class ArrayVecEnv(VecEnv):
         if step.sample_weights is not None:
             for index in np.flatnonzero(step.sample_weights == 0.0).tolist():
                 infos[index]["sample_weight"] = 0.0
-        return step.obs, step.rewards, step.terminated | step.truncated, infos
+        return infos
 
     def close(self) -> None:
         """Nothing to release."""
@@ -111,8 +116,9 @@ class GymVectorAdapter(ArrayVecEnv):
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seed if one is waiting."""
-        obs, _ = self.env.reset(seed=self._seeds[0])
+        obs, _ = self.env.reset(seed=self._seeds[0], options=self._options[0] or None)
         self._reset_seeds()
+        self._reset_options()
         return np.asarray(obs)
 
     def step_arrays(self, actions: NDArray[Any]) -> StepArrays:
@@ -124,6 +130,38 @@ class GymVectorAdapter(ArrayVecEnv):
             final_obs = np.stack(final_obs.tolist())
         return StepArrays(obs, np.asarray(rewards, np.float64), terminated, truncated, ended, final_obs)
 
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The adapted env's attribute, once for each environment asked for."""
+        value = getattr(self.env, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        """Call a method of the adapted env once and give its result to each environment asked for."""
+        result = getattr(self.env, method_name)(*args, **kwargs)
+        return [result for _ in self._get_indices(indices)]
+
     def close(self) -> None:
         """Close the vector environment."""
         self.env.close()
+
+
+def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, list[dict[str, Any]]]:
+    """Step any SB3 ``VecEnv`` and give the ends of episodes as arrays, besides the dictionaries."""
+    if isinstance(env, ArrayVecEnv):
+        step = env.step_arrays(actions)
+        return step, env.infos_of(step)
+    obs, rewards, dones, infos = env.step(actions)
+    dones = np.asarray(dones)
+    if dones.shape != (env.num_envs,):
+        raise ValueError(f"the env returned dones of shape {dones.shape}, expected {(env.num_envs,)}")
+    ended = np.flatnonzero(dones)
+    truncated = np.zeros(env.num_envs, np.bool_)
+    truncated[ended] = [bool(infos[index].get("TimeLimit.truncated", False)) for index in ended]
+    obs = np.asarray(obs)
+    finals = [np.asarray(infos[index]["terminal_observation"], dtype=obs.dtype) for index in ended]
+    final_obs = np.stack(finals) if finals else np.empty((0, *obs.shape[1:]), obs.dtype)
+    weights = np.array([info.get("sample_weight", 1.0) for info in infos], dtype=np.float32)
+    step = StepArrays(
+        obs, np.asarray(rewards, np.float64), dones & ~truncated, truncated, ended, final_obs, None if weights.all() else weights
+    )
+    return step, infos

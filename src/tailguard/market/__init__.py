@@ -18,12 +18,12 @@ from tailguard.market.data import (
     periods_per_year,
 )
 from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features
-from tailguard.market.rules import TradingRules
+from tailguard.market.rules import TradingRules, TradingSettings
 from tailguard.market.synthetic import ar1_returns, random_walk
 
 if TYPE_CHECKING:
     from tailguard.market.betting_game import BettingGame
-    from tailguard.market.env import TradingEnv, TradingSettings, TradingVecEnv
+    from tailguard.market.env import TradingEnv, TradingVecEnv
     from tailguard.market.guarded_maze import GuardedMaze
     from tailguard.market.signal_market import SignalMarket
 
@@ -58,7 +58,6 @@ _ON_FIRST_USE = {
     "GuardedMaze": "guarded_maze",
     "SignalMarket": "signal_market",
     "TradingEnv": "env",
-    "TradingSettings": "env",
     "TradingVecEnv": "env",
 }
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.market.data import PRICES, iterate_symbols
+from tailguard.market.data import PRICES, YEAR, iterate_symbols
 from tailguard.market.kernel import (
     CARRY,
     CASH,
@@ -30,7 +30,6 @@ from tailguard.market.rules import TradingRules
 from tailguard.validation import build
 
 Floats = NDArray[np.float64]
-YEAR = pd.Timedelta(days=365.25)
 
 
 def bar_array(bars: pd.DataFrame, rules: TradingRules) -> Floats:
@@ -64,7 +63,8 @@ def _impact_coefficient(bars: Floats, rules: TradingRules, symbol: str) -> Float
         return np.zeros(len(bars))
     if not bars[:, VOLUME].any():
         raise ValueError(f"impact needs volumes and {symbol or 'the table'} has none; set impact to 0 or add a volume")
-    returns = pd.Series(np.log(bars[:, MARK])).diff()
+    marks = pd.Series(bars[:, CLOSE]).ffill()  # NaN, not 0, before a symbol's first bar
+    returns = pd.Series(np.log(marks.to_numpy(dtype=np.float64))).diff()
     window = rules.impact_window
     sigma = returns.rolling(window, min_periods=2).std().shift(1)
     volume = pd.Series(bars[:, VOLUME]).rolling(window, min_periods=1).mean().shift(1)

@@ -28,6 +28,7 @@ SPLIT_TOLERANCE = 0.03
 SPLIT_RETURN = 0.4
 STALE_OPEN_SHARE = 0.2
 GAP_FACTOR = 1.5
+YEAR = pd.Timedelta(days=365.25)
 # Prices adjusted for splits and dividends are products rounded to a few digits: an open may leave its range by that much.
 RANGE_TOLERANCE = 1e-8
 
@@ -140,11 +141,20 @@ def check_bars(bars: pd.DataFrame) -> list[Finding]:
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
 
 
+def check_source(source: Source) -> list[Finding]:
+    """As :func:`check_bars`, for a file or a table in any form; one that cannot be read at all is one error."""
+    try:
+        frame = source if isinstance(source, pd.DataFrame) else _read(Path(source))
+        return check_bars(_standard_form(frame, "table" if isinstance(source, pd.DataFrame) else str(source)))
+    except DataError as error:
+        return [Finding("error", str(error))]
+
+
 def periods_per_year(index: pd.DatetimeIndex) -> float:
     """Bars per calendar year, counted over the whole table."""
     if len(index) < 2:
         raise DataError(f"bars per year need at least 2 bars, got {len(index)}")
-    return float((len(index) - 1) / ((index[-1] - index[0]) / pd.Timedelta(days=365.25)))
+    return float((len(index) - 1) / ((index[-1] - index[0]) / YEAR))
 
 
 @dataclass(frozen=True)
@@ -312,7 +322,7 @@ def _check_opens(bars: pd.DataFrame) -> list[Finding]:
     share = float(np.mean(bars["open"].to_numpy()[1:] == bars["close"].to_numpy()[:-1]))
     if share <= STALE_OPEN_SHARE:
         return []
-    reason = f"{share:.0%} of the opens repeat the previous close: fills at the next open are fills at the same close"
+    reason = f"{share:.1%} of the opens repeat the previous close: fills at the next open are fills at the same close"
     return [Finding("warning", reason)]
 
 

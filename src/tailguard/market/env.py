@@ -7,14 +7,13 @@ length and the end of the data truncate it.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import pandas as pd
 from gymnasium import spaces
 from numpy.typing import NDArray
-from pydantic import Field
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
@@ -40,20 +39,9 @@ from tailguard.market.kernel import (
     WORK_ROWS,
     step_accounts,
 )
-from tailguard.market.rules import TradingRules
-from tailguard.validation import build
+from tailguard.market.rules import TradingSettings
+from tailguard.validation import build, require
 from tailguard.vec_env import ArrayVecEnv, StepArrays
-
-
-class TradingSettings(TradingRules):
-    """The rules of trading and the shape of an episode.
-
-    :param episode_length: steps per episode; None plays from the first usable bar to the end of the data.
-    :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one.
-    """
-
-    episode_length: Annotated[int, Field(ge=1)] | None = None
-    random_start: bool = True
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -115,6 +103,8 @@ class AccountBatch:
         self.features = build_features(bars) if features is None else features
         if len(self.features) != len(bars):
             raise ValueError(f"features have {len(self.features)} rows, the bars {len(bars)}: build them from these bars")
+        if not self.features.time.equals(bars.index):
+            raise ValueError("the times of the features are not those of the bars: build them from these bars")
         self.no_trade = np.zeros(len(bars), bool) if no_trade is None else np.asarray(no_trade, bool)
         if self.no_trade.shape != (len(bars),):
             raise ValueError(f"no_trade must have the shape {(len(bars),)} of the bars, got {self.no_trade.shape}")
@@ -206,7 +196,8 @@ class AccountBatch:
 
     def observation_space(self) -> spaces.Box:
         """Features, then weights, unrealised gains and drawdown of the account."""
-        return spaces.Box(-np.inf, np.inf, (self.observation_size,), np.float32)
+        largest = float(np.finfo(np.float32).max)  # infinite bounds are what environment checkers warn about
+        return spaces.Box(-largest, largest, (self.observation_size,), np.float32)
 
     def action_space(self) -> spaces.Box:
         """[-1, 1] per asset, mapped onto the whole range of weights that the rules allow."""
@@ -242,6 +233,7 @@ class TradingVecEnv(ArrayVecEnv):
         self.batch = AccountBatch(bars, build(TradingSettings, settings), n_envs, features, no_trade, span)
         self._episode_returns, self._episode_lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
         super().__init__(n_envs, self.batch.observation_space(), self.batch.action_space())
+        self._begun = False
         self._everyone = np.arange(n_envs)
         self._nobody = np.empty(0, np.intp)
         self._no_obs = np.empty((0, self.batch.observation_size), np.float32)
@@ -253,12 +245,15 @@ class TradingVecEnv(ArrayVecEnv):
             if seed is not None:
                 self.batch.reseed(index, seed)
         self._reset_seeds()
+        self._begun = True
         obs = np.empty((self.num_envs, self.batch.observation_size), np.float32)
         self.batch.restart(self._everyone, obs)
         return obs
 
     def step_arrays(self, actions: NDArray[Any]) -> StepArrays:
         """Step all accounts; those whose episode ends begin a new one."""
+        if not self._begun:
+            raise ValueError("call reset() before step()")
         obs, rewards, terminated, truncated, effective, endings, idle = self.batch.step(actions)
         ended, final_obs = self._nobody, self._no_obs
         if endings:
@@ -296,18 +291,19 @@ class TradingEnv(gym.Env[NDArray[Any], NDArray[Any]]):
         self.batch = AccountBatch(bars, build(TradingSettings, settings), 1, features, no_trade, span)
         self.observation_space: spaces.Space[NDArray[Any]] = self.batch.observation_space()
         self.action_space: spaces.Space[NDArray[Any]] = self.batch.action_space()
-        self._seeded = False
+        self._seeded, self._over = False, False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Start an episode. With a seed this and all episodes after it are determined by the seed."""
+        require(not options, "options", options, "None, since no options exist")
         super().reset(seed=seed)
         if seed is not None:
             self.batch.reseed(0, seed)
         elif not self._seeded:
             self.batch.reseed(0, int(self.np_random.integers(2**63)))
-        self._seeded = True
+        self._seeded, self._over = True, False
         obs = np.empty((1, self.batch.observation_size), np.float32)
         self.batch.restart(np.zeros(1, np.intp), obs)
         return obs[0], self.batch.info(0)
@@ -316,7 +312,10 @@ class TradingEnv(gym.Env[NDArray[Any], NDArray[Any]]):
         """Trade one bar; `info` describes the account after it."""
         if not self._seeded:
             raise ValueError("call reset() before step()")
+        if self._over:
+            raise ValueError("the episode is over: call reset()")
         step = self.batch.step(np.atleast_2d(action))
+        self._over = step.endings > 0
         info = self.batch.info(0)
         if step.idle:
             info |= {"no_trade": True, "sample_weight": 0.0}

@@ -103,7 +103,7 @@ class FeatureScaler:
     """
 
     def __init__(self, start: pd.Timestamp | str, end: pd.Timestamp | str) -> None:
-        self.start, self.end = pd.Timestamp(start), pd.Timestamp(end)
+        self.start, self.end = _naive_utc(start), _naive_utc(end)
         if not self.start < self.end:
             raise ValueError(f"the training span must start before it ends, got {self.start} to {self.end}")
         self.names: tuple[str, ...] = ()
@@ -157,6 +157,11 @@ class FeatureScaler:
         scaler.names = tuple(state["names"])
         scaler.mean, scaler.std = np.array(state["mean"]), np.array(state["std"])
         return scaler
+
+
+def _naive_utc(time: pd.Timestamp | str) -> pd.Timestamp:
+    stamp = pd.Timestamp(time)
+    return stamp if stamp.tzinfo is None else stamp.tz_convert("UTC").tz_localize(None)
 
 
 def build_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> FeatureSet:
@@ -223,7 +228,7 @@ def _indicators(bars: pd.DataFrame, config: FeatureConfig) -> dict[str, pd.Serie
     average_range = np.maximum(talib.ATR(high, low, close, timeperiod=config.atr), SMALLEST * close)
     _, _, histogram = talib.MACD(close, fastperiod=fast, slowperiod=slow, signalperiod=signal)
     columns = {
-        "rsi": talib.RSI(close, timeperiod=config.rsi) / 50.0 - 1.0,
+        "rsi": talib.CMO(close, timeperiod=config.rsi) / 100.0,  # RSI / 50 - 1, but 0 for a price that stands still
         "macd": histogram / average_range,
         "atr": np.log(average_range / close),
         "cci": talib.CCI(high, low, close, timeperiod=config.cci) / 200.0,
@@ -264,7 +269,7 @@ def _log_volatility(values: pd.Series) -> pd.Series:
 
 def _calendar(index: pd.DatetimeIndex) -> pd.DataFrame:
     hour = index.hour + index.minute / 60.0
-    turns = {"hour": hour / 24.0, "weekday": index.dayofweek / 7.0, "yearday": (index.dayofyear - 1) / 366.0}
+    turns = {"hour": hour / 24.0, "weekday": index.day_of_week / 7.0, "yearday": (index.day_of_year - 1) / 366.0}
     angles = {name: 2.0 * np.pi * np.asarray(turn, dtype=np.float64) for name, turn in turns.items()}
     columns = {f"{name}_{part}": wave(angle) for name, angle in angles.items() for part, wave in _WAVES}
     return pd.DataFrame(columns, index=index)

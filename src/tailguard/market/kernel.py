@@ -37,8 +37,8 @@ WORK_ROWS = 6
 
 # A liquidated account keeps at least this share of its starting cash, so that the log of its equity exists.
 RUIN_EQUITY = 1e-6
-# Targets whose weights sum to at most 1 ask for no loan; this much rounding is forgiven.
-NET_TOLERANCE = 1e-9
+# Targets whose weights sum to at most 1 ask for no loan. Sums and balances are compared up to this share of equity.
+ROUNDING = 1e-12
 # Newton's method below needs one step per sign change and a few for impact; it never needs this many.
 MAX_NEWTON_STEPS = 64
 # Rows of the integer array of a batch: the present bar, the bar at which the episode began, the bar at which it is cut.
@@ -200,15 +200,13 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
         price = bars[t, a, price_field]
         work[HELD, a] = accounts[b, UNITS + a] * (bars[t, a, MARK] if math.isnan(price) else price)
         equity += work[HELD, a]
-    net, any_trade = 0.0, False
+    asked, any_trade = 0.0, False
     for a in range(assets):
-        weight = work[HELD, a] / equity
-        tradable = not math.isnan(target[a]) and not math.isnan(bars[t, a, price_field])
-        if tradable and not abs(target[a] - weight) < rules.band:
-            work[WANTED, a], weight, any_trade = target[a], target[a], True
-        else:
-            work[WANTED, a] = np.nan
-        net += weight
+        work[WANTED, a] = np.nan
+        if not math.isnan(target[a]):
+            asked += target[a]
+            if not math.isnan(bars[t, a, price_field]) and not abs(target[a] - work[HELD, a] / equity) < rules.band:
+                work[WANTED, a], any_trade = target[a], True
     if any_trade and equity > 0.0:
         base = equity
         if rules.cost_aware:
@@ -221,7 +219,7 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
                     most = rules.participation * bars[t, a, VOLUME] * bars[t, a, price_field]
                 work[TRADES, a] = min(max(work[WANTED, a] * base - work[HELD, a], -most), most)
         # Targets that sum to more than 1 ask for a loan; all others must do with the cash that is there.
-        limited = net <= 1.0 + NET_TOLERANCE
+        limited = asked <= 1.0 + ROUNDING
         if limited and cash_left(accounts[b, CASH], bars, t, price_field, rules, work) < 0.0:
             limit_purchases(accounts[b, CASH], bars, t, price_field, rules, work)
         for a in range(assets):
@@ -229,7 +227,7 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
             if trade != 0.0:
                 execute(accounts, b, a, assets, trade, bars[t, a, price_field], bars[t, a, IMPACT], rules)
                 accounts[b, TURNOVER] += abs(trade) / equity
-        if limited:  # what the rounding of a full investment leaves below 0 is no loan
+        if limited and accounts[b, CASH] > -ROUNDING * equity:  # what full investment leaves below 0 is no loan
             accounts[b, CASH] = max(accounts[b, CASH], 0.0)
 
 
@@ -248,6 +246,14 @@ def accrue(accounts, b, bars, t, rules):
 
 
 @inlined
+def part_of_way(start, end):
+    """Where a line from `start` to `end` reaches 0, as a share of the way; 2 where it does not."""
+    if start <= 0.0:
+        return 0.0
+    return start / (start - end) if end <= 0.0 else 2.0
+
+
+@inlined
 def path_to_ruin(accounts, b, last, rules, work):
     """How much of the way from the opens to the prices in row `last` of `work` the account survives; above 1: all of it.
 
@@ -262,16 +268,12 @@ def path_to_ruin(accounts, b, last, rules, work):
         end += units * work[last, a]
         gross_start += abs(units) * work[OPENS, a]
         gross_end += abs(units) * work[last, a]
+    margin = rules.maintenance_margin
     survived = 2.0
-    if gross_start > 0.0:
-        for limit in range(2):
-            level, margin = (rules.ruin, 0.0) if limit == 0 else (0.0, rules.maintenance_margin)
-            above_start = start - level - margin * gross_start
-            above_end = end - level - margin * gross_end
-            if above_start <= 0.0:
-                survived = 0.0
-            elif above_end <= 0.0:
-                survived = min(survived, above_start / (above_start - above_end))
+    if start <= max(rules.ruin, margin * gross_start) or end <= max(rules.ruin, margin * gross_end):
+        to_ruin = part_of_way(start - rules.ruin, end - rules.ruin)
+        to_margin_call = part_of_way(start - margin * gross_start, end - margin * gross_end)
+        survived = min(to_ruin, to_margin_call)
     return survived
 
 
@@ -300,6 +302,11 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
             extreme = bars[t, a, LOW] if accounts[b, UNITS + a] > 0.0 else bars[t, a, HIGH]
             work[WORST, a] = work[OPENS, a] if math.isnan(extreme) else extreme
         survived = path_to_ruin(accounts, b, WORST, rules, work)
+    if survived > 1.0 and trade_field == CLOSE:
+        rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
+        for a in range(assets):
+            work[OPENS, a] = work[WORST, a] = bars[t, a, MARK]
+        survived = path_to_ruin(accounts, b, WORST, rules, work)  # the costs of the trade may have been too much
     ruined = survived <= 1.0
     if ruined:
         for a in range(assets):
@@ -308,8 +315,6 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
             if units != 0.0:
                 execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], rules)
         accounts[b, CASH] = max(accounts[b, CASH], RUIN_EQUITY * start_cash)
-    elif trade_field == CLOSE:
-        rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
     return ruined
 
 
@@ -337,7 +342,8 @@ def simulate_account(bars, targets, same_bar, trade_field, rules, start_cash, hi
             history[t, FEES:UNITS] = 0.0
         decided = t if same_bar else t - 1
         field = trade_field if decided >= 0 and ruined_at < 0 else NO_TRADE
-        if play_bar(history, t, bars, t, field, targets[max(decided, 0)], rules, start_cash, work):
+        ruined = play_bar(history, t, bars, t, field, targets[max(decided, 0)], rules, start_cash, work)
+        if ruined and ruined_at < 0:
             ruined_at = t
         mark_to_market(history, t, bars, t)
     return ruined_at

@@ -27,8 +27,6 @@ class TradingRules(BaseModel):
     :param fill: ``next_open`` (default), ``close`` (market on close of the bar just seen) or ``next_close``.
     :param sizing: ``cost_aware``: the weight holds after costs; ``pre_cost``: a share of equity before costs.
     :param band: a target closer than this to the present weight is not traded.
-    :param leverage: largest gross exposure as a multiple of equity.
-    :param long_only: weights in [0, leverage] instead of [-leverage, leverage].
     :param bankruptcy: an account that falls to this share of its starting cash is liquidated.
     :param maintenance_margin: liquidated too when equity falls below this share of gross exposure.
     :param cash: what an account starts with; in units of the price, which matters for impact and participation.
@@ -48,16 +46,9 @@ class TradingRules(BaseModel):
     fill: Fill = "next_open"
     sizing: Sizing = "cost_aware"
     band: Fraction = 0.0
-    leverage: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    long_only: bool = False
     bankruptcy: Fraction = 0.05
     maintenance_margin: Fraction = 0.0
     cash: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-
-    @model_validator(mode="after")
-    def _affordable(self) -> Self:
-        self.require_affordable(self.leverage)
-        return self
 
     def require_affordable(self, gross: float) -> None:
         """Refuse exposures whose costs alone would eat the account: no post-cost weight would exist."""
@@ -68,3 +59,23 @@ class TradingRules(BaseModel):
                 f"fee + half_spread + slippage of {cost:g} per side cannot carry a gross exposure of {gross:g}: "
                 "their product must stay below 1"
             )
+
+
+class TradingSettings(TradingRules):
+    """The rules of trading, what an agent may hold, and the shape of an episode.
+
+    :param leverage: largest gross exposure as a multiple of equity.
+    :param long_only: weights in [0, leverage] instead of [-leverage, leverage].
+    :param episode_length: steps per episode; None plays from the first usable bar to the end of the data.
+    :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one.
+    """
+
+    leverage: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    long_only: bool = False
+    episode_length: Annotated[int, Field(ge=1)] | None = None
+    random_start: bool = True
+
+    @model_validator(mode="after")
+    def _affordable(self) -> Self:
+        self.require_affordable(self.leverage)
+        return self

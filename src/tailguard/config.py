@@ -1,0 +1,84 @@
+"""The configuration: one tree of settings, one YAML file, overrides from the command line.
+
+A section is the settings class of its room, so every default stands exactly once, beside the code that it steers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from tailguard.market.features import FeatureConfig
+from tailguard.market.rules import TradingSettings
+from tailguard.validation import build
+
+
+class Config(BaseModel):
+    """Everything that a run can be told.
+
+    :param data: names of shipped data sets or paths of files; several joined by ``+`` are traded as one portfolio.
+    :param strategies: baselines to run, each a name, or ``name:parameter=value,...``.
+    :param trading: costs, fills, limits and the shape of episodes.
+    :param features: what is computed from the bars.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
+    trading: TradingSettings = Field(default_factory=TradingSettings)
+    features: FeatureConfig = Field(default_factory=FeatureConfig)
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply ``a.b=c`` overrides, check everything.
+
+    :param path: the file; None starts from the defaults.
+    :param overrides: each a path of keys, ``=`` and a value in YAML.
+    :raises ValueError: one line naming the key, the value and what is legal.
+    """
+    values = {} if path is None else _read(path)
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return build(Config, values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path is not None else str(error)) from None
+
+
+def dump_config(config: Config) -> str:
+    """The whole tree as YAML, in the form that :func:`load_config` reads."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: must hold keys and values, got {type(values).__name__}")
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    keys, equals, text = override.partition("=")
+    path = keys.strip().split(".")
+    if not equals or not all(path):
+        raise ValueError(f"--set {override!r}: must look like section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"--set {override!r}: {text!r} is not a YAML value") from None
+    node = values
+    for key in path[:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ValueError(f"--set {override!r}: {key} is not a section")
+    node[path[-1]] = value

@@ -1,0 +1,1 @@
+"""Distributional PPO: the algorithm, its critics, its targets and its objective."""

@@ -1,0 +1,157 @@
+"""Action distributions in closed form: from the outputs of the policy head to samples, log-probabilities, entropy and KL.
+
+A distribution here is stateless. It is given the head's outputs, so that those of a whole rollout can be stored as one tensor
+and compared with new ones later. The action that is stored is always the one whose log-probability is stored; what the
+environment gets is derived from it by :meth:`ActionDistribution.to_env`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import log_softmax, softplus
+
+# Bounds of a state-dependent log standard deviation: e^-5 to e^2 of the action's unit.
+LOG_STD_LIMITS = (-5.0, 2.0)
+
+
+class ActionDistribution(ABC):
+    """What a policy head's outputs mean.
+
+    :param n_outputs: outputs that the head needs.
+    :param action_shape: shape of a stored action.
+    """
+
+    n_outputs: int
+    action_shape: tuple[int, ...]
+
+    @abstractmethod
+    def sample(self, outputs: Tensor) -> Tensor:
+        """Draw one action for each row of outputs."""
+
+    @abstractmethod
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The most likely action of each row."""
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Log-probability (density) of actions."""
+
+    @abstractmethod
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Entropy in nats; of the Gaussian before squashing where it is squashed, which has no closed form after it."""
+
+    @abstractmethod
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        """KL(old || new), differentiable in both."""
+
+    @abstractmethod
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Stored actions as the environment wants them."""
+
+
+class Gaussian(ActionDistribution):
+    """Independent normal components; the outputs are means and log standard deviations, ``[..., 2 A]``.
+
+    :param space: the action space.
+    :param squash: map samples through tanh onto the box instead of clipping them to it.
+    """
+
+    def __init__(self, space: spaces.Box, squash: bool) -> None:
+        self.low, self.high = space.low, space.high
+        self.squash = squash
+        self.action_shape = space.shape
+        self.size = math.prod(space.shape)
+        self.n_outputs = 2 * self.size
+        if squash and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise ValueError(f"squash needs a bounded action space, got {space}")
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        mean, log_std = outputs.chunk(2, dim=-1)
+        return torch.addcmul(mean, log_std.exp(), torch.randn_like(mean))
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        return outputs[..., : self.size]
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        mean, log_std = outputs.chunk(2, dim=-1)
+        standard = (actions - mean) * torch.exp(-log_std)
+        density = (-0.5 * standard.square() - log_std).sum(-1) - 0.5 * self.size * math.log(2.0 * math.pi)
+        if self.squash:  # log |d tanh(u) / du| = 2 (log 2 - u - softplus(-2 u)), stable for any u
+            density = density - (2.0 * (math.log(2.0) - actions - softplus(-2.0 * actions))).sum(-1)
+        return density
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        return outputs[..., self.size :].sum(-1) + 0.5 * self.size * math.log(2.0 * math.pi * math.e)
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        old_mean, old_log_std = old.chunk(2, dim=-1)
+        new_mean, new_log_std = new.chunk(2, dim=-1)
+        log_ratio = old_log_std - new_log_std
+        moved = (old_mean - new_mean).square() * torch.exp(-2.0 * new_log_std)
+        return (0.5 * (torch.exp(2.0 * log_ratio) + moved - 1.0) - log_ratio).sum(-1)
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        shaped = actions.reshape(-1, *self.action_shape)
+        if self.squash:
+            return self.low + 0.5 * (np.tanh(shaped) + 1.0) * (self.high - self.low)
+        return np.clip(shaped, self.low, self.high)
+
+
+class Categorical(ActionDistribution):
+    """One or several independent choices; the outputs are all their logits side by side.
+
+    :param counts: number of alternatives of each choice.
+    :param single: the action is one integer (Discrete) and not a vector of them.
+    """
+
+    def __init__(self, counts: list[int], single: bool, start: NDArray[Any]) -> None:
+        self.counts, self.single, self.start = counts, single, start
+        self.n_outputs = sum(counts)
+        self.action_shape = (len(counts),)
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        # Gumbel's trick: the argmax of logits plus Gumbel noise is a draw from their softmax.
+        noise = torch.empty_like(outputs).exponential_().log()
+        return self.mode(outputs - noise)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        return torch.stack([logits.argmax(-1) for logits in outputs.split(self.counts, dim=-1)], dim=-1).float()
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        chosen = actions.long()
+        parts = [
+            log_softmax(logits, -1).gather(-1, chosen[..., i : i + 1]).squeeze(-1)
+            for i, logits in enumerate(outputs.split(self.counts, dim=-1))
+        ]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        return -sum((log_p.exp() * log_p).sum(-1) for log_p in self._log_probs(outputs))  # type: ignore[return-value]
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        pairs = zip(self._log_probs(old), self._log_probs(new), strict=True)
+        return sum((log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in pairs)  # type: ignore[return-value]
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        chosen = actions.astype(np.int64) + self.start
+        return chosen[:, 0] if self.single else chosen
+
+    def _log_probs(self, outputs: Tensor) -> list[Tensor]:
+        return [log_softmax(logits, -1) for logits in outputs.split(self.counts, dim=-1)]
+
+
+def action_distribution(space: spaces.Space[Any], squash: bool = False) -> ActionDistribution:
+    """The distribution that fits an action space: Box, Discrete or MultiDiscrete."""
+    if isinstance(space, spaces.Box):
+        return Gaussian(space, squash)
+    if isinstance(space, spaces.Discrete):
+        return Categorical([int(space.n)], single=True, start=np.array([space.start]))
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return Categorical([int(n) for n in space.nvec], single=False, start=np.asarray(space.start))
+    raise ValueError(f"actions must be a Box, Discrete or one-dimensional MultiDiscrete space, got {space}")

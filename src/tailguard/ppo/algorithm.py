@@ -1,0 +1,371 @@
+"""Recurrent PPO with quantile critics, as a Stable-Baselines3 algorithm."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+from pydantic import BaseModel
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.utils import explained_variance
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from torch import Tensor
+
+from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
+from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.experience import Batch, Experience, aggregate_value, prepare
+from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
+from tailguard.ppo.quantiles import quantile_huber_loss
+from tailguard.ppo.rollout import Rollout, shuffled
+from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
+from tailguard.ppo.trunk import State
+from tailguard.validation import build, require
+from tailguard.vec_env import ArrayVecEnv, GymVectorAdapter, StepArrays, step_with_arrays
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class DistributionalPPO(OnPolicyAlgorithm):
+    """PPO whose critics predict the distribution of the return; a drop-in for SB3's ``PPO`` and sb3-contrib's ``RecurrentPPO``.
+
+    :param policy: ``"MlpPolicy"``, ``"MlpLstmPolicy"``, or a subclass of their classes.
+    :param env: a Gymnasium env or its id, an SB3 ``VecEnv``, or a Gymnasium ``VectorEnv`` that resets in the same step.
+    :param learning_rate: a number or a function of the progress remaining (1 to 0).
+    :param n_steps: steps per environment and rollout.
+    :param batch_size: samples per gradient step; with memory a multiple of `n_steps`, since a minibatch is whole sequences.
+        None takes a quarter of the rollout.
+    :param n_epochs: passes over a rollout.
+    :param gamma: discount.
+    :param gae_lambda: lambda of the advantages.
+    :param clip_range: how far the ratio of new to old probability may count.
+    :param max_grad_norm: gradients are scaled down to this norm.
+    :param vf_coef: weight of the critics' loss.
+    :param microbatch_size: samples per backward pass; the gradients of a minibatch are accumulated. None: the whole minibatch.
+    :param critic: a :class:`CriticConfig` or a dict of its fields.
+    :param entropy: an :class:`EntropyConfig` or a dict of its fields.
+    :param kl: a :class:`KLConfig` or a dict of its fields.
+    :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
+    :param policy_kwargs: ``net_arch``, ``activation_fn``, ``lstm_hidden_size`` and so on, see :class:`DistributionalPolicy`.
+    :param seed: of the policy, the environments and the shuffling.
+    :param device: where to compute.
+    :param tensorboard_log: folder for TensorBoard.
+    :param verbose: 0 silent, 1 progress, 2 more.
+    :param stats_window_size: episodes that averages in the log span.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": DistributionalPolicy,
+        "MlpLstmPolicy": RecurrentDistributionalPolicy,
+    }
+    policy: DistributionalPolicy  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        policy: str | type[DistributionalPolicy],
+        env: GymEnv | VectorEnv[Any, Any, Any] | str | None,
+        *,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 128,
+        batch_size: int | None = None,
+        n_epochs: int = 4,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float = 0.2,
+        max_grad_norm: float = 0.5,
+        vf_coef: float = 0.5,
+        microbatch_size: int | None = None,
+        critic: CriticConfig | Mapping[str, Any] | None = None,
+        entropy: EntropyConfig | Mapping[str, Any] | None = None,
+        kl: KLConfig | Mapping[str, Any] | None = None,
+        normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
+        policy_kwargs: dict[str, Any] | None = None,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        stats_window_size: int = 100,
+        _init_setup_model: bool = True,
+    ) -> None:
+        require(n_steps >= 2, "n_steps", n_steps, "at least 2")
+        require(n_epochs >= 1, "n_epochs", n_epochs, "at least 1")
+        require(0.0 <= gamma <= 1.0, "gamma", gamma, "in [0, 1]")
+        require(0.0 <= gae_lambda <= 1.0, "gae_lambda", gae_lambda, "in [0, 1]")
+        require(0.0 < clip_range < float("inf"), "clip_range", clip_range, "positive and finite")
+        require(max_grad_norm > 0.0, "max_grad_norm", max_grad_norm, "positive")
+        require(0.0 <= vf_coef < float("inf"), "vf_coef", vf_coef, "finite and not negative")
+        self.batch_size, self.microbatch_size, self.n_epochs, self.clip_range = batch_size, microbatch_size, n_epochs, clip_range
+        self.critic = _settings(CriticConfig, critic)
+        self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
+        self.kl = KLControl(_settings(KLConfig, kl))
+        self.obs_norm = None if normalize_obs is False else _settings(ObsNormConfig, {} if normalize_obs is True else normalize_obs)
+        if isinstance(env, VectorEnv):
+            env = GymVectorAdapter(env, seed)  # type: ignore[assignment]
+        super().__init__(
+            policy,  # type: ignore[arg-type]
+            env,  # type: ignore[arg-type]
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=self.entropy.value,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete),
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _setup_model(self) -> None:
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self.lr = LearningRate(self.learning_rate)
+        self.shuffler = torch.Generator().manual_seed(self.seed if self.seed is not None else torch.seed() % 2**63)
+        policy_class = cast(type[DistributionalPolicy], self.policy_class)
+        critics = {"n_critics": 2 if self.critic.twin else 1, "n_quantiles": self.critic.num_quantiles}
+        self.policy = policy_class(self.observation_space, self.action_space, **critics, **self.policy_kwargs)
+        if self.obs_norm is not None:
+            self.policy.normalizer = ObservationNormalizer(self.policy.obs_size, self.obs_norm)
+        self.policy.return_scale = ReturnScale(self.critic.scale)
+        self.policy = self.policy.to(self.device)
+        self.levels = self.critic.levels().to(self.device)
+        self.flat = FlatParameters(self.policy)
+        self.policy.optimizer = torch.optim.Adam([self.flat.tensor], eps=1e-5, fused=True)  # type: ignore[assignment]
+        self._check_batches()
+        distribution = self.policy.distribution
+        action_size = int(np.prod(distribution.action_shape))
+        self.rollout_buffer = Rollout(  # type: ignore[assignment]
+            self.n_steps, self.n_envs, self.policy.obs_size, action_size, distribution.n_outputs
+        )
+        self.reset_lstm_states_to_initial()
+        self._n_updates = 0
+
+    def _check_batches(self) -> None:
+        """Refuse batch sizes that do not fit the rollout, with the nearest that does."""
+        samples = self.n_steps * self.n_envs
+        unit, what = (self.n_steps, "whole sequences") if self.policy.recurrent else (1, "samples")
+        if self.batch_size is None:
+            quarter = max(self.n_envs // 4, 1) * self.n_steps if self.policy.recurrent else max(samples // 4, 1)
+            self.batch_size = quarter if samples % quarter == 0 else samples
+        for name, size, total in (
+            ("batch_size", self.batch_size, samples),
+            ("microbatch_size", self.microbatch_size or self.batch_size, self.batch_size),
+        ):
+            fits = size >= 1 and size % unit == 0 and total % size == 0
+            legal = [n for n in range(unit, total + 1, unit) if total % n == 0]
+            nearest = min(legal, key=lambda n: abs(n - size), default=total)
+            require(fits, name, size, f"a divisor of {total} made of {what} of {unit}; the nearest is {nearest}")
+        vec_normalize = unwrap_vec_normalize(self.env) if self.env is not None else None
+        if vec_normalize is not None and vec_normalize.norm_reward:
+            raise ValueError("VecNormalize(norm_reward=True) would scale rewards twice; use norm_reward=False, PPO scales returns")
+
+    def reset_lstm_states_to_initial(self) -> None:
+        """Forget everything that actor and critics remember, in every environment."""
+        self._actor_state: State = self.policy.initial_state(self.n_envs)
+        trunk = self.policy.critic_trunk
+        self._critic_state: State = self._actor_state if trunk is None else trunk.initial_state(self.n_envs)
+
+    # ------------------------------------------------------------------------------------------------ collecting
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int  # type: ignore[override]
+    ) -> bool:
+        """Play `n_rollout_steps` steps in every environment with the present policy; False when a callback stops it."""
+        assert self._last_obs is not None, "learn() resets the environment first"
+        self.policy.set_training_mode(False)
+        rollout, distribution = rollout_buffer, self.policy.distribution
+        rollout.reset()
+        self._rollout_start = (self._actor_state, self._critic_state)
+        callback.on_rollout_start()
+        for n_steps in range(n_rollout_steps):
+            with torch.inference_mode():
+                obs_tensor = rollout.observe(_finite_obs(self._last_obs, n_steps))
+                outputs, self._actor_state = self.policy.act(self.policy.normalizer(obs_tensor), self._actor_state)
+                actions = distribution.sample(outputs)
+            clipped_actions = distribution.to_env(actions.numpy())
+            step, infos = step_with_arrays(env, clipped_actions)
+            dones = step.terminated | step.truncated
+            _check_step(step, self.n_envs, n_steps)
+            rollout.add(
+                actions, outputs, step.rewards, step.terminated, step.truncated, step.ended, step.final_obs, step.sample_weights
+            )
+            if len(step.ended):
+                self._forget(dones)
+            self.num_timesteps += env.num_envs
+            new_obs, rewards = step.obs, step.rewards  # community callbacks look for these names
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+            self._update_info_buffer(infos, dones)
+            self._last_obs, self._last_episode_starts = new_obs, dones
+        rollout.observe(_finite_obs(self._last_obs, n_rollout_steps))
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _forget(self, dones: NDArray[np.bool_]) -> None:
+        """Reset the memory of the environments whose episode ended, and of no other."""
+        if self.policy.recurrent:
+            keep = torch.from_numpy(~dones).to(self.device, torch.float32).reshape(1, -1, 1)
+            self._actor_state = (self._actor_state[0] * keep, self._actor_state[1] * keep)
+
+    # -------------------------------------------------------------------------------------------------- training
+
+    def train(self) -> None:
+        """Improve policy and critics with the rollout just collected."""
+        self.policy.set_training_mode(True)
+        lr = self.lr.apply(self.policy.optimizer, self._current_progress_remaining, self.kl.lr_factor)
+        experience, self._critic_state = prepare(
+            self.policy, cast(Rollout, self.rollout_buffer), *self._rollout_start, self.critic, self.levels,
+            self.gamma, self.gae_lambda, self.shuffler,
+        )  # fmt: skip
+        if self.policy.critic_trunk is None:
+            self._critic_state = self._actor_state
+        self._finalize_return_stats(experience)
+        self._activate_return_scale_snapshot()
+        targets = experience.encode_targets(self.policy.return_scale)
+
+        log: list[Tensor] = []
+        for _ in range(self.n_epochs):
+            for batch in self._minibatches(experience, targets):
+                metrics = self._gradient_step(batch)
+                if metrics is None:
+                    break
+                log.append(metrics)
+            else:
+                continue
+            break
+        self._n_updates += self.n_epochs
+        self._log_update(log, experience, lr)
+        if isinstance(self.policy.normalizer, ObservationNormalizer):
+            self.policy.normalizer.update(cast(Rollout, self.rollout_buffer).obs[:-1])
+
+    def _minibatches(self, experience: Experience, targets: Tensor) -> list[Batch]:
+        if self.policy.recurrent:
+            per_batch = cast(int, self.batch_size) // self.n_steps
+            return [experience.sequences(envs, targets) for envs in shuffled(self.n_envs, per_batch, self.shuffler)]
+        samples = self.n_steps * self.n_envs
+        return [experience.samples(rows, targets) for rows in shuffled(samples, cast(int, self.batch_size), self.shuffler)]
+
+    def _gradient_step(self, batch: Batch) -> Tensor | None:
+        """One step of the optimizer on a minibatch; None when the KL says to stop before it."""
+        self.flat.gradient.zero_()
+        unit = self.n_steps if self.policy.recurrent else 1
+        parts = batch.split((self.microbatch_size or cast(int, self.batch_size)) // unit)
+        total = batch.weights.sum().clamp(min=1e-8)
+        metrics = torch.zeros(len(METRICS))
+        for part in parts:
+            loss, measured = self._loss(part, total)
+            loss.backward()
+            metrics += measured
+        if self.kl.should_stop(float(metrics[KL])):
+            return None
+        norm = self.flat.gradient.norm()
+        if not torch.isfinite(norm):
+            self.logger.record("warn/non_finite_gradient", 1)
+            return metrics
+        self.flat.gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.policy.optimizer.step()
+        metrics[NORM] = norm
+        return metrics
+
+    def _loss(self, batch: Batch, total_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
+        outputs, quantiles = batch.evaluate(self.policy)
+        share = batch.weights / total_weight
+        distribution = self.policy.distribution
+
+        log_ratio = distribution.log_prob(outputs, batch.actions) - batch.log_probs
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1.0 - self.clip_range, 1.0 + self.clip_range)
+        surrogate = -(share * torch.minimum(ratio * batch.advantages, clipped * batch.advantages)).sum()
+        entropy = (share * distribution.entropy(outputs)).sum()
+        n_critics = len(quantiles)
+        errors = quantile_huber_loss(
+            quantiles.flatten(0, -2), batch.targets.flatten(0, -2), self.levels, self.critic.huber_kappa,
+            self.critic.target_masses(self.levels),
+        )  # fmt: skip
+        critic_loss = (share.reshape(1, -1) * errors.reshape(n_critics, -1)).sum() / n_critics
+        loss = surrogate - self.entropy.value * entropy + self.vf_coef * critic_loss
+        if self.kl.coefficient > 0.0:
+            loss = loss + self.kl.coefficient * (share * distribution.kl(batch.outputs, outputs)).sum()
+
+        with torch.no_grad():
+            approx_kl = (share * (ratio - 1.0 - log_ratio)).sum()
+            outside = (share * ((ratio - 1.0).abs() > self.clip_range)).sum()
+            metrics = torch.stack((surrogate, critic_loss, entropy, approx_kl, outside, torch.zeros(())))
+        return loss, metrics.detach()
+
+    # ------------------------------------------------------------------------------------------ scale of returns
+
+    def _finalize_return_stats(self, experience: Experience) -> None:
+        """Fold the returns of this rollout into the statistics."""
+        self.policy.return_scale.update(experience.returns, experience.step_weights)
+
+    def _activate_return_scale_snapshot(self) -> None:
+        """Put the statistics in force and rescale the critics' last layer, so that no raw prediction moves."""
+        untrained = self._n_updates == 0
+        self.policy.return_scale.activate([] if untrained else [self.policy.critics.output_layer])
+
+    # --------------------------------------------------------------------------------------------------- logging
+
+    def _log_update(self, log: list[Tensor], experience: Experience, lr: float) -> None:
+        means = torch.stack(log).mean(0) if log else torch.zeros(len(METRICS))
+        values = dict(zip(METRICS, means.tolist(), strict=True))
+        for name, value in values.items():
+            self.logger.record(f"train/{name}", value)
+        value, returns = experience.values.flatten().numpy(), experience.returns.flatten().numpy()
+        explained = float(explained_variance(value, returns))
+        self.logger.record("train/explained_variance", explained)
+        self.logger.record("train/learning_rate", lr)
+        self.logger.record("train/entropy_coefficient", self.entropy.value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if self.policy.log_std is not None:
+            self.logger.record("train/std", self.policy.log_std.exp().mean().item())
+        self.kl.update(values["approx_kl"], self.lr.base_at(self._current_progress_remaining))
+        self.entropy.step(None, explained)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "flat", "shuffler", "_rollout_start", "_actor_state", "_critic_state"]
+
+
+METRICS = ("policy_gradient_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+KL, NORM = METRICS.index("approx_kl"), METRICS.index("grad_norm")
+
+
+def _settings(model: type[Settings], given: Settings | Mapping[str, Any] | None) -> Settings:
+    if isinstance(given, model):
+        return given
+    return build(model, cast(Mapping[str, Any], given or {}))
+
+
+def _finite_obs(obs: Any, step: int) -> NDArray[np.float32]:
+    array = np.asarray(obs, dtype=np.float32)
+    if not np.isfinite(array.sum()):
+        bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
+        if len(bad):
+            raise ValueError(f"the observation of env {bad[0]} at step {step} of the rollout is not finite")
+    return array
+
+
+def _check_step(step: StepArrays, n_envs: int, t: int) -> None:
+    for name in ("rewards", "terminated", "truncated"):
+        shape = getattr(step, name).shape
+        if shape != (n_envs,):
+            raise ValueError(f"the env returned {name} of shape {shape}, expected {(n_envs,)}")
+    if not np.isfinite(step.rewards.sum()):
+        bad = np.flatnonzero(~np.isfinite(step.rewards))
+        raise ValueError(f"the reward of env {bad[0]} at step {t} of the rollout is {step.rewards[bad[0]]}")

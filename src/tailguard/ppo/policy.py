@@ -1,0 +1,172 @@
+"""Actor and quantile critics on recurrent or feed-forward trunks."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.policies import BasePolicy
+from torch import Tensor, nn
+
+from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
+from tailguard.ppo.networks import ParallelMlp
+from tailguard.ppo.trunk import LstmTrunk, State
+from tailguard.validation import require
+
+NetArch = dict[str, list[int]] | list[int] | None
+
+
+class DistributionalPolicy(BasePolicy):
+    """A policy whose critics predict the whole distribution of the return, in normalised units.
+
+    :param observation_space: a Box; it is flattened.
+    :param action_space: Box, Discrete or MultiDiscrete.
+    :param n_critics: number of independent critics.
+    :param n_quantiles: outputs of each.
+    :param net_arch: hidden layers after the trunk, one list for both or ``{"pi": [...], "vf": [...]}``.
+    :param activation_fn: activation between them.
+    :param ortho_init: orthogonal initialisation of the feed-forward layers.
+    :param log_std_init: initial log standard deviation of continuous actions.
+    :param state_dependent_std: let the network choose it instead of learning one number per action.
+    :param squash_output: tanh of a Gaussian instead of a clipped Gaussian.
+    :param lstm_hidden_size: size of the memory.
+    :param n_lstm_layers: depth of the memory.
+    :param shared_lstm: one memory for actor and critics instead of one each.
+    """
+
+    recurrent: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        n_critics: int = 2,
+        n_quantiles: int = 32,
+        net_arch: NetArch = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        log_std_init: float = 0.0,
+        state_dependent_std: bool = False,
+        squash_output: bool = False,
+        lstm_hidden_size: int = 256,
+        n_lstm_layers: int = 1,
+        shared_lstm: bool = False,
+    ) -> None:
+        super().__init__(observation_space, action_space, squash_output=squash_output)
+        if not isinstance(observation_space, spaces.Box):
+            raise ValueError(f"observations must be a Box space, got {observation_space}")
+        self.obs_size = int(np.prod(observation_space.shape))
+        self.distribution = action_distribution(action_space, squash_output)
+        actor_layers, critic_layers = _layers(net_arch)
+
+        features = self.obs_size
+        self.actor_trunk: LstmTrunk | None = None
+        self.critic_trunk: LstmTrunk | None = None
+        if self.recurrent:
+            require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
+            require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
+            self.actor_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers)
+            if not shared_lstm:
+                self.critic_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers)
+            features = lstm_hidden_size
+
+        self.free_std = isinstance(self.distribution, Gaussian) and not state_dependent_std
+        outputs = self.distribution.n_outputs // 2 if self.free_std else self.distribution.n_outputs
+        self.actor = ParallelMlp(1, [features, *actor_layers, outputs], activation_fn, 0.01, ortho_init)
+        self.critics = ParallelMlp(n_critics, [features, *critic_layers, n_quantiles], activation_fn, 1.0, ortho_init)
+        self.log_std = nn.Parameter(torch.full((outputs,), log_std_init)) if self.free_std else None
+        self.normalizer: nn.Module = nn.Identity()
+
+    def initial_state(self, batch: int) -> State:
+        """The memory of the actor at the start of an episode, ``[n_layers, B, H]`` twice; empty without memory."""
+        if self.actor_trunk is None:
+            return torch.empty(0), torch.empty(0)
+        return self.actor_trunk.initial_state(batch)
+
+    def act(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step: the outputs that describe the action distribution, and the memory after it.
+
+        :param obs: normalised observations ``[B, D]``.
+        :param state: memory before them, already reset where an episode begins.
+        """
+        features = obs
+        if self.actor_trunk is not None:
+            features, state = self.actor_trunk.step(obs, state)
+        return self.action_outputs(features), state
+
+    def action_outputs(self, features: Tensor) -> Tensor:
+        """From trunk features ``[..., F]`` to what the action distribution needs."""
+        raw = self.actor(features.reshape(-1, features.shape[-1]))[0].reshape(*features.shape[:-1], -1)
+        if self.log_std is not None:
+            return torch.cat((raw, self.log_std.expand_as(raw)), dim=-1)
+        if isinstance(self.distribution, Gaussian):
+            mean, log_std = raw.chunk(2, dim=-1)
+            return torch.cat((mean, log_std.clamp(*LOG_STD_LIMITS)), dim=-1)
+        return raw
+
+    def quantiles(self, features: Tensor) -> Tensor:
+        """From trunk features ``[..., F]`` to normalised quantiles ``[K, ..., N]``."""
+        flat = self.critics(features.reshape(-1, features.shape[-1]))
+        return flat.reshape(len(flat), *features.shape[:-1], -1)
+
+    def _predict(self, observation: Tensor, deterministic: bool = False) -> Tensor:
+        """Actions for one step without memory of earlier ones (SB3's entrance; :meth:`predict` carries memory)."""
+        obs = self.normalizer(observation.float().reshape(-1, self.obs_size))
+        outputs, _ = self.act(obs, self.initial_state(len(obs)))
+        return self.distribution.mode(outputs) if deterministic else self.distribution.sample(outputs)
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: NDArray[Any],
+        state: tuple[NDArray[Any], ...] | None = None,
+        episode_start: NDArray[Any] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
+        """Actions for one or many observations, and the memory to pass in with the next ones.
+
+        :param observation: of one environment or a batch of them.
+        :param state: what the previous call returned; None at the start.
+        :param episode_start: true where the observation begins an episode: memory is reset there.
+        :param deterministic: the mode of the distribution instead of a sample.
+        """
+        self.set_training_mode(False)
+        assert isinstance(self.observation_space, spaces.Box)
+        observation = np.asarray(observation)
+        single = observation.shape == self.observation_space.shape
+        batch = observation.reshape(-1, self.obs_size).astype(np.float32)
+        n = len(batch)
+        with torch.no_grad():
+            memory = self.initial_state(n)
+            if self.recurrent and state is not None:
+                memory = (torch.as_tensor(state[0]).to(self.device), torch.as_tensor(state[1]).to(self.device))
+                if memory[0].shape != self.initial_state(n)[0].shape:
+                    expected = tuple(self.initial_state(n)[0].shape)
+                    raise ValueError(f"state must have the shape {expected}, got {tuple(memory[0].shape)}")
+                if episode_start is not None:
+                    keep = 1.0 - torch.as_tensor(np.asarray(episode_start, dtype=np.float32).reshape(1, n, 1)).to(self.device)
+                    memory = (memory[0] * keep, memory[1] * keep)
+            obs = self.normalizer(torch.as_tensor(batch).to(self.device))
+            outputs, memory = self.act(obs, memory)
+            actions = self.distribution.mode(outputs) if deterministic else self.distribution.sample(outputs)
+        chosen = self.distribution.to_env(actions.cpu().numpy())
+        after = (memory[0].cpu().numpy(), memory[1].cpu().numpy()) if self.recurrent else None
+        return (chosen[0] if single else chosen), after
+
+
+class RecurrentDistributionalPolicy(DistributionalPolicy):
+    """The same with LSTM trunks."""
+
+    recurrent: ClassVar[bool] = True
+
+
+def _layers(net_arch: NetArch) -> tuple[Sequence[int], Sequence[int]]:
+    if net_arch is None:
+        return [64, 64], [64, 64]
+    if isinstance(net_arch, dict):
+        unknown = set(net_arch) - {"pi", "vf"}
+        require(not unknown, "net_arch", net_arch, 'a list, or a dict with the keys "pi" and "vf"')
+        return net_arch.get("pi", []), net_arch.get("vf", [])
+    return net_arch, net_arch

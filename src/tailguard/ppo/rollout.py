@@ -1,0 +1,134 @@
+"""A rollout: what happened, in the order in which it happened, one strip per environment.
+
+Storage is ``[T, B, ...]``, preallocated and written in place. For training it is laid out once as strips ``[L, B, ...]`` in
+which every step is followed by the observation that it led to. Inside an episode that is the next step itself. Where an
+episode ended it is the final observation, and after it comes a blank that wipes the memory (see trunk.py):
+
+    s0 s1 s2 | final | blank | s0 s1 ...        one row of the strip per observation
+
+So the critic sees every observation once, with the state of memory that belongs to it, in one call; the value after step i
+stands at the position of step i plus one, ended or not; and final observations and blanks are rows of weight 0 in the loss.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Where the steps of a rollout stand in its strips.
+
+    :param positions: ``[T, B]`` row of each step; the observation after it is one row below.
+    :param blanks: ``[L, B, 1]`` 1 where the memory is wiped.
+    """
+
+    positions: Tensor
+    blanks: Tensor
+
+    @classmethod
+    def of(cls, dones: Tensor) -> "Strips":
+        """Lay out a rollout whose steps ended episodes where `dones` ``[T, B]`` is true."""
+        steps = torch.arange(len(dones)).unsqueeze(1)
+        ended_before = torch.zeros(dones.shape, dtype=torch.long)
+        ended_before[1:] = dones[:-1].long().cumsum(0)
+        positions = steps + 2 * ended_before
+        length = int(positions[-1].max()) + 2  # the observation after the last step
+        blanks = torch.zeros(length, dones.shape[1], 1)
+        ended = dones[:-1]
+        rows = positions[:-1][ended] + 2
+        blanks[rows, torch.nonzero(ended)[:, 1]] = 1.0
+        return cls(positions, blanks)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Put ``[T, B, ...]`` values at their steps; 0 everywhere else."""
+        index = self.positions.reshape(*self.positions.shape, *(1 for _ in values.shape[2:])).expand_as(values)
+        return values.new_zeros(len(self.blanks), *values.shape[1:]).scatter_(0, index, values)
+
+    def gather(self, rows: Tensor, offset: int = 0) -> Tensor:
+        """Read ``[T, B, ...]`` from strips ``[L, B, ...]`` at the steps, or `offset` rows below them."""
+        index = (self.positions + offset).reshape(*self.positions.shape, *(1 for _ in rows.shape[2:]))
+        return rows.gather(0, index.expand(*self.positions.shape, *rows.shape[2:]))
+
+
+class Rollout:
+    """T steps of B environments, preallocated.
+
+    :param n_steps: T.
+    :param n_envs: B.
+    :param obs_size: D.
+    :param action_size: numbers per stored action.
+    :param n_outputs: numbers that describe an action distribution.
+    """
+
+    def __init__(self, n_steps: int, n_envs: int, obs_size: int, action_size: int, n_outputs: int) -> None:
+        self.n_steps, self.n_envs = n_steps, n_envs
+        self.obs = torch.zeros(n_steps + 1, n_envs, obs_size)
+        self.actions = torch.zeros(n_steps, n_envs, action_size)
+        self.outputs = torch.zeros(n_steps, n_envs, n_outputs)
+        self.rewards = torch.zeros(n_steps, n_envs)
+        self.terminated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
+        self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
+        self.weights = torch.ones(n_steps, n_envs)
+        self._finals: list[tuple[int, Tensor, Tensor]] = []
+        self.filled = 0
+
+    def reset(self) -> None:
+        """Make room for new steps; what is stored is overwritten one by one."""
+        self.filled = 0
+        self._finals.clear()
+        self.weights.fill_(1.0)
+
+    def observe(self, obs: NDArray[np.float32]) -> Tensor:
+        """Store the observation that the next action is for; after the last step the one that follows it."""
+        row = self.obs[self.filled]
+        row.copy_(torch.from_numpy(obs.reshape(row.shape)))
+        return row
+
+    def add(
+        self,
+        actions: Tensor,
+        outputs: Tensor,
+        rewards: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        ended: NDArray[np.intp],
+        final_obs: NDArray[np.float32],
+        weights: NDArray[np.float32] | None,
+    ) -> None:
+        """Store one step; `final_obs` are the last observations of the environments `ended`."""
+        if self.filled == self.n_steps:
+            raise ValueError(f"the rollout is full: it holds {self.n_steps} steps; call reset() first")
+        t = self.filled
+        self.actions[t].copy_(actions)
+        self.outputs[t].copy_(outputs)
+        self.rewards[t].copy_(torch.from_numpy(rewards))
+        self.terminated[t].copy_(torch.from_numpy(terminated))
+        self.truncated[t].copy_(torch.from_numpy(truncated))
+        if weights is not None:
+            self.weights[t].copy_(torch.from_numpy(weights))
+        if len(ended):
+            finals = torch.from_numpy(np.ascontiguousarray(final_obs, dtype=np.float32))
+            self._finals.append((t, torch.from_numpy(ended), finals.reshape(len(ended), -1)))
+        self.filled += 1
+
+    def strips(self) -> tuple[Strips, Tensor]:
+        """The layout of this rollout and its observations in it, ``[L, B, D]``."""
+        layout = Strips.of(self.terminated | self.truncated)
+        following = self.obs[1:]
+        if self._finals:
+            following = following.clone()
+            for t, ended, finals in self._finals:
+                following[t, ended] = finals
+        rows = layout.spread(self.obs[:-1])
+        index = (layout.positions + 1).unsqueeze(-1).expand_as(following)
+        return layout, rows.scatter_(0, index, following)
+
+
+def shuffled(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """The numbers below n in random order, `size` at a time."""
+    yield from torch.randperm(n, generator=generator).split(size)

@@ -1,0 +1,280 @@
+"""Scales of returns and observations: learnt between rollouts, constant within them.
+
+Both classes merge weighted moments (Chan et al. 1979). With ``share`` = new mass / total mass::
+
+    mean' = mean + share (mean_new - mean)
+    var'  = (1 - share) var + share var_new + share (1 - share) (mean_new - mean)^2
+
+The old mass may be decayed first. Then this is an exponential moving average that needs no bias correction: the first data
+have a share of 1, and data of unequal size are weighted by their size. All statistics are float64.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from torch import Tensor, nn
+
+from tailguard.validation import require
+
+
+def _moments(name: str, values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The weighted mean, the (population) variance and the total weight of ``values[N, ...]`` over N."""
+    values = values.detach().double()
+    mass = values.new_ones(len(values)) if weights is None else weights.detach().to(values)
+    _require_all((mass >= 0.0) & mass.isfinite(), "weights", mass, "finite and at least 0")
+    counted = mass > 0.0
+    values, mass = values[counted], mass[counted]  # padding may hold anything, NaN included
+    require(len(values) > 0, name, f"{len(counted)} samples of weight 0", "at least one sample with a positive weight")
+    _require_all(values.isfinite(), name, values, "finite")
+    total = mass.sum()
+    mean = mass @ values / total
+    return mean, mass @ (values - mean) ** 2 / total, total
+
+
+def _require_all(good: Tensor, name: str, values: Tensor, legal: str) -> None:
+    bad = values[~good].tolist()
+    require(not bad, name, f"{bad[0]} in {len(bad)} of {values.numel()} places" if bad else "", legal)
+
+
+def _merge(mean: Tensor, var: Tensor, new_mean: Tensor, new_var: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    gap = new_mean - mean
+    return mean + share * gap, (1.0 - share) * var + share * new_var + share * (1.0 - share) * gap**2
+
+
+class ReturnScaleConfig(BaseModel):
+    """How the scale of returns follows the data.
+
+    :param beta: weight of a rollout against everything before it, in (0, 1]; the first rollouts weigh more until the average is
+        filled. 0.2 remembers about five rollouts; 1 knows only the last one and makes the critic chase noise.
+    :param max_relative_step: the most that one rollout may change the standard deviation, as a factor 1 + step up or down, and
+        the mean, in standard deviations. 0.5 follows a tenfold growth of the returns in six rollouts; None removes the limit.
+    :param min_std: smallest standard deviation, in units of the return; keeps constant returns from being blown up. The default
+        is well below the returns of minute bars.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    beta: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    max_relative_step: PositiveFloat | None = 0.5
+    min_std: PositiveFloat = 1e-4
+
+
+class ReturnScale(nn.Module):
+    """Mean and standard deviation of returns, which keep critics in normalised units (PopArt, van Hasselt et al. 2016).
+
+    ``mean`` and ``std`` are what the data say, ``mean_snapshot`` and ``std_snapshot`` what is in force. Only :meth:`update`
+    changes the first pair, only :meth:`activate` the second.
+    """
+
+    mean: Tensor
+    std: Tensor
+    mass: Tensor
+    mean_snapshot: Tensor
+    std_snapshot: Tensor
+
+    def __init__(self, config: ReturnScaleConfig) -> None:
+        super().__init__()
+        self.config = config
+        for name, value in {"mean": 0.0, "std": 1.0, "mass": 0.0, "mean_snapshot": 0.0, "std_snapshot": 1.0}.items():
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+
+    def update(self, returns: Tensor, weights: Tensor | None = None) -> None:
+        """Fold the returns of one rollout into the statistics; the snapshot stays.
+
+        The very first rollout is taken whole. So is one after constant returns: a spread that was never seen limits nothing.
+
+        :param returns: raw returns of any shape.
+        :param weights: of the same shape, at least 0; a mask counts as 0 and 1. None weighs all alike.
+        :raises ValueError: on NaN or infinity among the returns that count, or when none counts.
+        """
+        legal = f"of the returns' shape {tuple(returns.shape)}"
+        require(weights is None or weights.shape == returns.shape, "weights", _shape(weights), legal)
+        new_mean, new_var, new_mass = _moments("returns", returns.reshape(-1), None if weights is None else weights.reshape(-1))
+
+        mass = (1.0 - self.config.beta) * self.mass + new_mass
+        mean, var = _merge(self.mean, self.std**2, new_mean, new_var, new_mass / mass)
+        std = var.sqrt()
+        step = self.config.max_relative_step
+        if step is not None and self.mass > 0.0 and self.std > self.config.min_std:
+            mean = mean.clamp(self.mean - step * self.std, self.mean + step * self.std)
+            std = std.clamp(self.std / (1.0 + step), self.std * (1.0 + step))
+        self.mass.copy_(mass)
+        self.mean.copy_(mean)
+        self.std.copy_(std.clamp(min=self.config.min_std))
+
+    def activate(self, heads: Sequence[nn.Linear]) -> None:
+        """Put the statistics in force and rescale the critics' heads so that no raw prediction moves.
+
+        From ``s' v' + mu' = s v + mu`` follows ``W' = (s / s') W`` and ``b' = (s b + mu - mu') / s'``.
+
+        The optimizer's moments stay as they are: the slopes of the quantile loss do not depend on the scale, so the gradient of
+        ``W'`` is that of ``W``. A squared loss makes it s / s' times as large, which Adam's m / sqrt(v) soon divides out.
+
+        :param heads: the affine output layers of all critics. Leave them out only while they are untrained: then there is no
+            prediction worth keeping, and they start in normalised units, however small or large the returns are.
+        :raises ValueError: for a head without bias, or one that is given twice.
+        """
+        require(len({id(head.weight) for head in heads}) == len(heads), "heads", heads, "different layers")
+        biased = all(head.bias is not None for head in heads)
+        require(biased, "heads", heads, "layers with a bias, which takes up the shift of the mean")
+        old_mean, old_std = self.mean_snapshot.clone(), self.std_snapshot.clone()
+        self.mean_snapshot.copy_(self.mean)
+        self.std_snapshot.copy_(self.std)
+        with torch.no_grad():
+            for head in heads:
+                # In float64, because the shift may be far larger than what remains of it.
+                head.weight.copy_(head.weight.double() * (old_std / self.std_snapshot))
+                head.bias.copy_((head.bias.double() * old_std + (old_mean - self.mean_snapshot)) / self.std_snapshot)
+
+    def encode(self, raw: Tensor) -> Tensor:
+        """Raw returns in the critics' units, by the snapshot."""
+        return ((raw - self.mean_snapshot) / self.std_snapshot).to(raw.dtype)
+
+    def decode(self, normalised: Tensor) -> Tensor:
+        """The critics' outputs as raw returns, by the snapshot."""
+        return (normalised * self.std_snapshot + self.mean_snapshot).to(normalised.dtype)
+
+
+class ObsNormConfig(BaseModel):
+    """How observations are normalised.
+
+    :param half_life: samples (steps of all environments together) after which data count half. None never forgets: right for
+        a stationary task. Markets drift: some 10 to 100 rollouts keep up with them, fewer make the policy's input restless.
+    :param clip: largest absolute normalised value; 10 keeps all but glitches, below 3 loses signal.
+    :param eps: added to the variance; a column that never moves gives 0 instead of a division by 0.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    half_life: PositiveFloat | None = None
+    clip: PositiveFloat = 10.0
+    eps: PositiveFloat = 1e-8
+
+
+class ObservationNormalizer(nn.Module):
+    """Running mean and variance of observations; call :meth:`update` between rollouts only, so that each sees one scale.
+
+    Before the first update it only clips.
+
+    :param size: number of columns, at least 1.
+    :param config: half-life, clip, epsilon.
+    :param mask: one entry per column, True for columns to be passed on as they are, not even clipped (flags, positions).
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+    mask: Tensor
+    mean_drift: Tensor
+    std_drift: Tensor
+    _shift: Tensor
+    _factor: Tensor
+    _low: Tensor
+    _high: Tensor
+
+    def __init__(self, size: int, config: ObsNormConfig, mask: Sequence[bool] | Tensor | None = None) -> None:
+        super().__init__()
+        require(size >= 1, "size", size, "at least 1")
+        left_alone = torch.zeros(size, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+        legal = f"{size} booleans, not all of them True"
+        fits = left_alone.dtype == torch.bool and left_alone.shape == (size,)
+        require(fits and not bool(left_alone.all()), "mask", mask, legal)
+        self.size = size
+        self.config = config
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("mask", left_alone.clone())
+        for name in ("count", "mean_drift", "std_drift"):
+            self.register_buffer(name, torch.tensor(0.0, dtype=torch.float64))
+        for name in ("_shift", "_factor", "_low", "_high"):
+            self.register_buffer(name, torch.zeros(size), persistent=False)
+        self._precompute()
+        self.register_load_state_dict_post_hook(_precompute_after_load)  # type: ignore[no-untyped-call]
+
+    def update(self, batch: Tensor, weights: Tensor | None = None) -> None:
+        """Fold the observations of one rollout into the statistics.
+
+        :param batch: raw observations ``[..., size]``.
+        :param weights: ``[...]``, at least 0; a mask counts as 0 and 1. None weighs all alike.
+        :raises ValueError: on NaN or infinity among the samples that count, or when none counts.
+        """
+        require(batch.shape[-1:] == (self.size,), "batch", tuple(batch.shape), f"a shape that ends in {self.size}")
+        legal = f"of the batch's shape {tuple(batch.shape[:-1])}"
+        require(weights is None or weights.shape == batch.shape[:-1], "weights", _shape(weights), legal)
+        samples = batch.reshape(-1, self.size)
+        new_mean, new_var, new_count = _moments("batch", samples, None if weights is None else weights.reshape(-1))
+
+        half_life = self.config.half_life
+        kept = self.count if half_life is None else self.count * 0.5 ** (new_count / half_life)
+        count = kept + new_count
+        mean, var = _merge(self.mean, self.var, new_mean, new_var, new_count / count)
+        if self.count > 0.0:  # without a past there is nothing to drift from
+            self._measure_drift(mean, var)
+        self.mean.copy_(mean)
+        self.var.copy_(var)
+        self.count.copy_(count)
+        self._precompute()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``clip((x - mean) / sqrt(var + eps), -clip, clip)`` in float32, for ``x[..., size]``."""
+        return torch.clamp((x.float() - self._shift) * self._factor, self._low, self._high)
+
+    def drift(self) -> tuple[float, float]:
+        """How far the last update moved the mean and the standard deviation.
+
+        Both are root mean squares over the normalised columns, in units of the standard deviation before that update; 0 before
+        the second update.
+        """
+        return self.mean_drift.item(), self.std_drift.item()
+
+    def moments(self) -> tuple[Tensor, Tensor, float]:
+        """Copies of mean and variance, and the count: the triple that SB3's ``RunningMeanStd`` holds."""
+        return self.mean.clone(), self.var.clone(), self.count.item()
+
+    def load_moments(self, mean: Tensor | NDArray[np.float64], var: Tensor | NDArray[np.float64], count: float) -> None:
+        """Take over statistics from elsewhere, such as the mean, var and count of SB3's ``RunningMeanStd``.
+
+        :param mean: ``[size]``, finite.
+        :param var: ``[size]``, finite and at least 0.
+        :param count: samples they stand for; large numbers make them slow to change, 0 lets the next update replace them.
+        """
+        new_mean = torch.as_tensor(mean, dtype=torch.float64)
+        new_var = torch.as_tensor(var, dtype=torch.float64)
+        legal = f"{self.size} finite numbers"
+        require(new_mean.shape == (self.size,) and bool(new_mean.isfinite().all()), "mean", mean, legal)
+        spread = new_var.shape == (self.size,) and bool((new_var.isfinite() & (new_var >= 0.0)).all())
+        require(spread, "var", var, f"{legal}, each at least 0")
+        require(0.0 <= count < float("inf"), "count", count, "finite and at least 0")
+        self.mean.copy_(new_mean)
+        self.var.copy_(new_var)
+        self.count.fill_(count)
+        self.mean_drift.zero_()
+        self.std_drift.zero_()
+        self._precompute()
+
+    def _measure_drift(self, mean: Tensor, var: Tensor) -> None:
+        std = (self.var + self.config.eps).sqrt()
+        moved_mean = (mean - self.mean) / std
+        moved_std = (var + self.config.eps).sqrt() / std - 1.0
+        self.mean_drift.copy_(moved_mean[~self.mask].square().mean().sqrt())
+        self.std_drift.copy_(moved_std[~self.mask].square().mean().sqrt())
+
+    def _precompute(self) -> None:
+        """What :meth:`forward` needs, once per change of the statistics instead of once per step."""
+        self._shift.copy_(self.mean.masked_fill(self.mask, 0.0))
+        self._factor.copy_((self.var + self.config.eps).rsqrt().masked_fill(self.mask, 1.0))
+        self._high.fill_(self.config.clip).masked_fill_(self.mask, float("inf"))
+        self._low.copy_(-self._high)
+
+
+def _precompute_after_load(module: nn.Module, _: object) -> None:
+    assert isinstance(module, ObservationNormalizer)
+    module._precompute()
+
+
+def _shape(weights: Tensor | None) -> tuple[int, ...] | None:
+    return None if weights is None else tuple(weights.shape)

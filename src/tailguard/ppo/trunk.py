@@ -1,0 +1,102 @@
+"""Memory: one step at a time for acting, whole sequences for training, with resets that are exact in both.
+
+Acting, a finished environment's state is multiplied by 0. Training runs the fused LSTM over a dense ``[L, B]`` block, which
+knows no resets; so a reset is written into the sequence as a *blank*: a step whose extra input channel drives the input,
+forget and output gates to sigmoid(-10^4), which is 0 in floating point. It leaves c = 0 and h = 0 exactly and passes no
+gradient back, whatever came before. One blank per episode is all that resets cost: no splitting, no padding to the longest
+piece, no loop over time.
+"""
+
+import torch
+from torch import Tensor, nn
+
+# Added to the three gates at a blank; no finite activation of a trained network comes near it.
+SHUT = -1e4
+
+State = tuple[Tensor, Tensor]
+
+
+class LstmTrunk(nn.Module):
+    """A stack of LSTM layers.
+
+    :param input_size: size of an observation D.
+    :param hidden_size: size of the state of a layer H.
+    :param n_layers: number of layers.
+    """
+
+    shut: Tensor
+
+    def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1) -> None:
+        super().__init__()
+        self.hidden_size, self.n_layers = hidden_size, n_layers
+        # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the blanks.
+        self.lstm = nn.LSTM(input_size, hidden_size, n_layers)
+        shut = torch.full((4 * hidden_size, 1), SHUT)
+        shut[2 * hidden_size : 3 * hidden_size] = 0.0  # the candidate g may be anything once its gate is shut
+        self.register_buffer("shut", shut, persistent=False)
+
+    def initial_state(self, batch: int) -> State:
+        """The state before the first step, ``([n_layers, B, H], [n_layers, B, H])``."""
+        zeros = self.shut.new_zeros(self.n_layers, batch, self.hidden_size)
+        return zeros, zeros.clone()
+
+    def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """One time step of B environments; the caller has reset the states of those that begin an episode.
+
+        :param inputs: ``[B, D]``.
+        :param state: hidden and cell states, ``[n_layers, B, H]`` each.
+        """
+        hidden, cells = [], []
+        for layer in range(self.n_layers):
+            inputs, cell = torch.lstm_cell(inputs, (state[0][layer], state[1][layer]), *self._weights(layer))
+            hidden.append(inputs)
+            cells.append(cell)
+        return inputs, (torch.stack(hidden), torch.stack(cells))
+
+    def sequence(self, inputs: Tensor, blanks: Tensor, state: State) -> Tensor:
+        """L time steps of B environments at once.
+
+        :param inputs: ``[L, B, D]``; the inputs of blanks are ignored.
+        :param blanks: ``[L, B, 1]``, 1 where the memory is wiped, 0 elsewhere.
+        :param state: the state before the first step.
+        :returns: outputs of the last layer, ``[L, B, H]``; 0 at blanks.
+        """
+        return self._run(inputs, blanks, state)[0]
+
+    def _run(self, inputs: Tensor, blanks: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden, cells = [], []
+        for layer in range(self.n_layers):
+            w_input, w_hidden, b_input, b_hidden = self._weights(layer)
+            weights = [torch.cat((w_input, self.shut), dim=1), w_hidden, b_input, b_hidden]
+            start = (state[0][layer : layer + 1].contiguous(), state[1][layer : layer + 1].contiguous())
+            augmented = torch.cat((inputs, blanks), dim=2)
+            inputs, last_hidden, last_cell = torch.lstm(augmented, start, weights, True, 1, 0.0, self.training, False, False)
+            hidden.append(last_hidden)
+            cells.append(last_cell)
+        return inputs, (torch.cat(hidden), torch.cat(cells))
+
+    def sequence_and_states(self, inputs: Tensor, blanks: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
+        """As :meth:`sequence`, with the state of environment b after row ``rows[b]``.
+
+        The fused call gives the state after its last row only. It is stopped at the first row that is asked for, and the few
+        rows up to the last one asked for are walked step by step.
+
+        :param rows: ``[B]``.
+        """
+        first, last = int(rows.min()), int(rows.max())
+        outputs, state = self._run(inputs[: first + 1], blanks[: first + 1], state)
+        parts = [outputs]
+        wanted = tuple(part.clone() for part in state)
+        for row in range(first + 1, last + 1):
+            keep = 1.0 - blanks[row]
+            output, state = self.step(inputs[row], state)
+            state = (state[0] * keep, state[1] * keep)
+            parts.append((output * keep).unsqueeze(0))
+            here = (rows == row).reshape(1, -1, 1)
+            wanted = tuple(torch.where(here, new, old) for new, old in zip(state, wanted, strict=True))
+        if last + 1 < len(inputs):
+            parts.append(self._run(inputs[last + 1 :], blanks[last + 1 :], state)[0])
+        return torch.cat(parts), (wanted[0], wanted[1])
+
+    def _weights(self, layer: int) -> list[Tensor]:
+        return [getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]

@@ -1,0 +1,111 @@
+"""The command line as a user meets it: real processes, real exit codes."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tailguard.evaluate import backtest
+from tailguard.market import TradingRules, load_dataset, random_walk
+from tailguard.market.baselines import STRATEGIES, strategy
+
+
+def run(*arguments, **environment):
+    command = [sys.executable, "-c", "from tailguard.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+@pytest.fixture(scope="module")
+def own_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "mine.csv"
+    random_walk(400, seed=1).to_csv(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["data"], "Missing command"),
+        (["data", "describe"], "Missing argument"),
+        (["data", "describe", "absent.csv"], "absent.csv: no such file, and no shipped set of that name"),
+        (["backtest"], "no data: name a shipped set or a file with --data"),
+        (["backtest", "--data", "nasdaq-1d", "--strategy", "sma"], "no strategy named 'sma'; known are buy_and_hold"),
+        (["backtest", "--data", "nasdaq-1d", "--strategy", "momentum:skip=x"], "'skip=x' must look like key=number"),
+        (
+            ["backtest", "--data", "nasdaq-1d", "--strategy", "momentum:jump=1"],
+            "no parameter 'jump'; it takes lookback, skip",
+        ),
+        (["backtest", "--data", "nasdaq-1d", "--strategy", "momentum:skip=300"], "skip is 300, but it must be at least 0"),
+        (["backtest", "--data", "nasdaq-1d", "--set", "trading.fee=2"], "trading.fee: Input should be less than 1 (got 2)"),
+        (["backtest", "--data", "nasdaq-1d", "--config", "none.yaml"], "none.yaml: cannot be read"),
+        (["backtest", "--data", "nasdaq-1d", "--format", "pdf"], "'pdf' is not one of"),
+        (["config", "--set", "trading.fees=2"], "trading.fees: unknown key; known are band"),
+    ],
+)
+def test_mistakes_of_the_user_end_with_one_line_and_exit_code_2(arguments, message):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_help_and_version_exit_with_0():
+    assert "backtest" in run("--help").stdout
+    assert run("--version").stdout.startswith("tailguard ")
+    assert run().returncode == 0
+
+
+def test_data_list_names_every_shipped_set():
+    sets = json.loads(run("data", "list", "--format", "json").stdout)
+    assert {entry["name"] for entry in sets} >= {"nasdaq-1d", "btcusd-1h", "eurusd-1h", "aapl-1d", "ibm-1d", "msft-1d"}
+    assert "nasdaq-1d" in run("data", "list").stdout
+
+
+def test_data_check_tells_good_from_bad(tmp_path, own_file):
+    assert run("data", "check", str(own_file)).stdout == "no findings: the data is clean\n"
+    bad = tmp_path / "bad.csv"
+    bad.write_text(own_file.read_text().replace(",", ",-", 8))
+    result = run("data", "check", str(bad))
+    assert result.returncode == 2
+    assert "error: " in result.stdout
+
+
+def test_data_describe_shows_the_warnings_of_a_shipped_set():
+    output = run("data", "describe", "btcusd-1h").stdout
+    assert "20,111 bars" in output
+    assert "warning: 100.0% of the opens repeat the previous close" in output
+
+
+def test_backtest_prints_the_figures_of_the_library():
+    result = run("backtest", "--data", "nasdaq-1d", "--strategy", "all", "--set", "trading.fee=0.0005", "--format", "csv")
+    rows = {row["strategy"]: row for row in csv.DictReader(io.StringIO(result.stdout))}
+    assert list(rows) == list(STRATEGIES)
+    expected = backtest(load_dataset("nasdaq-1d"), "momentum", strategy("momentum"), TradingRules(fee=0.0005))
+    assert float(rows["momentum"]["sharpe"]) == expected.sharpe
+
+
+def test_backtest_runs_on_a_users_file_and_on_a_portfolio(own_file):
+    for source in (str(own_file), "aapl-1d+ibm-1d"):
+        result = run("backtest", "--data", source, "--strategy", "momentum:lookback=50,skip=5", "--strategy", "buy_and_hold")
+        assert result.returncode == 0
+        assert "momentum:lookback=50,skip=5" in result.stdout
+        assert result.stderr == ""
+
+
+def test_pipes_get_no_colour_and_no_progress():
+    result = run("backtest", "--data", "eurusd-1h", "--strategy", "buy_and_hold", FORCE_COLOR="", NO_COLOR="1")
+    assert "\x1b" not in result.stdout + result.stderr
+    assert "backtests" not in result.stderr
+
+
+def test_config_prints_what_was_set():
+    output = run("config", "--set", "trading.fee=0.0123").stdout
+    assert "fee: 0.0123" in output
+    assert "horizons:" in output
