@@ -162,6 +162,12 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
     final_obs = np.stack(finals) if finals else np.empty((0, *obs.shape[1:]), obs.dtype)
     weights = np.array([info.get("sample_weight", 1.0) for info in infos], dtype=np.float32)
     step = StepArrays(
-        obs, np.asarray(rewards, np.float64), dones & ~truncated, truncated, ended, final_obs, None if weights.all() else weights
+        obs,
+        np.asarray(rewards, np.float64),
+        dones & ~truncated,
+        truncated,
+        ended,
+        final_obs,
+        None if weights.all() else weights,
     )
     return step, infos

@@ -903,3 +903,13 @@ def test_a_table_that_is_not_bars_is_refused():
     for broken in (bars.drop(columns="open"), bars.reset_index(drop=True), bars.iloc[::-1]):
         with pytest.raises(ValueError, match="load_bars"):
             simulate(broken, np.ones(3), fee=0.0)
+
+
+def test_a_participation_cap_needs_volumes():
+    with pytest.raises(ValueError, match="participation needs volumes"):
+        simulate(table(np.ones(5), volume=0.0), np.ones(5), fee=0.0, participation=0.1)
+
+
+def test_infinite_funding_is_refused():
+    with pytest.raises(ValueError, match="funding is inf"):
+        simulate(table(np.ones(5)).assign(funding=np.inf), np.ones(5), fee=0.0)

@@ -110,14 +110,14 @@ def test_a_feature_that_looks_ahead_would_be_found() -> None:
 
 COSTS = {
     "fee": 0.001, "half_spread": 0.0005, "impact": 1.0, "participation": 0.1, "borrow_rate": 0.05, "cash_rate": 0.01,
-    "loan_rate": 0.06, "leverage": 2.0, "maintenance_margin": 0.2, "cash": 1e5,
+    "loan_rate": 0.06, "maintenance_margin": 0.2, "cash": 1e5,
 }  # fmt: skip
 
 
 def play(bars: pd.DataFrame, fill: str, until: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Observations, rewards and equities of a fixed sequence of actions, from the first usable bar to bar `until`."""
     impact = 1.0 if len(symbols_of(bars)) == 1 else 0.0
-    env = TradingEnv(bars, features=build_features(bars, QUICK), fill=fill, **COSTS | {"impact": impact})
+    env = TradingEnv(bars, features=build_features(bars, QUICK), leverage=2.0, fill=fill, **COSTS | {"impact": impact})
     obs, info = env.reset(seed=0)
     observations, rewards, equities = [obs], [0.0], [info["equity"]]
     for action in decisions(bars)[info["row"] : until]:

@@ -120,6 +120,18 @@ def test_a_missing_volume_column_counts_as_no_volume(good_frame):
     assert (load_bars(good_frame.drop(columns="volume"))["volume"] == 0).all()
 
 
+def test_a_funding_column_is_kept_and_checked(good_frame):
+    funded = good_frame.assign(funding=1e-4)
+    assert (load_bars(funded)["funding"] == 1e-4).all()
+    funded.iloc[7, -1] = np.inf
+    with pytest.raises(DataError, match=r"row 7 .*funding is inf"):
+        load_bars(funded)
+
+
+def test_symbols_of_any_type_become_text(good_frame):
+    assert symbols_of(align_bars({1: good_frame, 2: good_frame})) == ["1", "2"]
+
+
 def test_loading_does_not_change_what_it_was_given(good_frame):
     before = good_frame.copy()
     load_bars(good_frame)

@@ -13,6 +13,15 @@ from tailguard.ppo.quantiles import level_masses, mean_of, quantile_huber_loss, 
 from tailguard.ppo.targets import gae, sr_lambda_targets
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tensors this small only make the threads of a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
@@ -285,7 +294,7 @@ class TestLearntDistribution:
 
     GAMMA, MEANS, STEPS, ENVS = 0.8, torch.tensor([1.0, -1.0]), 10, 24
 
-    def learn(self, levels, lam, updates=500):
+    def learn(self, levels, lam, updates=1000):
         """Tabular quantiles ``[2, N]`` by quantile regression on SR(lambda), averaged over the second half of the updates."""
         generator, masses = seeded(), level_masses(levels)
         state = torch.arange(self.STEPS) % 2

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.market.data import PRICES, YEAR, iterate_symbols
+from tailguard.market.data import PRICES, YEAR, DataError, iterate_symbols
 from tailguard.market.kernel import (
     CARRY,
     CASH,
@@ -27,13 +27,15 @@ from tailguard.market.kernel import (
     simulate_account,
 )
 from tailguard.market.rules import TradingRules
-from tailguard.validation import build
+from tailguard.validation import build, require
 
 Floats = NDArray[np.float64]
 
 
 def bar_array(bars: pd.DataFrame, rules: TradingRules) -> Floats:
     """Lay the bars out for the kernel; a bar with a price that is not positive and finite counts as missing."""
+    if len(bars) == 0:
+        raise DataError("no bars: the table has no rows")
     tables = list(iterate_symbols(bars))
     array = np.zeros((len(bars), len(tables), 9))
     for column, (symbol, table) in enumerate(tables):
@@ -42,9 +44,14 @@ def bar_array(bars: pd.DataFrame, rules: TradingRules) -> Floats:
         array[:, column, : CLOSE + 1] = np.where(there[:, None], prices, np.nan)
         array[:, column, VOLUME] = np.where(there, np.nan_to_num(table["volume"].to_numpy(dtype=np.float64)), 0.0)
         array[:, column, MARK] = pd.Series(array[:, column, CLOSE]).ffill().fillna(0.0).to_numpy()
-        array[:, column, IMPACT] = _impact_coefficient(array[:, column], rules, symbol)
+        for rule, wanted in (("impact", rules.impact > 0.0), ("participation", rules.participation is not None)):
+            if wanted and there.any() and not array[:, column, VOLUME].any():
+                raise ValueError(f"{rule} needs volumes and {symbol or 'the table'} has none; leave {rule} out or add a volume")
+        array[:, column, IMPACT] = _impact_coefficient(array[:, column], rules)
         if "funding" in table.columns:
-            array[:, column, FUNDING] = np.nan_to_num(table["funding"].to_numpy(dtype=np.float64))
+            funding = table["funding"].fillna(0.0).to_numpy(dtype=np.float64)
+            require(bool(np.isfinite(funding).all()), "funding", float(funding[~np.isfinite(funding)][:1].sum()), "finite")
+            array[:, column, FUNDING] = funding
     array[1:, :, YEARS] = (np.diff(bars.index.to_numpy()) / YEAR.to_timedelta64())[:, None]
     return array
 
@@ -54,15 +61,13 @@ def empty_accounts(size: int, assets: int) -> Floats:
     return np.zeros((size, UNITS + 2 * assets))
 
 
-def _impact_coefficient(bars: Floats, rules: TradingRules, symbol: str) -> Floats:
+def _impact_coefficient(bars: Floats, rules: TradingRules) -> Floats:
     """Square-root impact Y sigma sqrt(Q / volume) as a factor of sqrt(Q), from bars before the fill only.
 
     Daily volatility and daily volume give the same number as those of one bar: the bars per day cancel.
     """
     if rules.impact == 0.0:
         return np.zeros(len(bars))
-    if not bars[:, VOLUME].any():
-        raise ValueError(f"impact needs volumes and {symbol or 'the table'} has none; set impact to 0 or add a volume")
     marks = pd.Series(bars[:, CLOSE]).ffill()  # NaN, not 0, before a symbol's first bar
     returns = pd.Series(np.log(marks.to_numpy(dtype=np.float64))).diff()
     window = rules.impact_window
@@ -98,7 +103,7 @@ class SimulationResult(NamedTuple):
     :param fees: ``[T]`` fees alone.
     :param slippage: ``[T]`` half-spread, slippage and impact.
     :param carry: ``[T]`` borrow, loan and funding paid, minus interest earned.
-    :param turnover: ``[T]`` traded notional as a share of equity.
+    :param turnover: ``[T]`` traded notional as a share of equity; a liquidation is not counted.
     :param weights: value held as a share of equity, shaped as ``units``.
     :param ruined_at: the bar at which the account was liquidated, None if it never was.
     """

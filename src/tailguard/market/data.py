@@ -1,7 +1,8 @@
 """Bars: OHLCV tables that have been checked, with nothing guessed and nothing filled in.
 
 A table of bars is a :class:`pandas.DataFrame` indexed by ``time`` (UTC, increasing, unique) with float64 columns
-``open, high, low, close, volume``. Several symbols are one table on the union of their times with a first column
+``open, high, low, close, volume``, and ``funding`` where the file has it (what a long position pays per unit of value, for
+perpetual futures). Several symbols are one table on the union of their times with a first column
 level for the symbol; a bar that a symbol does not have is a row of ``NaN``.
 """
 
@@ -19,6 +20,7 @@ import pandas as pd
 
 PRICES = ("open", "high", "low", "close")
 COLUMNS = (*PRICES, "volume")
+OPTIONAL = ("funding",)
 TIME_NAMES = ("time", "date", "datetime", "timestamp")
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
@@ -101,7 +103,7 @@ def align_bars(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Put several symbols on the union of their times; a bar that a symbol lacks becomes a row of NaN."""
     if not tables:
         raise DataError("no symbols given: pass at least one")
-    return pd.concat(dict(tables), axis=1, sort=True)
+    return pd.concat({str(symbol): table for symbol, table in tables.items()}, axis=1, sort=True)
 
 
 def symbols_of(bars: pd.DataFrame) -> list[str]:
@@ -235,7 +237,8 @@ def _standard_form(frame: pd.DataFrame, name: str) -> pd.DataFrame:
         table = table.assign(volume=0.0)
     index = cast(pd.DatetimeIndex, table.index)
     index = index.tz_convert("UTC").tz_localize(None) if index.tz is not None else index
-    values = {column: _parse_numbers(table[column], index, name) for column in COLUMNS}
+    kept = (*COLUMNS, *(column for column in OPTIONAL if column in table.columns))
+    values = {column: _parse_numbers(table[column], index, name) for column in kept}
     return pd.DataFrame(values, index=index.as_unit("ns").rename("time"))
 
 
@@ -277,11 +280,11 @@ def _check_times(bars: pd.DataFrame) -> list[Finding]:
 
 def _check_prices(bars: pd.DataFrame) -> list[Finding]:
     findings = []
-    for column in COLUMNS:
+    for column in bars.columns:
         values = bars[column].to_numpy()
         lowest = "negative" if column == "volume" else "not positive"
         broken = np.flatnonzero(~np.isfinite(values))
-        low = np.flatnonzero(values < 0 if column == "volume" else values <= 0)
+        low = np.flatnonzero(values < 0 if column == "volume" else (values <= 0) & (column in PRICES))
         findings += _at(bars, broken, [f"{column} is {values[row]}; drop the bar or repair it" for row in broken], "error")
         findings += _at(bars, low, [f"{column} {values[row]:g} is {lowest}" for row in low], "error")
     return findings

@@ -1,8 +1,8 @@
 """The accounting kernel: one account, one bar, every cost. The environments and `simulate` both run on it.
 
 Notation, as in the identities that the tests check: units h, cash C, reference price p, equity V = C + sum(h p).
-A trade of notional n = |d| p pays a fraction ``adverse = spread + impact sqrt(n / p)`` of it through the price and
-``fee`` of what changes hands at that worse price, so
+A trade of notional n = |d| p pays a fraction ``adverse`` of it through the price and ``fee`` on what changes hands at that
+worse price, so
 
     cost(n) = n adverse + fee n (1 + side adverse),    side = +1 to buy, -1 to sell.
 
@@ -39,6 +39,8 @@ WORK_ROWS = 6
 RUIN_EQUITY = 1e-6
 # Targets whose weights sum to at most 1 ask for no loan. Sums and balances are compared up to this share of equity.
 ROUNDING = 1e-12
+# A sale follows the square-root law of impact down to this share of the price.
+DEEPEST = 0.5
 # Newton's method below needs one step per sign change and a few for impact; it never needs this many.
 MAX_NEWTON_STEPS = 64
 # Rows of the integer array of a batch: the present bar, the bar at which the episode began, the bar at which it is cut.
@@ -73,25 +75,40 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @inlined
-def adverse_fraction(notional, price, impact, rules):
-    """How far the fill is from the reference price, as a fraction of it. Never so far that a sale earns nothing."""
+def adverse_fraction(notional, side, price, impact, rules):
+    """How far the fill is from the reference price, as a fraction of it: spread + impact sqrt(Q).
+
+    A sale that would push the price down by more than half leaves that law for the hyperbola that touches it there: it always
+    earns something, and its cost stays convex.
+    """
     if impact == 0.0:
         return rules.spread
-    return min(rules.spread + impact * math.sqrt(notional / price), 0.99)
+    adverse = rules.spread + impact * math.sqrt(notional / price)
+    if side < 0.0 and adverse > DEEPEST:
+        touch = max(rules.spread, DEEPEST)
+        adverse = 1.0 - (1.0 - touch) ** 2 / (1.0 - touch + adverse - touch)
+    return adverse
 
 
 @inlined
 def trading_cost(notional, side, price, impact, rules):
     """What trading `notional` >= 0 costs in cash."""
-    adverse = adverse_fraction(notional, price, impact, rules)
+    adverse = adverse_fraction(notional, side, price, impact, rules)
     return notional * (adverse + rules.fee * (1.0 + side * adverse))
 
 
 @inlined
 def marginal_cost(notional, side, price, impact, rules):
     """The derivative of `trading_cost` with respect to the notional."""
-    adverse = adverse_fraction(notional, price, impact, rules)
-    return (1.5 * adverse - 0.5 * rules.spread) * (1.0 + side * rules.fee) + rules.fee
+    slope = rules.spread  # of notional x adverse fraction
+    if impact != 0.0:
+        move = impact * math.sqrt(notional / price)
+        slope = rules.spread + 1.5 * move
+        if side < 0.0 and rules.spread + move > DEEPEST:
+            touch = max(rules.spread, DEEPEST)
+            depth = 1.0 - touch + rules.spread + move - touch
+            slope = 1.0 - (1.0 - touch) ** 2 * (depth - 0.5 * move) / depth**2
+    return slope * (1.0 + side * rules.fee) + rules.fee
 
 
 @inlined
@@ -171,7 +188,7 @@ def execute(accounts, b, a, assets, trade, price, impact, rules):
     """Book one trade of signed notional `trade` in asset `a` of account `b`."""
     side = math.copysign(1.0, trade)
     amount = abs(trade)
-    adverse = adverse_fraction(amount, price, impact, rules)
+    adverse = adverse_fraction(amount, side, price, impact, rules)
     slippage = amount * adverse
     fee = rules.fee * amount * (1.0 + side * adverse)
     bought = trade / price
@@ -304,9 +321,12 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
         survived = path_to_ruin(accounts, b, WORST, rules, work)
     if survived > 1.0 and trade_field == CLOSE:
         rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
+        equity = accounts[b, CASH]
         for a in range(assets):
             work[OPENS, a] = work[WORST, a] = bars[t, a, MARK]
-        survived = path_to_ruin(accounts, b, WORST, rules, work)  # the costs of the trade may have been too much
+            equity += accounts[b, UNITS + a] * bars[t, a, MARK]
+        if equity <= 0.0:  # the costs of the trade took the rest; the level of ruin is looked at again at the next open
+            survived = 0.0
     ruined = survived <= 1.0
     if ruined:
         for a in range(assets):

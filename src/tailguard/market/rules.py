@@ -4,6 +4,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tailguard.validation import require
+
 Fill = Literal["next_open", "close", "next_close"]
 Sizing = Literal["cost_aware", "pre_cost"]
 FILLS = get_args(Fill)
@@ -49,6 +51,12 @@ class TradingRules(BaseModel):
     bankruptcy: Fraction = 0.05
     maintenance_margin: Fraction = 0.0
     cash: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+
+    @model_validator(mode="after")
+    def _sales_earn_something(self) -> Self:
+        spread = self.half_spread + self.slippage
+        require(spread < 1.0, "half_spread + slippage", spread, "below 1, or a sale would earn less than nothing")
+        return self
 
     def require_affordable(self, gross: float) -> None:
         """Refuse exposures whose costs alone would eat the account: no post-cost weight would exist."""

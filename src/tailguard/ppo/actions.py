@@ -15,6 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
+from typing_extensions import override
 
 # Bounds of a state-dependent log standard deviation: e^-5 to e^2 of the action's unit.
 LOG_STD_LIMITS = (-5.0, 2.0)
@@ -71,13 +72,16 @@ class Gaussian(ActionDistribution):
         if squash and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise ValueError(f"squash needs a bounded action space, got {space}")
 
+    @override
     def sample(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.chunk(2, dim=-1)
         return torch.addcmul(mean, log_std.exp(), torch.randn_like(mean))
 
+    @override
     def mode(self, outputs: Tensor) -> Tensor:
         return outputs[..., : self.size]
 
+    @override
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         mean, log_std = outputs.chunk(2, dim=-1)
         standard = (actions - mean) * torch.exp(-log_std)
@@ -86,9 +90,11 @@ class Gaussian(ActionDistribution):
             density = density - (2.0 * (math.log(2.0) - actions - softplus(-2.0 * actions))).sum(-1)
         return density
 
+    @override
     def entropy(self, outputs: Tensor) -> Tensor:
         return outputs[..., self.size :].sum(-1) + 0.5 * self.size * math.log(2.0 * math.pi * math.e)
 
+    @override
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         old_mean, old_log_std = old.chunk(2, dim=-1)
         new_mean, new_log_std = new.chunk(2, dim=-1)
@@ -96,11 +102,12 @@ class Gaussian(ActionDistribution):
         moved = (old_mean - new_mean).square() * torch.exp(-2.0 * new_log_std)
         return (0.5 * (torch.exp(2.0 * log_ratio) + moved - 1.0) - log_ratio).sum(-1)
 
+    @override
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         shaped = actions.reshape(-1, *self.action_shape)
         if self.squash:
-            return self.low + 0.5 * (np.tanh(shaped) + 1.0) * (self.high - self.low)
-        return np.clip(shaped, self.low, self.high)
+            return np.asarray(self.low + 0.5 * (np.tanh(shaped) + 1.0) * (self.high - self.low))
+        return np.asarray(np.clip(shaped, self.low, self.high))
 
 
 class Categorical(ActionDistribution):
@@ -115,14 +122,17 @@ class Categorical(ActionDistribution):
         self.n_outputs = sum(counts)
         self.action_shape = (len(counts),)
 
+    @override
     def sample(self, outputs: Tensor) -> Tensor:
         # Gumbel's trick: the argmax of logits plus Gumbel noise is a draw from their softmax.
         noise = torch.empty_like(outputs).exponential_().log()
         return self.mode(outputs - noise)
 
+    @override
     def mode(self, outputs: Tensor) -> Tensor:
         return torch.stack([logits.argmax(-1) for logits in outputs.split(self.counts, dim=-1)], dim=-1).float()
 
+    @override
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         chosen = actions.long()
         parts = [
@@ -131,16 +141,19 @@ class Categorical(ActionDistribution):
         ]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
+    @override
     def entropy(self, outputs: Tensor) -> Tensor:
-        return -sum((log_p.exp() * log_p).sum(-1) for log_p in self._log_probs(outputs))  # type: ignore[return-value]
+        return -torch.stack([(log_p.exp() * log_p).sum(-1) for log_p in self._log_probs(outputs)]).sum(0)
 
+    @override
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         pairs = zip(self._log_probs(old), self._log_probs(new), strict=True)
-        return sum((log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in pairs)  # type: ignore[return-value]
+        return torch.stack([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in pairs]).sum(0)
 
+    @override
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         chosen = actions.astype(np.int64) + self.start
-        return chosen[:, 0] if self.single else chosen
+        return np.asarray(chosen[:, 0] if self.single else chosen)
 
     def _log_probs(self, outputs: Tensor) -> list[Tensor]:
         return [log_softmax(logits, -1) for logits in outputs.split(self.counts, dim=-1)]

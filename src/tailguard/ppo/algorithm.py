@@ -13,21 +13,29 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.experience import Batch, Experience, aggregate_value, prepare
+from tailguard.ppo.experience import Batch, Experience, prepare
+from tailguard.ppo.health import (
+    EpisodeReturns,
+    StageProfile,
+    critic_gradient_norms,
+    memory_metrics,
+    tail_metrics,
+    twin_metrics,
+)
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.quantiles import quantile_huber_loss
 from tailguard.ppo.rollout import Rollout, shuffled
-from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
+from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
+from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State
 from tailguard.validation import build, require
-from tailguard.vec_env import ArrayVecEnv, GymVectorAdapter, StepArrays, step_with_arrays
+from tailguard.vec_env import GymVectorAdapter, StepArrays, step_with_arrays
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -100,13 +108,20 @@ class DistributionalPPO(OnPolicyAlgorithm):
         require(0.0 < clip_range < float("inf"), "clip_range", clip_range, "positive and finite")
         require(max_grad_norm > 0.0, "max_grad_norm", max_grad_norm, "positive")
         require(0.0 <= vf_coef < float("inf"), "vf_coef", vf_coef, "finite and not negative")
-        self.batch_size, self.microbatch_size, self.n_epochs, self.clip_range = batch_size, microbatch_size, n_epochs, clip_range
+        self.batch_size, self.microbatch_size, self.n_epochs, self.clip_range = (
+            batch_size,
+            microbatch_size,
+            n_epochs,
+            clip_range,
+        )
         self.critic = _settings(CriticConfig, critic)
         self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
         self.kl = KLControl(_settings(KLConfig, kl))
-        self.obs_norm = None if normalize_obs is False else _settings(ObsNormConfig, {} if normalize_obs is True else normalize_obs)
+        self.obs_norm = (
+            None if normalize_obs is False else _settings(ObsNormConfig, {} if normalize_obs is True else normalize_obs)
+        )
         if isinstance(env, VectorEnv):
-            env = GymVectorAdapter(env, seed)  # type: ignore[assignment]
+            env = GymVectorAdapter(env, seed)
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
@@ -135,21 +150,19 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.lr = LearningRate(self.learning_rate)
         self.shuffler = torch.Generator().manual_seed(self.seed if self.seed is not None else torch.seed() % 2**63)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
-        critics = {"n_critics": 2 if self.critic.twin else 1, "n_quantiles": self.critic.num_quantiles}
-        self.policy = policy_class(self.observation_space, self.action_space, **critics, **self.policy_kwargs)
-        if self.obs_norm is not None:
-            self.policy.normalizer = ObservationNormalizer(self.policy.obs_size, self.obs_norm)
-        self.policy.return_scale = ReturnScale(self.critic.scale)
-        self.policy = self.policy.to(self.device)
+        settings = {"critic": self.critic, "obs_norm": self.obs_norm, **self.policy_kwargs}
+        self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
         self.levels = self.critic.levels().to(self.device)
         self.flat = FlatParameters(self.policy)
-        self.policy.optimizer = torch.optim.Adam([self.flat.tensor], eps=1e-5, fused=True)  # type: ignore[assignment]
+        self.policy.optimizer = torch.optim.Adam([self.flat.tensor], eps=1e-5, fused=True)
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
         self.rollout_buffer = Rollout(  # type: ignore[assignment]
             self.n_steps, self.n_envs, self.policy.obs_size, action_size, distribution.n_outputs
         )
+        self.profile = StageProfile()
+        self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.reset_lstm_states_to_initial()
         self._n_updates = 0
 
@@ -170,7 +183,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
             require(fits, name, size, f"a divisor of {total} made of {what} of {unit}; the nearest is {nearest}")
         vec_normalize = unwrap_vec_normalize(self.env) if self.env is not None else None
         if vec_normalize is not None and vec_normalize.norm_reward:
-            raise ValueError("VecNormalize(norm_reward=True) would scale rewards twice; use norm_reward=False, PPO scales returns")
+            raise ValueError(
+                "VecNormalize(norm_reward=True) would scale rewards twice; use norm_reward=False, PPO scales returns"
+            )
 
     def reset_lstm_states_to_initial(self) -> None:
         """Forget everything that actor and critics remember, in every environment."""
@@ -180,8 +195,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
     # ------------------------------------------------------------------------------------------------ collecting
 
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int  # type: ignore[override]
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
     ) -> bool:
         """Play `n_rollout_steps` steps in every environment with the present policy; False when a callback stops it."""
         assert self._last_obs is not None, "learn() resets the environment first"
@@ -191,17 +206,19 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self._rollout_start = (self._actor_state, self._critic_state)
         callback.on_rollout_start()
         for n_steps in range(n_rollout_steps):
-            with torch.inference_mode():
+            with self.profile.stage("act"), torch.inference_mode():
                 obs_tensor = rollout.observe(_finite_obs(self._last_obs, n_steps))
                 outputs, self._actor_state = self.policy.act(self.policy.normalizer(obs_tensor), self._actor_state)
                 actions = distribution.sample(outputs)
-            clipped_actions = distribution.to_env(actions.numpy())
-            step, infos = step_with_arrays(env, clipped_actions)
+                clipped_actions = distribution.to_env(actions.numpy())
+            with self.profile.stage("env"):
+                step, infos = step_with_arrays(env, clipped_actions)
             dones = step.terminated | step.truncated
             _check_step(step, self.n_envs, n_steps)
             rollout.add(
                 actions, outputs, step.rewards, step.terminated, step.truncated, step.ended, step.final_obs, step.sample_weights
             )
+            self.episode_returns.add(step.rewards, step.ended)
             if len(step.ended):
                 self._forget(dones)
             self.num_timesteps += env.num_envs
@@ -228,70 +245,71 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """Improve policy and critics with the rollout just collected."""
         self.policy.set_training_mode(True)
         lr = self.lr.apply(self.policy.optimizer, self._current_progress_remaining, self.kl.lr_factor)
-        experience, self._critic_state = prepare(
-            self.policy, cast(Rollout, self.rollout_buffer), *self._rollout_start, self.critic, self.levels,
-            self.gamma, self.gae_lambda, self.shuffler,
-        )  # fmt: skip
-        if self.policy.critic_trunk is None:
-            self._critic_state = self._actor_state
-        self._finalize_return_stats(experience)
-        self._activate_return_scale_snapshot()
-        targets = experience.encode_targets(self.policy.return_scale)
-
-        log: list[Tensor] = []
-        for _ in range(self.n_epochs):
-            for batch in self._minibatches(experience, targets):
-                metrics = self._gradient_step(batch)
-                if metrics is None:
-                    break
-                log.append(metrics)
-            else:
-                continue
-            break
+        rollout = cast(Rollout, self.rollout_buffer)
+        with self.profile.stage("prepare"):
+            if self._n_updates == 0:
+                self._first_return_scale(rollout)
+            experience = prepare(
+                self.policy, rollout, *self._rollout_start, self.critic, self.levels, self.gamma, self.gae_lambda, self.shuffler
+            )
+            self._critic_state = self._actor_state if experience.critic_state_after is None else experience.critic_state_after
+            self._finalize_return_stats(experience)
+            self._activate_return_scale_snapshot()
+            batch = experience.batch._replace(targets=self.policy.return_scale.encode(experience.batch.targets))
+        with self.profile.stage("update"):
+            log = self._optimise(batch)
         self._n_updates += self.n_epochs
         self._log_update(log, experience, lr)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
-            self.policy.normalizer.update(cast(Rollout, self.rollout_buffer).obs[:-1])
+            self.policy.normalizer.update(rollout.obs[:-1])
 
-    def _minibatches(self, experience: Experience, targets: Tensor) -> list[Batch]:
-        if self.policy.recurrent:
-            per_batch = cast(int, self.batch_size) // self.n_steps
-            return [experience.sequences(envs, targets) for envs in shuffled(self.n_envs, per_batch, self.shuffler)]
-        samples = self.n_steps * self.n_envs
-        return [experience.samples(rows, targets) for rows in shuffled(samples, cast(int, self.batch_size), self.shuffler)]
+    def _optimise(self, everything: Batch) -> list[Tensor]:
+        """All gradient steps of an update; fewer when the KL says stop."""
+        unit = self.n_steps if self.policy.recurrent else 1
+        n, size = self.n_steps * self.n_envs // unit, cast(int, self.batch_size) // unit
+        log: list[Tensor] = []
+        for _ in range(self.n_epochs):
+            for index in shuffled(n, size, self.shuffler):
+                metrics = self._gradient_step(everything.select(index))
+                if metrics is None:
+                    return log
+                log.append(metrics)
+        return log
 
     def _gradient_step(self, batch: Batch) -> Tensor | None:
         """One step of the optimizer on a minibatch; None when the KL says to stop before it."""
         self.flat.gradient.zero_()
         unit = self.n_steps if self.policy.recurrent else 1
         parts = batch.split((self.microbatch_size or cast(int, self.batch_size)) // unit)
-        total = batch.weights.sum().clamp(min=1e-8)
-        metrics = torch.zeros(len(METRICS))
+        total = batch.rows.weights.sum().clamp(min=1e-8)
+        measures = torch.zeros(len(LOSSES))
         for part in parts:
             loss, measured = self._loss(part, total)
             loss.backward()
-            metrics += measured
-        if self.kl.should_stop(float(metrics[KL])):
+            measures += measured
+        metrics = torch.cat((measures, critic_gradient_norms(self.policy.critics), torch.zeros(1)))
+        if self.kl.should_stop(float(measures[KL])):
             return None
         norm = self.flat.gradient.norm()
-        if not torch.isfinite(norm):
+        if not torch.isfinite(norm):  # a step with it would make every weight NaN
             self.logger.record("warn/non_finite_gradient", 1)
             return metrics
         self.flat.gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         self.policy.optimizer.step()
-        metrics[NORM] = norm
+        metrics[-1] = norm
         return metrics
 
     def _loss(self, batch: Batch, total_weight: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
         outputs, quantiles = batch.evaluate(self.policy)
-        share = batch.weights / total_weight
+        rows = batch.rows
+        share = rows.weights / total_weight
         distribution = self.policy.distribution
 
-        log_ratio = distribution.log_prob(outputs, batch.actions) - batch.log_probs
+        log_ratio = distribution.log_prob(outputs, rows.actions) - rows.log_probs
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - self.clip_range, 1.0 + self.clip_range)
-        surrogate = -(share * torch.minimum(ratio * batch.advantages, clipped * batch.advantages)).sum()
+        surrogate = -(share * torch.minimum(ratio * rows.advantages, clipped * rows.advantages)).sum()
         entropy = (share * distribution.entropy(outputs)).sum()
         n_critics = len(quantiles)
         errors = quantile_huber_loss(
@@ -301,55 +319,80 @@ class DistributionalPPO(OnPolicyAlgorithm):
         critic_loss = (share.reshape(1, -1) * errors.reshape(n_critics, -1)).sum() / n_critics
         loss = surrogate - self.entropy.value * entropy + self.vf_coef * critic_loss
         if self.kl.coefficient > 0.0:
-            loss = loss + self.kl.coefficient * (share * distribution.kl(batch.outputs, outputs)).sum()
+            loss = loss + self.kl.coefficient * (share * distribution.kl(rows.outputs, outputs)).sum()
 
         with torch.no_grad():
             approx_kl = (share * (ratio - 1.0 - log_ratio)).sum()
             outside = (share * ((ratio - 1.0).abs() > self.clip_range)).sum()
-            metrics = torch.stack((surrogate, critic_loss, entropy, approx_kl, outside, torch.zeros(())))
-        return loss, metrics.detach()
+            measures = torch.stack((surrogate, critic_loss, entropy, approx_kl, outside))
+        return loss, measures.detach()
 
     # ------------------------------------------------------------------------------------------ scale of returns
 
+    def _first_return_scale(self, rollout: Rollout) -> None:
+        """While the critics know nothing the scale comes from rewards alone: their guesses would drown small returns."""
+        nothing = torch.zeros_like(rollout.rewards)
+        returns = gae(rollout.rewards, nothing, nothing, rollout.terminated, rollout.truncated, self.gamma, 1.0)
+        self.policy.return_scale.update(returns, rollout.weights)
+        self.policy.return_scale.activate([])
+
     def _finalize_return_stats(self, experience: Experience) -> None:
         """Fold the returns of this rollout into the statistics."""
-        self.policy.return_scale.update(experience.returns, experience.step_weights)
+        self.policy.return_scale.update(experience.returns, experience.weights)
 
     def _activate_return_scale_snapshot(self) -> None:
         """Put the statistics in force and rescale the critics' last layer, so that no raw prediction moves."""
-        untrained = self._n_updates == 0
-        self.policy.return_scale.activate([] if untrained else [self.policy.critics.output_layer])
+        self.policy.return_scale.activate([self.policy.critics.output_layer])
 
     # --------------------------------------------------------------------------------------------------- logging
 
     def _log_update(self, log: list[Tensor], experience: Experience, lr: float) -> None:
-        means = torch.stack(log).mean(0) if log else torch.zeros(len(METRICS))
-        values = dict(zip(METRICS, means.tolist(), strict=True))
-        for name, value in values.items():
-            self.logger.record(f"train/{name}", value)
-        value, returns = experience.values.flatten().numpy(), experience.returns.flatten().numpy()
-        explained = float(explained_variance(value, returns))
-        self.logger.record("train/explained_variance", explained)
-        self.logger.record("train/learning_rate", lr)
-        self.logger.record("train/entropy_coefficient", self.entropy.value)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        record = self.logger.record
+        n_critics = len(experience.per_critic)
+        means = torch.stack(log).mean(0).tolist() if log else [0.0] * (len(LOSSES) + n_critics + 1)
+        for name, value in zip(LOSSES, means[: len(LOSSES)], strict=True):
+            record(f"train/{name}", value)
+        record("train/grad_norm", means[-1])
+        explained = _explained_variance(experience.values, experience.returns)
+        record("train/explained_variance", explained)
+        for i, values in enumerate(experience.per_critic, start=1):
+            record(f"train/explained_variance_critic{i}", _explained_variance(values, experience.returns))
+        record("train/learning_rate", lr)
+        record("train/entropy_coefficient", self.entropy.value)
+        record("train/return_mean", self.policy.return_scale.mean_snapshot.item())
+        record("train/return_std", self.policy.return_scale.std_snapshot.item())
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self.policy.log_std is not None:
-            self.logger.record("train/std", self.policy.log_std.exp().mean().item())
-        self.kl.update(values["approx_kl"], self.lr.base_at(self._current_progress_remaining))
+            record("train/std", self.policy.log_std.exp().mean().item())
+        health = twin_metrics(means[len(LOSSES) : -1])
+        if self.policy.recurrent:
+            health |= memory_metrics(self._actor_state, self._critic_state)
+        health |= tail_metrics(experience.start_quantiles, self.levels, self.episode_returns, TAIL)
+        for name, value in (health | self.profile.take()).items():
+            record(name, value)
+        self.kl.update(means[KL], self.lr.base_at(self._current_progress_remaining))
         self.entropy.step(None, explained)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "flat", "shuffler", "_rollout_start", "_actor_state", "_critic_state"]
 
 
-METRICS = ("policy_gradient_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-KL, NORM = METRICS.index("approx_kl"), METRICS.index("grad_norm")
+LOSSES = ("policy_gradient_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+KL = LOSSES.index("approx_kl")
+# The tail whose predicted and realised mean are logged.
+TAIL = 0.05
 
 
 def _settings(model: type[Settings], given: Settings | Mapping[str, Any] | None) -> Settings:
     if isinstance(given, model):
         return given
     return build(model, cast(Mapping[str, Any], given or {}))
+
+
+def _explained_variance(values: Tensor, returns: Tensor) -> float | None:
+    """1 - Var(return - value) / Var(return); None where the returns do not vary."""
+    variance = returns.var(correction=0).item()
+    return 1.0 - (returns - values).var(correction=0).item() / variance if variance > 0.0 else None
 
 
 def _finite_obs(obs: Any, step: int) -> NDArray[np.float32]:

@@ -43,6 +43,11 @@ class CriticConfig(BaseModel):
             raise ValueError(f"tail_quantiles {self.tail_quantiles} must be below num_quantiles {self.num_quantiles}")
         return self
 
+    @property
+    def n_critics(self) -> int:
+        """K."""
+        return 2 if self.twin else 1
+
     def levels(self) -> Tensor:
         """The levels of the quantiles, ``[N]``."""
         if self.tail_quantiles == 0:

@@ -10,13 +10,12 @@ from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.quantiles import mean_of
 from tailguard.ppo.rollout import Rollout, Strips
-from tailguard.ppo.scaling import ReturnScale
 from tailguard.ppo.targets import gae, sr_lambda_targets
 from tailguard.ppo.trunk import State
 
 
-class Batch(NamedTuple):
-    """A minibatch: sequences ``[L, B, ...]`` with memory, samples ``[M, ...]`` without.
+class Rows(NamedTuple):
+    """What is known of each step, in strips ``[L, B, ...]`` (memory) or as samples ``[M, ...]`` (none).
 
     :param obs: normalised observations.
     :param actions: actions taken.
@@ -24,10 +23,6 @@ class Batch(NamedTuple):
     :param log_probs: their log-probability then.
     :param advantages: normalised advantages.
     :param weights: 0 where there is nothing to learn.
-    :param targets: normalised target atoms, ``[K, ..., N]``.
-    :param blanks: where memory is wiped, ``[L, B, 1]``.
-    :param actor_state: memory of the actor before the first row.
-    :param critic_state: memory of the critics before the first row.
     """
 
     obs: Tensor
@@ -36,72 +31,83 @@ class Batch(NamedTuple):
     log_probs: Tensor
     advantages: Tensor
     weights: Tensor
+
+    def select(self, axis: int, index: Tensor) -> "Rows":
+        """Some of the environments (axis 1) or samples (axis 0)."""
+        return Rows(*(tensor.index_select(axis, index) for tensor in self))
+
+
+class Memory(NamedTuple):
+    """What sequences need besides their rows.
+
+    :param blanks: where memory is wiped, ``[L, B, 1]``.
+    :param actor: memory of the actor before the first row.
+    :param critic: memory of the critics before the first row.
+    """
+
+    blanks: Tensor
+    actor: State
+    critic: State
+
+    def select(self, envs: Tensor) -> "Memory":
+        """Some of the environments."""
+        states = ((h.index_select(1, envs), c.index_select(1, envs)) for h, c in (self.actor, self.critic))
+        return Memory(self.blanks.index_select(1, envs), *states)
+
+
+class Batch(NamedTuple):
+    """A minibatch.
+
+    :param rows: its steps.
+    :param targets: normalised target atoms, ``[K, ..., N]``.
+    :param memory: for sequences; None for samples.
+    """
+
+    rows: Rows
     targets: Tensor
-    blanks: Tensor | None
-    actor_state: State | None
-    critic_state: State | None
+    memory: Memory | None
 
     def evaluate(self, policy: DistributionalPolicy) -> tuple[Tensor, Tensor]:
         """What the policy says about this batch now: outputs for the action distribution, and quantiles ``[K, ..., N]``."""
-        actor = critic = self.obs
-        if policy.actor_trunk is not None and self.blanks is not None and self.actor_state is not None:
-            actor = critic = policy.actor_trunk.sequence(self.obs, self.blanks, self.actor_state)
-            if policy.critic_trunk is not None and self.critic_state is not None:
-                critic = policy.critic_trunk.sequence(self.obs, self.blanks, self.critic_state)
+        actor = critic = self.rows.obs
+        if policy.actor_trunk is not None and self.memory is not None:
+            actor = critic = policy.actor_trunk.sequence(self.rows.obs, self.memory.blanks, self.memory.actor)
+            if policy.critic_trunk is not None:
+                critic = policy.critic_trunk.sequence(self.rows.obs, self.memory.blanks, self.memory.critic)
         return policy.action_outputs(actor), policy.quantiles(critic)
+
+    def select(self, index: Tensor) -> "Batch":
+        """Some of the sequences or samples."""
+        axis = 0 if self.memory is None else 1
+        memory = None if self.memory is None else self.memory.select(index)
+        return Batch(self.rows.select(axis, index), self.targets.index_select(axis + 1, index), memory)
 
     def split(self, size: int) -> list["Batch"]:
         """Parts of `size` sequences or samples each."""
-        axis = 0 if self.blanks is None else 1
-        n = self.obs.shape[axis]
-        if size >= n:
-            return [self]
-        return [self._part(torch.arange(start, start + size), axis) for start in range(0, n, size)]
-
-    def _part(self, rows: Tensor, axis: int) -> "Batch":
-        cut = [tensor.index_select(axis, rows) for tensor in self[:6]]
-        blanks = None if self.blanks is None else self.blanks.index_select(1, rows)
-        states = [None if state is None else _columns(state, rows) for state in (self.actor_state, self.critic_state)]
-        return Batch(*cut, self.targets.index_select(axis + 1, rows), blanks, *states)
+        n = self.rows.obs.shape[0 if self.memory is None else 1]
+        return [self] if size >= n else [self.select(part) for part in torch.arange(n).split(size)]
 
 
 @dataclass(frozen=True)
 class Experience:
     """A rollout ready for training.
 
-    :param layout: where its steps stand in the strips.
-    :param rows: per-step numbers in strips ``[L, B, ...]`` (memory) or flat ``[T B, ...]`` (none): obs, actions, outputs,
-        log-probabilities, advantages, weights.
-    :param targets: raw target atoms, ``[K, ..., N]``, laid out alike.
+    :param batch: all of it, with raw targets.
     :param values: ``[T, B]`` raw values of the states.
+    :param per_critic: ``[K, T, B]`` the same by each critic.
     :param returns: ``[T, B]`` raw lambda-returns.
-    :param step_weights: ``[T, B]``.
+    :param weights: ``[T, B]`` sample weights.
+    :param start_quantiles: ``[K, M, N]`` raw quantiles at the starts of episodes.
+    :param critic_state_after: memory of the critics after the rollout; None where they have none of their own.
     """
 
-    layout: Strips
-    rows: tuple[Tensor, ...]
-    targets: Tensor
+    batch: Batch
     values: Tensor
+    per_critic: Tensor
     returns: Tensor
-    step_weights: Tensor
-    actor_state: State
-    critic_state: State
-    recurrent: bool
-
-    def encode_targets(self, scale: ReturnScale) -> Tensor:
-        """Targets in the critics' units."""
-        return scale.encode(self.targets)
-
-    def sequences(self, envs: Tensor, targets: Tensor) -> Batch:
-        """The whole strips of some environments."""
-        picked = [row.index_select(1, envs) for row in self.rows]
-        states = (_columns(self.actor_state, envs), _columns(self.critic_state, envs))
-        return Batch(*picked, targets.index_select(2, envs), self.layout.blanks.index_select(1, envs), *states)
-
-    def samples(self, chosen: Tensor, targets: Tensor) -> Batch:
-        """Single steps, whatever their order."""
-        picked = [row.index_select(0, chosen) for row in self.rows]
-        return Batch(*picked, targets.index_select(1, chosen), None, None, None)
+    weights: Tensor
+    start_quantiles: Tensor
+    critic_state_after: State | None
 
 
 def prepare(
@@ -114,11 +120,8 @@ def prepare(
     gamma: float,
     gae_lambda: float,
     generator: torch.Generator,
-) -> tuple[Experience, State]:
-    """Evaluate the critics on every observation of the rollout in one call, then advantages and targets.
-
-    :returns: the experience, and the critics' memory after the last step.
-    """
+) -> Experience:
+    """Evaluate the critics on every observation of the rollout in one call, then advantages and targets."""
     with torch.no_grad():
         layout, raw_obs = rollout.strips()
         obs = policy.normalizer(raw_obs)
@@ -135,13 +138,17 @@ def prepare(
         advantages = _standardise(advantages, weights)
         steps = (rollout.actions, rollout.outputs, log_probs, advantages, weights)
         if policy.recurrent:
-            rows = (obs, *(layout.spread(step) for step in steps))
-            targets = torch.stack([layout.spread(one) for one in targets])
+            rows = Rows(obs, *(layout.spread(step) for step in steps))
+            memory = Memory(layout.blanks, actor_state, critic_state)
+            batch = Batch(rows, torch.stack([layout.spread(one) for one in targets]), memory)
         else:
-            rows = (layout.gather(obs).flatten(0, 1), *(step.flatten(0, 1) for step in steps))
-            targets = targets.flatten(1, 2)
-    experience = Experience(layout, rows, targets, now, returns, weights, actor_state, critic_state, policy.recurrent)
-    return experience, critic_after
+            rows = Rows(layout.gather(obs).flatten(0, 1), *(step.flatten(0, 1) for step in steps))
+            batch = Batch(rows, targets.flatten(1, 2), None)
+        starts = torch.zeros_like(rollout.terminated)
+        starts[1:] = (rollout.terminated | rollout.truncated)[:-1]
+        start_quantiles = torch.stack([layout.gather(one)[starts] for one in quantiles])
+        critic_values = torch.stack([layout.gather(one) for one in per_critic])
+    return Experience(batch, now, critic_values, returns, weights, start_quantiles, critic_after)
 
 
 def aggregate_value(per_critic: Tensor, critic: CriticConfig) -> Tensor:
@@ -151,11 +158,11 @@ def aggregate_value(per_critic: Tensor, critic: CriticConfig) -> Tensor:
 
 def _critic_features(
     policy: DistributionalPolicy, obs: Tensor, layout: Strips, actor_state: State, critic_state: State, rollout: Rollout
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, State | None]:
     if policy.actor_trunk is None:
-        return obs, critic_state
+        return obs, None
     if policy.critic_trunk is None:  # shared: the actor's memory is the critics' too, and acting has carried it along
-        return policy.actor_trunk.sequence(obs, layout.blanks, actor_state), critic_state
+        return policy.actor_trunk.sequence(obs, layout.blanks, actor_state), None
     last = layout.positions[-1]
     features, after = policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, last)
     keep = (~(rollout.terminated[-1] | rollout.truncated[-1])).float().reshape(1, -1, 1)
@@ -186,7 +193,3 @@ def _standardise(advantages: Tensor, weights: Tensor) -> Tensor:
     mean = (weights * advantages).sum() / total
     variance = (weights * (advantages - mean).square()).sum() / total
     return (advantages - mean) / (variance.sqrt() + 1e-8)
-
-
-def _columns(state: State, envs: Tensor) -> State:
-    return state[0].index_select(1, envs), state[1].index_select(1, envs)

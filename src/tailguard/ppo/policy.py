@@ -11,7 +11,9 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
+from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.networks import ParallelMlp
+from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
 from tailguard.ppo.trunk import LstmTrunk, State
 from tailguard.validation import require
 
@@ -23,8 +25,8 @@ class DistributionalPolicy(BasePolicy):
 
     :param observation_space: a Box; it is flattened.
     :param action_space: Box, Discrete or MultiDiscrete.
-    :param n_critics: number of independent critics.
-    :param n_quantiles: outputs of each.
+    :param critic: number and outputs of the critics, scale of returns.
+    :param obs_norm: how observations are normalised; None leaves them as they are.
     :param net_arch: hidden layers after the trunk, one list for both or ``{"pi": [...], "vf": [...]}``.
     :param activation_fn: activation between them.
     :param ortho_init: orthogonal initialisation of the feed-forward layers.
@@ -43,8 +45,8 @@ class DistributionalPolicy(BasePolicy):
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         *,
-        n_critics: int = 2,
-        n_quantiles: int = 32,
+        critic: CriticConfig,
+        obs_norm: ObsNormConfig | None = None,
         net_arch: NetArch = None,
         activation_fn: type[nn.Module] = nn.Tanh,
         ortho_init: bool = True,
@@ -76,9 +78,14 @@ class DistributionalPolicy(BasePolicy):
         self.free_std = isinstance(self.distribution, Gaussian) and not state_dependent_std
         outputs = self.distribution.n_outputs // 2 if self.free_std else self.distribution.n_outputs
         self.actor = ParallelMlp(1, [features, *actor_layers, outputs], activation_fn, 0.01, ortho_init)
-        self.critics = ParallelMlp(n_critics, [features, *critic_layers, n_quantiles], activation_fn, 1.0, ortho_init)
+        self.critics = ParallelMlp(
+            critic.n_critics, [features, *critic_layers, critic.num_quantiles], activation_fn, 1.0, ortho_init
+        )
         self.log_std = nn.Parameter(torch.full((outputs,), log_std_init)) if self.free_std else None
+        self.return_scale = ReturnScale(critic.scale)
         self.normalizer: nn.Module = nn.Identity()
+        if obs_norm is not None:
+            self.normalizer = ObservationNormalizer(self.obs_size, obs_norm)
 
     def initial_state(self, batch: int) -> State:
         """The memory of the actor at the start of an episode, ``[n_layers, B, H]`` twice; empty without memory."""
@@ -99,7 +106,7 @@ class DistributionalPolicy(BasePolicy):
 
     def action_outputs(self, features: Tensor) -> Tensor:
         """From trunk features ``[..., F]`` to what the action distribution needs."""
-        raw = self.actor(features.reshape(-1, features.shape[-1]))[0].reshape(*features.shape[:-1], -1)
+        raw: Tensor = self.actor(features.reshape(-1, features.shape[-1]))[0].reshape(*features.shape[:-1], -1)
         if self.log_std is not None:
             return torch.cat((raw, self.log_std.expand_as(raw)), dim=-1)
         if isinstance(self.distribution, Gaussian):
@@ -109,10 +116,12 @@ class DistributionalPolicy(BasePolicy):
 
     def quantiles(self, features: Tensor) -> Tensor:
         """From trunk features ``[..., F]`` to normalised quantiles ``[K, ..., N]``."""
-        flat = self.critics(features.reshape(-1, features.shape[-1]))
+        flat: Tensor = self.critics(features.reshape(-1, features.shape[-1]))
         return flat.reshape(len(flat), *features.shape[:-1], -1)
 
-    def _predict(self, observation: Tensor, deterministic: bool = False) -> Tensor:
+    def _predict(  # type: ignore[override]
+        self, observation: Tensor, deterministic: bool = False
+    ) -> Tensor:
         """Actions for one step without memory of earlier ones (SB3's entrance; :meth:`predict` carries memory)."""
         obs = self.normalizer(observation.float().reshape(-1, self.obs_size))
         outputs, _ = self.act(obs, self.initial_state(len(obs)))

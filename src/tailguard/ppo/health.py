@@ -1,0 +1,119 @@
+"""What is measured and warned about while training. ``docs/metrics.md`` explains every key."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailguard.ppo.networks import ParallelMlp
+from tailguard.ppo.quantiles import cvar
+from tailguard.ppo.trunk import State
+
+# A critic whose gradient is smaller than this has stopped learning; a ratio beyond the limits means that one of them has.
+VANISHED = 1e-8
+RATIO_LIMITS = (0.01, 100.0)
+# Fewer finished episodes than this say nothing about a tail.
+ENOUGH_EPISODES = 20
+
+Metrics = dict[str, float]
+
+
+class StageProfile:
+    """How the time of an iteration is spent; always on, since it costs a few microseconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time inside towards `name`."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def take(self) -> Metrics:
+        """Seconds per stage since the last call."""
+        taken, self.seconds = self.seconds, {}
+        return {f"time/{name}_seconds": seconds for name, seconds in taken.items()}
+
+
+class EpisodeReturns:
+    """Discounted returns of finished episodes, from their start: what the critics' prediction at the start is about.
+
+    :param n_envs: B.
+    :param gamma: discount.
+    :param window: episodes to remember.
+    """
+
+    def __init__(self, n_envs: int, gamma: float, window: int) -> None:
+        self.gamma = gamma
+        self.running, self.discount = np.zeros(n_envs), np.ones(n_envs)
+        self.finished: deque[float] = deque(maxlen=window)
+
+    def add(self, rewards: NDArray[np.float64], ended: NDArray[np.intp]) -> None:
+        """Count one step; the episodes of the environments `ended` are finished."""
+        self.running += self.discount * rewards
+        self.discount *= self.gamma
+        if len(ended):
+            self.finished.extend(self.running[ended].tolist())
+            self.running[ended], self.discount[ended] = 0.0, 1.0
+
+
+def critic_gradient_norms(critics: ParallelMlp) -> Tensor:
+    """The L2 norm of the gradient of each critic's own parameters, ``[K]``."""
+    gradients = [p.grad for p in critics.parameters() if p.grad is not None]
+    return torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
+
+
+def twin_metrics(norms: list[float]) -> Metrics:
+    """Gradient norms of the critics, and warnings when one has died or they have drifted far apart."""
+    metrics = {f"train/critic{i}_grad_norm": norm for i, norm in enumerate(norms, start=1)}
+    for i, norm in enumerate(norms, start=1):
+        if norm < VANISHED:
+            metrics[f"warn/critic{i}_vanishing_gradients"] = 1.0
+    if len(norms) == 2 and min(norms) > VANISHED:
+        ratio = norms[0] / norms[1]
+        metrics["train/critics_grad_ratio"] = ratio
+        if not RATIO_LIMITS[0] <= ratio <= RATIO_LIMITS[1]:
+            metrics["warn/twin_critics_gradient_imbalance"] = 1.0
+    return metrics
+
+
+def memory_metrics(actor: State, critic: State) -> Metrics:
+    """Size and spread of the memory, per layer; exploding, vanishing and saturated states show here.
+
+    ``lstm/h_*`` is the hidden state of the actor. The two older names for the critics' memory are kept as aliases; there 0 is
+    the hidden and 1 the cell state.
+    """
+    metrics: Metrics = {}
+    for layer, hidden in enumerate(actor[0]):
+        for name, value in _summary(hidden).items():
+            metrics[f"lstm/h_{name}_layer{layer}"] = value
+    for i, state in enumerate(critic):
+        for name, value in _summary(state).items():
+            metrics[f"lstm/critic_hidden_layer{i}_{name}"] = metrics[f"lstm/critic_layer{i}_{name}"] = value
+    return metrics
+
+
+def tail_metrics(start_quantiles: Tensor, levels: Tensor, returns: EpisodeReturns, alpha: float) -> Metrics:
+    """The predicted tail of the return at the start of episodes beside the realised one.
+
+    :param start_quantiles: raw quantiles ``[K, M, N]`` at the M episode starts of a rollout.
+    """
+    metrics: Metrics = {}
+    if start_quantiles.shape[1]:
+        metrics["risk/predicted_cvar"] = cvar(start_quantiles, alpha, levels).mean().item()
+    if len(returns.finished) >= ENOUGH_EPISODES:
+        realised = torch.tensor(list(returns.finished), dtype=torch.float64)
+        metrics["risk/realised_cvar"] = cvar(realised, alpha).item()
+    return metrics
+
+
+def _summary(values: Tensor) -> Metrics:
+    norm = values.flatten(0, -2).norm(dim=-1).mean()
+    return {"norm": norm.item(), "mean": values.mean().item(), "std": values.std(correction=0).item()}
