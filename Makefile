@@ -7,12 +7,12 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types pytest bench-env clean
+.PHONY: demo test lint types pytest bench-env bench-speed bench-learning clean
 
 demo: $(VENV)/.runtime
-	$(BIN)/tailguard backtest --data nasdaq-1d --strategy all --set trading.fee=0.0005
 	$(BIN)/tailguard backtest --data btcusd-1h --strategy all --set trading.fee=0.001
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
+	$(BIN)/tailguard train --data nasdaq-1d --set trading.fee=0.0005
 
 test: lint types pytest
 
@@ -28,6 +28,12 @@ pytest: $(VENV)/.dev
 
 bench-env: $(VENV)/.bench
 	$(BIN)/python benchmarks/env_speed.py
+
+bench-speed: $(VENV)/.bench
+	$(BIN)/python benchmarks/speed.py
+
+bench-learning: $(VENV)/.bench
+	$(BIN)/python benchmarks/learning.py
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

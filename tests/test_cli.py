@@ -99,6 +99,15 @@ def test_backtest_runs_on_a_users_file_and_on_a_portfolio(own_file):
         assert result.stderr == ""
 
 
+def test_train_prints_the_agent_beside_the_baselines(own_file):
+    tiny = ["training.steps=256", "training.n_envs=4", "training.n_steps=32", "training.lstm_hidden_size=8"]
+    overrides = [word for setting in tiny for word in ("--set", setting)]
+    result = run("train", "--data", str(own_file), *overrides, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["strategy"] for row in rows] == ["agent", *STRATEGIES]
+    assert result.stderr == ""
+
+
 def test_pipes_get_no_colour_and_no_progress():
     result = run("backtest", "--data", "eurusd-1h", "--strategy", "buy_and_hold", FORCE_COLOR="", NO_COLOR="1")
     assert "\x1b" not in result.stdout + result.stderr

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tailguard.market.env import TradingEnv, TradingVecEnv
+    from tailguard.ppo.algorithm import DistributionalPPO
 
 __version__ = version("tailguard")
-__all__ = ["TradingEnv", "TradingVecEnv", "__version__"]
+__all__ = ["DistributionalPPO", "TradingEnv", "TradingVecEnv", "__version__"]
 
 # Loaded on first use, so that `tailguard --help` does not wait for PyTorch.
-_ON_FIRST_USE = {"TradingEnv": "tailguard.market.env", "TradingVecEnv": "tailguard.market.env"}
+_ON_FIRST_USE = {
+    "DistributionalPPO": "tailguard.ppo.algorithm",
+    "TradingEnv": "tailguard.market.env",
+    "TradingVecEnv": "tailguard.market.env",
+}
 
 
 def __getattr__(name: str) -> Any:

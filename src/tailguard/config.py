@@ -5,7 +5,7 @@ A section is the settings class of its room, so every default stands exactly onc
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +15,35 @@ from tailguard.market.rules import TradingSettings
 from tailguard.validation import build
 
 
+class TrainingConfig(BaseModel):
+    """How an agent is trained.
+
+    :param steps: environment steps in all.
+    :param seed: of everything that is random.
+    :param n_envs: accounts that trade side by side.
+    :param test_share: share of the bars, at the end, that training never sees.
+    :param policy: with or without memory.
+    :param lstm_hidden_size: size of the memory.
+    :param learning_rate: size of a gradient step.
+    :param n_steps: steps per account between updates.
+    :param n_epochs: passes over them.
+    :param gamma: discount; 0.95 looks about 20 bars ahead.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: Annotated[int, Field(ge=1)] = 300_000
+    seed: Annotated[int, Field(ge=0)] = 0
+    n_envs: Annotated[int, Field(ge=1)] = 32
+    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
+    policy: Literal["MlpPolicy", "MlpLstmPolicy"] = "MlpLstmPolicy"
+    lstm_hidden_size: Annotated[int, Field(ge=1)] = 32
+    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-4
+    n_steps: Annotated[int, Field(ge=2)] = 128
+    n_epochs: Annotated[int, Field(ge=1)] = 4
+    gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
+
+
 class Config(BaseModel):
     """Everything that a run can be told.
 
@@ -22,6 +51,7 @@ class Config(BaseModel):
     :param strategies: baselines to run, each a name, or ``name:parameter=value,...``.
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.
+    :param training: how an agent is trained.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +60,7 @@ class Config(BaseModel):
     strategies: tuple[str, ...] = ()
     trading: TradingSettings = Field(default_factory=TradingSettings)
     features: FeatureConfig = Field(default_factory=FeatureConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:

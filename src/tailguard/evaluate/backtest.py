@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from tailguard.evaluate import statistics
+from tailguard.evaluate.statistics import Floats
 from tailguard.market.accounting import simulate
 from tailguard.market.baselines import Strategy
 from tailguard.market.data import periods_per_year
@@ -39,27 +40,54 @@ class BacktestRow:
     ruined: bool
 
 
-def backtest(bars: pd.DataFrame, name: str, strategy: Strategy, rules: TradingRules) -> BacktestRow:
-    """Trade a strategy over the whole series.
+def backtest(
+    bars: pd.DataFrame, name: str, strategy: Strategy, rules: TradingRules, span: tuple[int, int] | None = None
+) -> BacktestRow:
+    """Trade a strategy over a series.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param name: what to call the row.
     :param strategy: from bars to target weights.
     :param rules: costs, fills and limits.
+    :param span: first and last-plus-one row to trade; the strategy sees the rows before as history. None is all of them.
     """
+    first, last = span or (0, len(bars))
+    weights = strategy(bars)
+    # What the strategy would have held already is what it buys at the first bar of the span.
+    standing = pd.DataFrame(weights[: first + 1].reshape(first + 1, -1)).ffill().to_numpy()[-1]
+    weights = weights[first:last].copy()
+    weights[0] = standing if weights.ndim == 2 else standing[0]
     settings = rules.model_dump(include=set(TradingRules.model_fields))
-    result = simulate(bars, strategy(bars), **settings)
-    periods = periods_per_year(pd.DatetimeIndex(bars.index))
-    returns = statistics.returns_of(result.equity)
+    result = simulate(bars.iloc[first:last], weights, **settings)
+    index = pd.DatetimeIndex(bars.index[first:last])
+    ruined = result.ruined_at is not None
+    costs = float(result.costs.sum())
+    return summarise(name, result.equity, float(result.turnover.mean()), costs, rules.cash, index, ruined)
+
+
+def summarise(
+    name: str, equity: Floats, turnover: float, costs: float, cash: float, index: pd.DatetimeIndex, ruined: bool
+) -> BacktestRow:
+    """The figures of an equity curve.
+
+    :param equity: one entry per bar, the first before any trade has paid off.
+    :param turnover: mean per bar.
+    :param costs: paid in all.
+    :param cash: what the account started with.
+    :param index: times of the bars.
+    :param ruined: whether it was liquidated.
+    """
+    periods = periods_per_year(index)
+    returns = statistics.returns_of(equity)
     return BacktestRow(
         strategy=name,
-        total_return=float(result.equity[-1]) / rules.cash - 1.0,
-        cagr=statistics.cagr(result.equity, periods),
+        total_return=float(equity[-1]) / cash - 1.0,
+        cagr=statistics.cagr(equity, periods),
         volatility=statistics.volatility(returns, periods),
         sharpe=statistics.sharpe(returns, periods),
-        max_drawdown=statistics.max_drawdown(result.equity),
+        max_drawdown=statistics.max_drawdown(equity),
         cvar_5=statistics.cvar(returns, 0.05),
-        turnover=float(result.turnover.mean()) * periods,
-        costs=float(result.costs.sum()) / rules.cash,
-        ruined=result.ruined_at is not None,
+        turnover=turnover * periods,
+        costs=costs / cash,
+        ruined=ruined,
     )

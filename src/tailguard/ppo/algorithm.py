@@ -29,7 +29,6 @@ from tailguard.ppo.health import (
 )
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
-from tailguard.ppo.quantiles import quantile_huber_loss
 from tailguard.ppo.rollout import Rollout, shuffled
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
 from tailguard.ppo.targets import gae
@@ -202,6 +201,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         assert self._last_obs is not None, "learn() resets the environment first"
         self.policy.set_training_mode(False)
         rollout, distribution = rollout_buffer, self.policy.distribution
+        # train() has done this with its own returns already. Statistics that came from elsewhere since then, from a checkpoint
+        # or another member of a population, come into force here and then stay the same for the whole rollout.
+        self._activate_return_scale_snapshot()
         rollout.reset()
         self._rollout_start = (self._actor_state, self._critic_state)
         callback.on_rollout_start()
@@ -262,6 +264,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self._log_update(log, experience, lr)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
             self.policy.normalizer.update(rollout.obs[:-1])
+            mean_drift, std_drift = self.policy.normalizer.drift()
+            self.logger.record("debug/obs_mean_drift", mean_drift)
+            self.logger.record("debug/obs_std_drift", std_drift)
 
     def _optimise(self, everything: Batch) -> list[Tensor]:
         """All gradient steps of an update; fewer when the KL says stop."""
@@ -311,12 +316,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         clipped = ratio.clamp(1.0 - self.clip_range, 1.0 + self.clip_range)
         surrogate = -(share * torch.minimum(ratio * rows.advantages, clipped * rows.advantages)).sum()
         entropy = (share * distribution.entropy(outputs)).sum()
-        n_critics = len(quantiles)
-        errors = quantile_huber_loss(
-            quantiles.flatten(0, -2), batch.targets.flatten(0, -2), self.levels, self.critic.huber_kappa,
-            self.critic.target_masses(self.levels),
-        )  # fmt: skip
-        critic_loss = (share.reshape(1, -1) * errors.reshape(n_critics, -1)).sum() / n_critics
+        errors = self.critic.errors(quantiles, batch.targets, self.levels)
+        critic_loss = (share * errors).sum() / len(errors)
         loss = surrogate - self.entropy.value * entropy + self.vf_coef * critic_loss
         if self.kl.coefficient > 0.0:
             loss = loss + self.kl.coefficient * (share * distribution.kl(rows.outputs, outputs)).sum()
@@ -328,6 +329,26 @@ class DistributionalPPO(OnPolicyAlgorithm):
         return loss, measures.detach()
 
     # ------------------------------------------------------------------------------------------ scale of returns
+
+    @property
+    def _ret_mean_value(self) -> float:
+        """The mean of returns as the data say."""
+        return self.policy.return_scale.mean.item()
+
+    @property
+    def _ret_std_value(self) -> float:
+        """Their standard deviation."""
+        return self.policy.return_scale.std.item()
+
+    @property
+    def _ret_mean_snapshot(self) -> float:
+        """The mean of returns in force."""
+        return self.policy.return_scale.mean_snapshot.item()
+
+    @property
+    def _ret_std_snapshot(self) -> float:
+        """The standard deviation of returns in force."""
+        return self.policy.return_scale.std_snapshot.item()
 
     def _first_return_scale(self, rollout: Rollout) -> None:
         """While the critics know nothing the scale comes from rewards alone: their guesses would drown small returns."""
@@ -342,7 +363,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
     def _activate_return_scale_snapshot(self) -> None:
         """Put the statistics in force and rescale the critics' last layer, so that no raw prediction moves."""
-        self.policy.return_scale.activate([self.policy.critics.output_layer])
+        self.policy.return_scale.activate(self.policy.critic_heads())
 
     # --------------------------------------------------------------------------------------------------- logging
 
@@ -359,8 +380,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             record(f"train/explained_variance_critic{i}", _explained_variance(values, experience.returns))
         record("train/learning_rate", lr)
         record("train/entropy_coefficient", self.entropy.value)
-        record("train/return_mean", self.policy.return_scale.mean_snapshot.item())
-        record("train/return_std", self.policy.return_scale.std_snapshot.item())
+        record("train/return_mean", self._ret_mean_snapshot)
+        record("train/return_std", self._ret_std_snapshot)
         record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self.policy.log_std is not None:
             record("train/std", self.policy.log_std.exp().mean().item())

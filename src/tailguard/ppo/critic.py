@@ -5,14 +5,15 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from tailguard.ppo.quantiles import level_masses, tail_levels, uniform_levels
+from tailguard.ppo.quantiles import level_masses, quantile_huber_loss, tail_levels, uniform_levels
 from tailguard.ppo.scaling import ReturnScaleConfig
 
 
 class CriticConfig(BaseModel):
     """Settings of the critics.
 
-    :param num_quantiles: quantiles that each critic predicts; 32 is plenty for the mean, tails want `tail_quantiles`.
+    :param num_quantiles: quantiles that each critic predicts; 32 is plenty for the mean, tails want `tail_quantiles`. 1 is an
+        ordinary critic: it learns the mean return by squared loss, and knows nothing of tails.
     :param twin: two independent critics instead of one.
     :param aggregate: the value of a state from both: ``mean`` or ``min`` of their means.
     :param huber_kappa: half-width of the quadratic zone of the loss, in normalised units. 0 learns true quantiles; 1, the usual
@@ -54,6 +55,9 @@ class CriticConfig(BaseModel):
             return uniform_levels(self.num_quantiles)
         return tail_levels(self.num_quantiles, self.tail_alpha, self.tail_quantiles)
 
-    def target_masses(self, levels: Tensor) -> Tensor | None:
-        """The masses of target atoms, None where they are all alike."""
-        return None if self.tail_quantiles == 0 or self.target == "lambda_return" else level_masses(levels)
+    def errors(self, quantiles: Tensor, targets: Tensor, levels: Tensor) -> Tensor:
+        """The loss of each prediction ``[K, ..., N]`` against its target atoms ``[K, ..., M]``, as ``[K, ...]``."""
+        if self.num_quantiles == 1:
+            return 0.5 * (quantiles - targets).squeeze(-1).square()
+        masses = None if self.tail_quantiles == 0 or self.target == "lambda_return" else level_masses(levels)
+        return quantile_huber_loss(quantiles, targets, levels, self.huber_kappa, masses)

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from tailguard.ppo.networks import ParallelMlp
 from tailguard.ppo.quantiles import cvar
 from tailguard.ppo.trunk import State
 
@@ -64,10 +63,10 @@ class EpisodeReturns:
             self.running[ended], self.discount[ended] = 0.0, 1.0
 
 
-def critic_gradient_norms(critics: ParallelMlp) -> Tensor:
+def critic_gradient_norms(critics: nn.ModuleList) -> Tensor:
     """The L2 norm of the gradient of each critic's own parameters, ``[K]``."""
-    gradients = [p.grad for p in critics.parameters() if p.grad is not None]
-    return torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
+    gradients = ([p.grad for p in critic.parameters() if p.grad is not None] for critic in critics)
+    return torch.stack([nn.utils.get_total_norm(one) for one in gradients])
 
 
 def twin_metrics(norms: list[float]) -> Metrics:

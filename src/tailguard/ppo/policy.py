@@ -1,7 +1,7 @@
 """Actor and quantile critics on recurrent or feed-forward trunks."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.networks import ParallelMlp
+from tailguard.ppo.networks import mlp
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
 from tailguard.ppo.trunk import LstmTrunk, State
 from tailguard.validation import require
@@ -77,10 +77,10 @@ class DistributionalPolicy(BasePolicy):
 
         self.free_std = isinstance(self.distribution, Gaussian) and not state_dependent_std
         outputs = self.distribution.n_outputs // 2 if self.free_std else self.distribution.n_outputs
-        self.actor = ParallelMlp(1, [features, *actor_layers, outputs], activation_fn, 0.01, ortho_init)
-        self.critics = ParallelMlp(
-            critic.n_critics, [features, *critic_layers, critic.num_quantiles], activation_fn, 1.0, ortho_init
-        )
+        self.actor = mlp([features, *actor_layers, outputs], activation_fn, 0.01, ortho_init)
+        # Initialised one after the other, hence differently: identical twins would stay identical for ever.
+        critic_sizes = [features, *critic_layers, critic.num_quantiles]
+        self.critics = nn.ModuleList(mlp(critic_sizes, activation_fn, 1.0, ortho_init) for _ in range(critic.n_critics))
         self.log_std = nn.Parameter(torch.full((outputs,), log_std_init)) if self.free_std else None
         self.return_scale = ReturnScale(critic.scale)
         self.normalizer: nn.Module = nn.Identity()
@@ -106,7 +106,7 @@ class DistributionalPolicy(BasePolicy):
 
     def action_outputs(self, features: Tensor) -> Tensor:
         """From trunk features ``[..., F]`` to what the action distribution needs."""
-        raw: Tensor = self.actor(features.reshape(-1, features.shape[-1]))[0].reshape(*features.shape[:-1], -1)
+        raw: Tensor = self.actor(features)
         if self.log_std is not None:
             return torch.cat((raw, self.log_std.expand_as(raw)), dim=-1)
         if isinstance(self.distribution, Gaussian):
@@ -116,8 +116,11 @@ class DistributionalPolicy(BasePolicy):
 
     def quantiles(self, features: Tensor) -> Tensor:
         """From trunk features ``[..., F]`` to normalised quantiles ``[K, ..., N]``."""
-        flat: Tensor = self.critics(features.reshape(-1, features.shape[-1]))
-        return flat.reshape(len(flat), *features.shape[:-1], -1)
+        return torch.stack([critic(features) for critic in self.critics])
+
+    def critic_heads(self) -> list[nn.Linear]:
+        """The last layer of each critic."""
+        return [cast(nn.Linear, cast(nn.Sequential, critic)[-1]) for critic in self.critics]
 
     def _predict(  # type: ignore[override]
         self, observation: Tensor, deterministic: bool = False

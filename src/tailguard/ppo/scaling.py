@@ -10,7 +10,7 @@ have a share of 1, and data of unequal size are weighted by their size. All stat
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -63,16 +63,6 @@ class ReturnScaleConfig(BaseModel):
     min_std: PositiveFloat = 1e-4
 
 
-class AffineHead(Protocol):
-    """An output layer: ``nn.Linear``, or anything that holds its weight and bias."""
-
-    @property
-    def weight(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def bias(self) -> Tensor: ...  # noqa: D102
-
-
 class ReturnScale(nn.Module):
     """Mean and standard deviation of returns, which keep critics in normalised units (PopArt, van Hasselt et al. 2016).
 
@@ -116,7 +106,7 @@ class ReturnScale(nn.Module):
         self.mean.copy_(mean)
         self.std.copy_(std.clamp(min=self.config.min_std))
 
-    def activate(self, heads: Sequence[AffineHead]) -> None:
+    def activate(self, heads: Sequence[nn.Linear]) -> None:
         """Put the statistics in force and rescale the critics' heads so that no raw prediction moves.
 
         From ``s' v' + mu' = s v + mu`` follows ``W' = (s / s') W`` and ``b' = (s b + mu - mu') / s'``.

@@ -1,0 +1,53 @@
+"""The work that the speed benchmark measures: a batched random-walk market, cheap to step, with staggered episode ends.
+
+64 environments share one series of 20,000 bars; an observation is 31 momentum features and the position; the action is the
+next position in [-1, 1]; an episode is 512 steps, and the first one of each environment starts at a random age, so that ends
+are spread over time as in any real task.
+"""
+
+import numpy as np
+from gymnasium import spaces
+
+from tailguard.vec_env import ArrayVecEnv, StepArrays
+
+N_BARS, N_FEATURES, EPISODE, COST, VOLATILITY = 20_000, 31, 512, 1e-4, 1e-3
+
+
+class WorkEnv(ArrayVecEnv):
+    """The market as an SB3 VecEnv."""
+
+    def __init__(self, n_envs: int = 64, seed: int = 0, stagger: bool = True) -> None:
+        returns = np.random.default_rng(0).standard_normal(N_BARS) * VOLATILITY
+        log_price = np.cumsum(returns)
+        self.features = np.zeros((N_BARS, N_FEATURES), np.float32)
+        for k in range(1, N_FEATURES + 1):
+            self.features[k:, k - 1] = (log_price[k:] - log_price[:-k]) / (VOLATILITY * np.sqrt(k))
+        self.next_return = np.append(returns[1:], 0.0)
+        self.generator = np.random.default_rng(seed)
+        self.stagger = stagger
+        super().__init__(n_envs, spaces.Box(-1e6, 1e6, (N_FEATURES + 1,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32))
+
+    def reset(self):
+        self.bar = self.generator.integers(0, N_BARS - EPISODE - 2, self.num_envs)
+        self.age = self.generator.integers(0, EPISODE, self.num_envs) if self.stagger else np.zeros(self.num_envs, np.int64)
+        self.position = np.zeros(self.num_envs)
+        return self._observe()
+
+    def step_arrays(self, actions):
+        target = np.clip(actions[:, 0], -1.0, 1.0)
+        rewards = 100.0 * (target * self.next_return[self.bar] - COST * np.abs(target - self.position))
+        self.position = target.astype(np.float64)
+        self.bar += 1
+        self.age += 1
+        obs = self._observe()
+        truncated = self.age >= EPISODE
+        ended = np.flatnonzero(truncated)
+        final_obs = obs[ended]
+        if len(ended):
+            self.bar[ended] = self.generator.integers(0, N_BARS - EPISODE - 2, len(ended))
+            self.age[ended], self.position[ended] = 0, 0.0
+            obs = self._observe()
+        return StepArrays(obs, rewards, np.zeros(self.num_envs, np.bool_), truncated, ended, final_obs)
+
+    def _observe(self):
+        return np.column_stack((self.features[self.bar], self.position)).astype(np.float32)

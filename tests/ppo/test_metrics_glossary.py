@@ -1,0 +1,40 @@
+"""Every logged key is explained in docs/metrics.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+from stable_baselines3.common.logger import Logger
+
+from tailguard import DistributionalPPO
+from tailguard.market import BettingGame
+
+GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+class Recorder(Logger):
+    """SB3's logger, which also remembers the names of everything it was given."""
+
+    def __init__(self):
+        super().__init__(None, [])
+        self.keys = set()
+
+    def record(self, key, value, exclude=None):
+        self.keys.add(key)
+        super().record(key, value, exclude)
+
+
+def explained(key, patterns):
+    return any(re.fullmatch(pattern, key) for pattern in patterns)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_every_logged_key_is_explained(policy):
+    names = re.findall(r"`([a-z]+/[^`]+)`", GLOSSARY.read_text(encoding="utf-8"))
+    patterns = [re.sub(r"\\\{[ni]\\\}", r"\\d+", re.escape(name)) for name in names]
+    model = DistributionalPPO(policy, BettingGame(8), n_steps=16, normalize_obs=True, seed=0)
+    recorder = Recorder()
+    model.set_logger(recorder)
+    model.learn(8 * 16 * 6)
+    assert len(recorder.keys) > 20
+    assert [key for key in sorted(recorder.keys) if not explained(key, patterns)] == []

@@ -1,0 +1,204 @@
+"""Memory: sequences with blanks against a plain loop over time that resets states by hand."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tailguard.ppo.trunk import LstmTrunk
+
+L, B, D, H = 7, 4, 3, 5
+
+# Rows that are blanks, for each of the four environments.
+PLACES = {
+    "none": [[], [], [], []],
+    "inside": [[3], [], [2], [5]],
+    "first row": [[0], [0], [], [4]],
+    "last row": [[6], [], [6], [1]],
+    "consecutive": [[2, 3, 4], [0, 1], [5, 6], []],
+    "everywhere": [list(range(L)), [0, 2, 4, 6], [1, 3, 5], list(range(L))],
+}
+
+
+def random(*shape, seed, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def make_trunk(n_layers, dtype=torch.float32):
+    torch.manual_seed(1)
+    trunk = LstmTrunk(D, H, n_layers).to(dtype)
+    state = (random(n_layers, B, H, seed=2, dtype=dtype), random(n_layers, B, H, seed=3, dtype=dtype))
+    return trunk, random(L, B, D, seed=4, dtype=dtype), state
+
+
+def make_blanks(rows, dtype=torch.float32):
+    blanks = torch.zeros(L, B, 1, dtype=dtype)
+    for env, places in enumerate(rows):
+        blanks[places, env] = 1.0
+    return blanks
+
+
+def loop(trunk, inputs, blanks, state):
+    """PyTorch's own LSTM one step at a time; at a blank the state is set to zero and nothing is read."""
+    cells = [nn.LSTMCell(D if layer == 0 else H, H).to(inputs.dtype) for layer in range(trunk.n_layers)]
+    hidden, memory = list(state[0]), list(state[1])
+    outputs, states = [], []
+    for row, blank in zip(inputs, blanks.bool(), strict=True):
+        for layer, cell in enumerate(cells):
+            parameters = {name: getattr(trunk.lstm, f"{name}_l{layer}") for name, _ in cell.named_parameters()}
+            row, new = torch.func.functional_call(cell, parameters, (row, (hidden[layer], memory[layer])))
+            zero = torch.zeros_like(row)
+            hidden[layer], memory[layer] = torch.where(blank, zero, row), torch.where(blank, zero, new)
+            row = hidden[layer]
+        outputs.append(row)
+        states.append((torch.stack(hidden), torch.stack(memory)))
+    return torch.stack(outputs), states
+
+
+def gradients(trunk, inputs, state, outputs):
+    weights = random(*outputs.shape, seed=5, dtype=outputs.dtype)
+    return torch.autograd.grad((outputs * weights).sum(), [inputs, *state, *trunk.parameters()])
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+@pytest.mark.parametrize("rows", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["float32", "float64"])
+def test_sequence_is_the_step_loop_forwards_and_backwards(n_layers, rows, dtype, tolerance):
+    trunk, inputs, state = make_trunk(n_layers, dtype)
+    blanks = make_blanks(rows, dtype)
+    leaves = [inputs, *state]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    fused, (stepped, _) = trunk.sequence(inputs, blanks, state), loop(trunk, inputs, blanks, state)
+    torch.testing.assert_close(fused, stepped, atol=tolerance, rtol=0.0)
+    pairs = zip(gradients(trunk, inputs, state, fused), gradients(trunk, inputs, state, stepped), strict=True)
+    for got, expected in pairs:
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+
+
+@given(pattern=st.lists(st.lists(st.booleans(), min_size=B, max_size=B), min_size=L, max_size=L), n_layers=st.integers(1, 2))
+@settings(max_examples=50, deadline=None)
+def test_sequence_is_the_step_loop_wherever_the_resets_are(pattern, n_layers):
+    trunk, inputs, state = make_trunk(n_layers, torch.float64)
+    blanks = torch.tensor(pattern, dtype=torch.float64).unsqueeze(-1)
+    expected, _ = loop(trunk, inputs, blanks, state)
+    torch.testing.assert_close(trunk.sequence(inputs, blanks, state), expected, atol=1e-12, rtol=0.0)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_step_is_pytorchs_own_lstm(n_layers):
+    trunk, inputs, state = make_trunk(n_layers)
+    expected, (hidden, cell) = trunk.lstm(inputs[:1], state)
+    output, after = trunk.step(inputs[0], state)
+    torch.testing.assert_close(output, expected[0])
+    torch.testing.assert_close(after, (hidden, cell))
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+@pytest.mark.parametrize("learning", [True, False])
+@pytest.mark.parametrize("hidden_size", [5, 64])
+def test_blanks_give_exactly_zero_whatever_was_before(n_layers, learning, hidden_size):
+    """In training and in evaluation: PyTorch takes different kernels for the two."""
+    torch.manual_seed(1)
+    trunk = LstmTrunk(D, hidden_size, n_layers).train(learning)
+    blanks = make_blanks(PLACES["consecutive"])
+    state = (torch.full((n_layers, B, hidden_size), 1e3), torch.full((n_layers, B, hidden_size), -1e3))
+    with torch.set_grad_enabled(learning):
+        outputs = trunk.sequence(1e3 * random(L, B, D, seed=4), blanks, state)
+    wiped = blanks.squeeze(-1).bool()
+    assert (outputs[wiped] == 0.0).all()
+    assert (outputs[~wiped] != 0.0).any()
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_after_a_blank_nothing_before_it_can_be_felt(n_layers):
+    """Bit for bit: another past gives the same outputs, and the gradient with respect to the past is exactly zero."""
+    trunk, inputs, state = make_trunk(n_layers)
+    blanks = make_blanks([[3]] * B)
+    other = inputs.clone()
+    other[:3] = random(3, B, D, seed=9) * 50.0
+    far = (state[0] - 3.0, state[1] * 7.0)
+    assert torch.equal(trunk.sequence(inputs, blanks, state)[4:], trunk.sequence(other, blanks, far)[4:])
+
+    leaves = [inputs.requires_grad_(), *(part.requires_grad_() for part in state)]
+    late = trunk.sequence(inputs, blanks, state)[4:].square().sum()
+    past, *initial = torch.autograd.grad(late, leaves)
+    assert (past[:4] == 0.0).all()
+    assert (past[4:] != 0.0).all()
+    assert all((gradient == 0.0).all() for gradient in initial)
+
+
+def test_the_input_of_a_blank_is_ignored():
+    trunk, inputs, state = make_trunk(2)
+    blanks = make_blanks(PLACES["inside"])
+    changed = torch.where(blanks.bool(), 20.0, inputs)
+    assert torch.equal(trunk.sequence(changed, blanks, state), trunk.sequence(inputs, blanks, state))
+
+
+@given(rows=st.lists(st.integers(0, L - 1), min_size=B, max_size=B), places=st.sampled_from(sorted(PLACES)))
+@settings(max_examples=60, deadline=None)
+def test_states_after_chosen_rows_are_those_of_the_step_loop(rows, places):
+    trunk, inputs, state = make_trunk(2, torch.float64)
+    blanks = make_blanks(PLACES[places], torch.float64)
+    expected, states = loop(trunk, inputs, blanks, state)
+    outputs, (hidden, cell) = trunk.sequence_and_states(inputs, blanks, state, torch.tensor(rows))
+    torch.testing.assert_close(outputs, expected, atol=1e-12, rtol=0.0)
+    for env, row in enumerate(rows):
+        torch.testing.assert_close(hidden[:, env], states[row][0][:, env], atol=1e-12, rtol=0.0)
+        torch.testing.assert_close(cell[:, env], states[row][1][:, env], atol=1e-12, rtol=0.0)
+
+
+@pytest.mark.parametrize("env", range(B))
+def test_one_environment_never_changes_another(env):
+    trunk, inputs, state = make_trunk(2)
+    rows = torch.tensor([6, 5, 6, 4])
+    others = [i for i in range(B) if i != env]
+    blanks = make_blanks(PLACES["inside"])
+    before, states_before = trunk.sequence_and_states(inputs, blanks, state, rows)
+
+    inputs[:, env] += 5.0
+    state[0][:, env] -= 1.0
+    blanks[:, env] = 1.0 - blanks[:, env]
+    after, states_after = trunk.sequence_and_states(inputs, blanks, state, rows)
+    assert torch.equal(after[:, others], before[:, others])
+    assert not torch.equal(after[:, env], before[:, env])
+    for old, new in zip(states_before, states_after, strict=True):
+        assert torch.equal(new[:, others], old[:, others])
+
+
+def test_permuting_environments_permutes_the_outputs():
+    trunk, inputs, state = make_trunk(2)
+    blanks, rows, order = make_blanks(PLACES["consecutive"]), torch.tensor([6, 3, 4, 6]), torch.tensor([2, 0, 3, 1])
+    outputs, states = trunk.sequence_and_states(inputs, blanks, state, rows)
+    turned = (state[0][:, order], state[1][:, order])
+    permuted, states_permuted = trunk.sequence_and_states(inputs[:, order], blanks[:, order], turned, rows[order])
+    torch.testing.assert_close(permuted, outputs[:, order], atol=1e-6, rtol=0.0)
+    for got, expected in zip(states_permuted, states, strict=True):
+        torch.testing.assert_close(got, expected[:, order], atol=1e-6, rtol=0.0)
+
+
+def test_a_sequence_can_be_cut_anywhere_and_carried_on():
+    trunk, inputs, state = make_trunk(2, torch.float64)
+    blanks = make_blanks(PLACES["inside"], torch.float64)
+    whole = trunk.sequence(inputs, blanks, state)
+    for cut in range(1, L):
+        head, middle = trunk.sequence_and_states(inputs[:cut], blanks[:cut], state, torch.full((B,), cut - 1))
+        tail = trunk.sequence(inputs[cut:], blanks[cut:], middle)
+        torch.testing.assert_close(torch.cat((head, tail)), whole, atol=1e-12, rtol=0.0)
+
+
+def test_the_initial_state_is_zero_fresh_and_of_the_modules_type():
+    trunk = LstmTrunk(D, H, 2).double()
+    hidden, cell = trunk.initial_state(B)
+    assert hidden.shape == cell.shape == (2, B, H)
+    assert hidden.dtype == torch.float64
+    hidden += 1.0
+    assert (cell == 0.0).all()
+    assert all((part == 0.0).all() for part in trunk.initial_state(B))
+
+
+def test_parameters_carry_pytorchs_names():
+    assert {name for name, _ in LstmTrunk(D, H, 2).named_parameters()} == {
+        f"lstm.{name}" for name, _ in nn.LSTM(D, H, 2).named_parameters()
+    }
