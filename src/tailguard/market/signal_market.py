@@ -135,6 +135,11 @@ class SignalMarket(BatchedEnv):
         self._elapsed = np.zeros(num_envs, dtype=np.int64)
 
     @property
+    def signal(self) -> NDArray[np.float64]:
+        """The present signal of each copy, shown or hidden: for measuring agents, not for feeding them."""
+        return self._signal.copy()
+
+    @property
     def filter(self) -> SignalFilter:
         """The filter that turns the shown returns into the belief that the hidden policy needs."""
         return SignalFilter(self.phi, self.beta, self.sigma)
