@@ -50,6 +50,13 @@ def test_imports_follow_the_arrows(path):
     assert not crossed
 
 
+def test_only_the_outside_of_the_algorithm_knows_sb3():
+    knowing = {
+        path.name for path in (SOURCE / "ppo").glob("*.py") if any(inside(name, "stable_baselines3") for name in imports(path))
+    }
+    assert knowing == {"algorithm.py", "policy.py"}
+
+
 def test_public_names_can_be_imported():
     from tailguard import TradingEnv, TradingVecEnv
     from tailguard.evaluate import statistics

@@ -1,7 +1,7 @@
 """The algorithm on environments whose every number is known: memory, values, time limits, gradients, weights, controls."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
 
 import numpy as np
 import pytest
@@ -144,9 +144,7 @@ def test_on_the_first_pass_every_ratio_is_one_and_every_kl_zero(kind, actions):
         ratio = (distribution.log_prob(outputs, batch.rows.actions) - batch.rows.log_probs).exp()[real]
         assert len(ratio) == T * B
         torch.testing.assert_close(ratio, torch.ones(T * B), atol=1e-5, rtol=0.0)
-        torch.testing.assert_close(
-            distribution.kl(batch.rows.outputs, outputs)[real], torch.zeros(T * B), atol=1e-5, rtol=0.0
-        )
+        torch.testing.assert_close(distribution.kl(batch.rows.outputs, outputs)[real], torch.zeros(T * B), atol=1e-5, rtol=0.0)
         model.train()
 
 
@@ -252,12 +250,13 @@ def test_a_truncated_episode_feels_its_final_observation_and_no_other_does(kind)
     assert torch.equal(changed, expected)
 
 
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
 @every_model
-def test_an_episode_never_feels_the_next_one(kind):
+def test_an_episode_never_feels_the_next_one(kind, end):
     where, env_id = 6, 1
     envs = [Script(ends=0.0) for _ in range(2)]
-    for flag, env in zip(("truncated", "truncated"), envs, strict=True):
-        getattr(env, flag)[where, env_id] = True
+    for env in envs:
+        getattr(env, end)[where, env_id] = True
     envs[1].obs[where + 1 :, env_id] += 1.0
     envs[1].rewards[where + 1 :, env_id] -= 5.0
     returns = []
@@ -365,15 +364,14 @@ def test_no_raw_prediction_moves_when_the_return_scale_does(mean, spread, seed):
     assert (after - before).abs().max() <= 1e-4 * size
 
 
+@functools.cache
 def trained():
     """A model after one update, and the experience it had; the same one for every example, ever further rescaled."""
-    if not hasattr(trained, "kept"):
-        model = make()
-        collect(model)
-        experience = prepared(model)
-        model.train()
-        trained.kept = (model, experience)
-    return trained.kept
+    model = make()
+    collect(model)
+    experience = prepared(model)
+    model.train()
+    return model, experience
 
 
 def test_the_first_scale_comes_from_the_rewards_alone():
@@ -433,7 +431,6 @@ def test_the_gradient_is_that_of_the_textbook_loss():
 
     got = gradient(model)
 
-    new = torch.cat([part.detach() for part in (model.policy.action_outputs(obs),)]).requires_grad_(False)
     mean, log_std = model.policy.action_outputs(obs).chunk(2, dim=-1)
     old_mean, old_log_std = rollout.outputs.chunk(2, dim=-1)
     law = td.Independent(td.Normal(mean, log_std.exp()), 1)
@@ -447,7 +444,6 @@ def test_the_gradient_is_that_of_the_textbook_loss():
     pinball = torch.maximum(model.levels * error, (model.levels - 1.0) * error).mean()
     loss = -surrogate - 0.05 * law.entropy().mean() + 0.7 * pinball
     expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.policy.parameters()))])
-    assert new.shape == (T, B, 4)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -495,8 +491,8 @@ def test_a_sample_of_weight_two_counts_as_two_samples(kind):
     torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-5)
 
 
-def weightless(change=None, kind="mlp", after: Callable | None = None, **kwargs):
-    """The gradient when the first steps of an episode in env 1 and one inside env 2 have weight 0."""
+def weightless(change=None, kind="mlp", after=None, **kwargs):
+    """The gradient when the first step of an episode in env 1 and a step inside one in env 2 have weight 0."""
     env = Script(ends=0.0)
     env.truncated[4, 1] = True
     env.weights = np.ones(env.rewards.shape, np.float32)
@@ -637,25 +633,25 @@ def test_the_penalty_adds_the_gradient_of_the_true_kl(actions):
     torch.testing.assert_close(found[1] - found[0], torch.cat([part.flatten() for part in parts]), atol=1e-5, rtol=1e-4)
 
 
+def updated(kind="mlp", **kwargs):
+    """The weights after one update of a new model."""
+    model = make(kind, **kwargs)
+    collect(model)
+    model.train()
+    return weights(model.policy)
+
+
 @mlp_and_lstm
 def test_an_early_stop_comes_before_the_step(kind):
     """The second pass finds a KL above its limit; so the weights are those after exactly one step."""
-    stopped = make(kind, batch_size=T * B, n_epochs=5, kl={"mode": "early_stop", "target": 1e-5})
-    one_step = make(kind, batch_size=T * B, n_epochs=1)
-    free = make(kind, batch_size=T * B, n_epochs=5)
-    for model in (stopped, one_step, free):
-        collect(model)
-        model.train()
-    assert torch.equal(weights(stopped.policy), weights(one_step.policy))
-    assert not torch.equal(weights(stopped.policy), weights(free.policy))
+    stop = {"mode": "early_stop", "target": 1e-5}
+    stopped = updated(kind, batch_size=T * B, n_epochs=5, kl=stop)
+    assert torch.equal(stopped, updated(kind, batch_size=T * B, n_epochs=1))
+    assert not torch.equal(stopped, updated(kind, batch_size=T * B, n_epochs=5))
 
 
 def test_a_generous_early_stop_changes_nothing():
-    models = [make(kl=kl) for kl in ({}, {"mode": "early_stop", "target": 1e3})]
-    for model in models:
-        collect(model)
-        model.train()
-    assert torch.equal(*(weights(model.policy) for model in models))
+    assert torch.equal(updated(kl={"mode": "early_stop", "target": 1e3}), updated())
 
 
 def test_the_adaptive_learning_rate_falls_after_a_large_kl_and_grows_after_a_small_one():
@@ -703,7 +699,7 @@ def test_the_entropy_coefficient_decays_over_updates():
 
 def test_the_entropy_decay_starts_at_a_plateau_of_the_episode_returns():
     """Performance must reach the schedule, or a decay that waits for a plateau never starts."""
-    plateau = {"plateau_window": 2, "plateau_tolerance": 1e9}
+    plateau = {"plateau_window": 2, "plateau_tolerance": 1e9, "boost_factor": 1.0}
     model = make(env=VecMonitor(Script()), entropy={"initial": 0.1, "final": 0.0, "decay_steps": 2, **plateau})
     model.learn(4 * T * B)
     assert model.ep_info_buffer

@@ -21,9 +21,11 @@ from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch, Experience, prepare
 from tailguard.ppo.health import (
     EpisodeReturns,
+    Moments,
     StageProfile,
     critic_gradient_norms,
     memory_metrics,
+    moments_drift,
     tail_metrics,
     twin_metrics,
 )
@@ -206,6 +208,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self._activate_return_scale_snapshot()
         rollout.reset()
         self._rollout_start = (self._actor_state, self._critic_state)
+        before = self._observation_moments()
         callback.on_rollout_start()
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
@@ -231,6 +234,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self._update_info_buffer(infos, dones)
             self._last_obs, self._last_episode_starts = new_obs, dones
         rollout.observe(_finite_obs(self._last_obs, n_rollout_steps))
+        if before is not None:
+            self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
@@ -264,9 +269,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self._log_update(log, experience, lr)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
             self.policy.normalizer.update(rollout.obs[:-1])
-            mean_drift, std_drift = self.policy.normalizer.drift()
-            self.logger.record("debug/obs_mean_drift", mean_drift)
-            self.logger.record("debug/obs_std_drift", std_drift)
+            self._log_drift(*self.policy.normalizer.drift())
 
     def _optimise(self, everything: Batch) -> list[Tensor]:
         """All gradient steps of an update; fewer when the KL says stop."""
@@ -393,6 +396,17 @@ class DistributionalPPO(OnPolicyAlgorithm):
             record(name, value)
         self.kl.update(means[KL], self.lr.base_at(self._current_progress_remaining))
         self.entropy.step(None, explained)
+
+    def _observation_moments(self) -> Moments | None:
+        """Mean and standard deviation by which a user's VecNormalize scales observations; None without one."""
+        env = self._vec_normalize_env
+        if env is None or not env.norm_obs or isinstance(env.obs_rms, dict):
+            return None
+        return np.array(env.obs_rms.mean), np.sqrt(np.array(env.obs_rms.var) + env.epsilon)
+
+    def _log_drift(self, mean: float, std: float) -> None:
+        self.logger.record("debug/vecnormalize_mean_drift", mean)
+        self.logger.record("debug/vecnormalize_std_drift", std)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "flat", "shuffler", "_rollout_start", "_actor_state", "_critic_state"]

@@ -99,6 +99,16 @@ def memory_metrics(actor: State, critic: State) -> Metrics:
     return metrics
 
 
+Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def moments_drift(before: Moments, after: Moments) -> tuple[float, float]:
+    """How far mean and standard deviation have moved, in standard deviations, root mean square over columns."""
+    mean = (after[0] - before[0]) / before[1]
+    std = after[1] / before[1] - 1.0
+    return float(np.sqrt(np.mean(mean**2))), float(np.sqrt(np.mean(std**2)))
+
+
 def tail_metrics(start_quantiles: Tensor, levels: Tensor, returns: EpisodeReturns, alpha: float) -> Metrics:
     """The predicted tail of the return at the start of episodes beside the realised one.
 
