@@ -149,11 +149,13 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
     """Step any SB3 ``VecEnv`` and give the ends of episodes as arrays, besides the dictionaries."""
     if isinstance(env, ArrayVecEnv):
         step = env.step_arrays(actions)
+        for name in ("rewards", "terminated", "truncated"):
+            _require_one_each(name, getattr(step, name), env.num_envs)
         return step, env.infos_of(step)
     obs, rewards, dones, infos = env.step(actions)
-    dones = np.asarray(dones)
-    if dones.shape != (env.num_envs,):
-        raise ValueError(f"the env returned dones of shape {dones.shape}, expected {(env.num_envs,)}")
+    rewards, dones = np.asarray(rewards, np.float64), np.asarray(dones)
+    _require_one_each("rewards", rewards, env.num_envs)
+    _require_one_each("dones", dones, env.num_envs)
     ended = np.flatnonzero(dones)
     truncated = np.zeros(env.num_envs, np.bool_)
     truncated[ended] = [bool(infos[index].get("TimeLimit.truncated", False)) for index in ended]
@@ -168,6 +170,11 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
         truncated,
         ended,
         final_obs,
-        None if weights.all() else weights,
+        None if (weights == 1.0).all() else weights,
     )
     return step, infos
+
+
+def _require_one_each(name: str, values: NDArray[Any], n_envs: int) -> None:
+    if values.shape != (n_envs,):
+        raise ValueError(f"the env returned {name} of shape {values.shape}, expected {(n_envs,)}")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tailguard.ppo.rollout import Rollout, Strips, shuffled
+from tailguard.vec_env import StepArrays
 
 laws = settings(max_examples=100, deadline=None)
 
@@ -85,9 +86,8 @@ def fill(dones, seed=0):
 def add(rollout, t, *, terminated=None, truncated=None, ended=(), weights=None):
     n, envs = rollout.n_envs, np.asarray(ended, dtype=np.intp)
     nobody = np.zeros(n, np.bool_)
-    rollout.add(
-        torch.full((n, 1), float(t)),
-        torch.full((n, 2), float(-t)),
+    step = StepArrays(
+        np.zeros((n, 2), np.float32),
         np.full(n, t / 2.0),
         nobody if terminated is None else terminated,
         nobody if truncated is None else truncated,
@@ -95,6 +95,7 @@ def add(rollout, t, *, terminated=None, truncated=None, ended=(), weights=None):
         np.stack((np.full(len(envs), t + 1000.0), envs), axis=1).astype(np.float32),
         weights,
     )
+    rollout.add(torch.full((n, 1), float(t)), torch.full((n, 2), float(-t)), step)
 
 
 @given(dones=episode_ends())

@@ -106,8 +106,8 @@ class Gaussian(ActionDistribution):
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         shaped = actions.reshape(-1, *self.action_shape)
         if self.squash:
-            return np.asarray(self.low + 0.5 * (np.tanh(shaped) + 1.0) * (self.high - self.low))
-        return np.asarray(np.clip(shaped, self.low, self.high))
+            shaped = self.low + 0.5 * (np.tanh(shaped) + 1.0) * (self.high - self.low)
+        return np.asarray(np.clip(shaped, self.low, self.high), dtype=self.low.dtype)
 
 
 class Categorical(ActionDistribution):

@@ -36,7 +36,7 @@ from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
 from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State
 from tailguard.validation import build, require
-from tailguard.vec_env import GymVectorAdapter, StepArrays, step_with_arrays
+from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -102,6 +102,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         stats_window_size: int = 100,
         _init_setup_model: bool = True,
     ) -> None:
+        if not callable(learning_rate):
+            require(0.0 <= learning_rate < float("inf"), "learning_rate", learning_rate, "finite and not negative")
         require(n_steps >= 2, "n_steps", n_steps, "at least 2")
         require(n_epochs >= 1, "n_epochs", n_epochs, "at least 1")
         require(0.0 <= gamma <= 1.0, "gamma", gamma, "in [0, 1]")
@@ -121,8 +123,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.obs_norm = (
             None if normalize_obs is False else _settings(ObsNormConfig, {} if normalize_obs is True else normalize_obs)
         )
-        if isinstance(env, VectorEnv):
-            env = GymVectorAdapter(env, seed)
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
@@ -148,8 +148,10 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        self.lr = LearningRate(self.learning_rate)
-        self.shuffler = torch.Generator().manual_seed(self.seed if self.seed is not None else torch.seed() % 2**63)
+        if "lr" not in self.__dict__:  # a loaded model brings its own, which may have been set from outside
+            self.lr = LearningRate(self.learning_rate)
+        shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
+        self.shuffler = torch.Generator().manual_seed(shuffling_seed)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
         settings = {"critic": self.critic, "obs_norm": self.obs_norm, **self.policy_kwargs}
         self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
@@ -165,7 +167,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.reset_lstm_states_to_initial()
-        self._n_updates = 0
 
     def _check_batches(self) -> None:
         """Refuse batch sizes that do not fit the rollout, with the nearest that does."""
@@ -176,17 +177,26 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self.batch_size = quarter if samples % quarter == 0 else samples
         for name, size, total in (
             ("batch_size", self.batch_size, samples),
-            ("microbatch_size", self.microbatch_size or self.batch_size, self.batch_size),
+            ("microbatch_size", self._microbatch_size(), self.batch_size),
         ):
             fits = size >= 1 and size % unit == 0 and total % size == 0
             legal = [n for n in range(unit, total + 1, unit) if total % n == 0]
             nearest = min(legal, key=lambda n: abs(n - size), default=total)
             require(fits, name, size, f"a divisor of {total} made of {what} of {unit}; the nearest is {nearest}")
-        vec_normalize = unwrap_vec_normalize(self.env) if self.env is not None else None
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Everything that comes in as an environment passes here: constructor, ``set_env`` and ``load``."""
+        if isinstance(env, VectorEnv):
+            env = GymVectorAdapter(env)
+        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        vec_normalize = unwrap_vec_normalize(wrapped)
         if vec_normalize is not None and vec_normalize.norm_reward:
-            raise ValueError(
-                "VecNormalize(norm_reward=True) would scale rewards twice; use norm_reward=False, PPO scales returns"
-            )
+            raise ValueError("VecNormalize(norm_reward=True) would scale returns twice: set norm_reward=False, PPO scales them")
+        return wrapped
+
+    def _microbatch_size(self) -> int:
+        return cast(int, self.batch_size) if self.microbatch_size is None else self.microbatch_size
 
     def reset_lstm_states_to_initial(self) -> None:
         """Forget everything that actor and critics remember, in every environment."""
@@ -207,44 +217,46 @@ class DistributionalPPO(OnPolicyAlgorithm):
         # or another member of a population, come into force here and then stay the same for the whole rollout.
         self._activate_return_scale_snapshot()
         rollout.reset()
+        self._begin_episodes(cast(NDArray[np.bool_], self._last_episode_starts))
         self._rollout_start = (self._actor_state, self._critic_state)
         before = self._observation_moments()
         callback.on_rollout_start()
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
-                obs_tensor = rollout.observe(_finite_obs(self._last_obs, n_steps))
+                obs_tensor = rollout.observe(_finite("observation", self._last_obs, n_steps))
                 outputs, self._actor_state = self.policy.act(self.policy.normalizer(obs_tensor), self._actor_state)
-                actions = distribution.sample(outputs)
-                clipped_actions = distribution.to_env(actions.numpy())
+                sampled = distribution.sample(outputs)
+                actions = sampled.numpy()
+                clipped_actions = distribution.to_env(actions)
             with self.profile.stage("env"):
                 step, infos = step_with_arrays(env, clipped_actions)
-            dones = step.terminated | step.truncated
-            _check_step(step, self.n_envs, n_steps)
-            rollout.add(
-                actions, outputs, step.rewards, step.terminated, step.truncated, step.ended, step.final_obs, step.sample_weights
+            new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
+            _finite("reward", rewards, n_steps)
+            _finite(
+                "final observation", step.final_obs[step.truncated[step.ended]], n_steps, step.ended[step.truncated[step.ended]]
             )
-            self.episode_returns.add(step.rewards, step.ended)
+            rollout.add(sampled, outputs, step)
+            self.episode_returns.add(rewards, step.ended)
+            self._last_memory = self._actor_state
             if len(step.ended):
-                self._forget(dones)
+                self._actor_state = _wipe(self._actor_state, dones)
             self.num_timesteps += env.num_envs
-            new_obs, rewards = step.obs, step.rewards  # community callbacks look for these names
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
             self._update_info_buffer(infos, dones)
             self._last_obs, self._last_episode_starts = new_obs, dones
-        rollout.observe(_finite_obs(self._last_obs, n_rollout_steps))
+        rollout.observe(_finite("observation", self._last_obs, n_rollout_steps))
         if before is not None:
             self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
 
-    def _forget(self, dones: NDArray[np.bool_]) -> None:
-        """Reset the memory of the environments whose episode ended, and of no other."""
-        if self.policy.recurrent:
-            keep = torch.from_numpy(~dones).to(self.device, torch.float32).reshape(1, -1, 1)
-            self._actor_state = (self._actor_state[0] * keep, self._actor_state[1] * keep)
+    def _begin_episodes(self, starts: NDArray[np.bool_]) -> None:
+        """Forget what was remembered of other episodes, in the environments that begin one, and in no other."""
+        self._actor_state, self._critic_state = _wipe(self._actor_state, starts), _wipe(self._critic_state, starts)
+        self.episode_returns.begin(starts)
 
     # -------------------------------------------------------------------------------------------------- training
 
@@ -254,22 +266,23 @@ class DistributionalPPO(OnPolicyAlgorithm):
         lr = self.lr.apply(self.policy.optimizer, self._current_progress_remaining, self.kl.lr_factor)
         rollout = cast(Rollout, self.rollout_buffer)
         with self.profile.stage("prepare"):
-            if self._n_updates == 0:
+            if self.policy.return_scale.mass == 0.0:
                 self._first_return_scale(rollout)
             experience = prepare(
                 self.policy, rollout, *self._rollout_start, self.critic, self.levels, self.gamma, self.gae_lambda, self.shuffler
             )
-            self._critic_state = self._actor_state if experience.critic_state_after is None else experience.critic_state_after
-            self._finalize_return_stats(experience)
+            self._critic_state = experience.critic_state_after or self._last_memory
+            if rollout.weights.any():
+                self._finalize_return_stats(experience)
             self._activate_return_scale_snapshot()
             batch = experience.batch._replace(targets=self.policy.return_scale.encode(experience.batch.targets))
         with self.profile.stage("update"):
             log = self._optimise(batch)
-        self._n_updates += self.n_epochs
         self._log_update(log, experience, lr)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
             self.policy.normalizer.update(rollout.obs[:-1])
             self._log_drift(*self.policy.normalizer.drift())
+        self._critic_state = _wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
 
     def _optimise(self, everything: Batch) -> list[Tensor]:
         """All gradient steps of an update; fewer when the KL says stop."""
@@ -277,19 +290,28 @@ class DistributionalPPO(OnPolicyAlgorithm):
         n, size = self.n_steps * self.n_envs // unit, cast(int, self.batch_size) // unit
         log: list[Tensor] = []
         for _ in range(self.n_epochs):
+            steps_before = len(log)
             for index in shuffled(n, size, self.shuffler):
-                metrics = self._gradient_step(everything.select(index))
+                batch = everything.select(index)
+                if not batch.rows.weights.any():  # nothing to learn from; a step would only follow old momentum
+                    self.logger.record_mean("warn/empty_batch", 1.0)
+                    continue
+                metrics = self._gradient_step(batch)
                 if metrics is None:
                     return log
                 log.append(metrics)
+            if len(log) == steps_before:
+                self.logger.record("warn/empty_epoch", 1.0)
+            else:
+                self._n_updates += 1
         return log
 
     def _gradient_step(self, batch: Batch) -> Tensor | None:
         """One step of the optimizer on a minibatch; None when the KL says to stop before it."""
-        self.flat.gradient.zero_()
+        self.flat.zero_grad()
         unit = self.n_steps if self.policy.recurrent else 1
-        parts = batch.split((self.microbatch_size or cast(int, self.batch_size)) // unit)
-        total = batch.rows.weights.sum().clamp(min=1e-8)
+        parts = batch.split(self._microbatch_size() // unit)
+        total = batch.rows.weights.sum()
         measures = torch.zeros(len(LOSSES))
         for part in parts:
             loss, measured = self._loss(part, total)
@@ -314,7 +336,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         share = rows.weights / total_weight
         distribution = self.policy.distribution
 
-        log_ratio = distribution.log_prob(outputs, rows.actions) - rows.log_probs
+        # Rows that are no samples (blanks, final observations) may have any density, infinite ones included.
+        log_ratio = torch.where(share > 0.0, distribution.log_prob(outputs, rows.actions) - rows.log_probs, 0.0)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - self.clip_range, 1.0 + self.clip_range)
         surrogate = -(share * torch.minimum(ratio * rows.advantages, clipped * rows.advantages)).sum()
@@ -390,12 +413,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
             record("train/std", self.policy.log_std.exp().mean().item())
         health = twin_metrics(means[len(LOSSES) : -1])
         if self.policy.recurrent:
-            health |= memory_metrics(self._actor_state, self._critic_state)
+            health |= memory_metrics(self._last_memory, self._critic_state)
         health |= tail_metrics(experience.start_quantiles, self.levels, self.episode_returns, TAIL)
         for name, value in (health | self.profile.take()).items():
             record(name, value)
         self.kl.update(means[KL], self.lr.base_at(self._current_progress_remaining))
-        self.entropy.step(None, explained)
+        finished = [episode["r"] for episode in self.ep_info_buffer or []]
+        self.entropy.step(float(np.mean(finished)) if finished else None, explained)
 
     def _observation_moments(self) -> Moments | None:
         """Mean and standard deviation by which a user's VecNormalize scales observations; None without one."""
@@ -409,7 +433,15 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.logger.record("debug/vecnormalize_std_drift", std)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "flat", "shuffler", "_rollout_start", "_actor_state", "_critic_state"]
+        return [
+            *super()._excluded_save_params(),
+            "flat",
+            "shuffler",
+            "_rollout_start",
+            "_actor_state",
+            "_critic_state",
+            "_last_memory",
+        ]
 
 
 LOSSES = ("policy_gradient_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -430,20 +462,19 @@ def _explained_variance(values: Tensor, returns: Tensor) -> float | None:
     return 1.0 - (returns - values).var(correction=0).item() / variance if variance > 0.0 else None
 
 
-def _finite_obs(obs: Any, step: int) -> NDArray[np.float32]:
-    array = np.asarray(obs, dtype=np.float32)
-    if not np.isfinite(array.sum()):
-        bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
-        if len(bad):
-            raise ValueError(f"the observation of env {bad[0]} at step {step} of the rollout is not finite")
+def _finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:
+    """The values ``[B, ...]``, or an error that names the first environment whose value is not finite."""
+    array = np.asarray(values)
+    if not np.isfinite(array).all():
+        bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0]
+        env = bad if envs is None else envs[bad]
+        raise ValueError(f"the {name} of env {env} at step {step} of the rollout is not finite: {array[bad]}")
     return array
 
 
-def _check_step(step: StepArrays, n_envs: int, t: int) -> None:
-    for name in ("rewards", "terminated", "truncated"):
-        shape = getattr(step, name).shape
-        if shape != (n_envs,):
-            raise ValueError(f"the env returned {name} of shape {shape}, expected {(n_envs,)}")
-    if not np.isfinite(step.rewards.sum()):
-        bad = np.flatnonzero(~np.isfinite(step.rewards))
-        raise ValueError(f"the reward of env {bad[0]} at step {t} of the rollout is {step.rewards[bad[0]]}")
+def _wipe(state: State, starts: NDArray[np.bool_]) -> State:
+    """The state with 0 in the environments where `starts` is true."""
+    if not len(state[0]) or not starts.any():
+        return state
+    keep = torch.from_numpy(~starts.astype(bool)).to(state[0]).reshape(1, -1, 1)
+    return state[0] * keep, state[1] * keep

@@ -98,7 +98,7 @@ class Experience:
     :param returns: ``[T, B]`` raw lambda-returns.
     :param weights: ``[T, B]`` sample weights.
     :param start_quantiles: ``[K, M, N]`` raw quantiles at the starts of episodes.
-    :param critic_state_after: memory of the critics after the rollout; None where they have none of their own.
+    :param critic_state_after: memory of the critics after the last step; None where they have none of their own.
     """
 
     batch: Batch
@@ -125,7 +125,7 @@ def prepare(
     with torch.no_grad():
         layout, raw_obs = rollout.strips()
         obs = policy.normalizer(raw_obs)
-        features, critic_after = _critic_features(policy, obs, layout, actor_state, critic_state, rollout)
+        features, critic_after = _critic_features(policy, obs, layout, actor_state, critic_state)
         quantiles = policy.return_scale.decode(policy.quantiles(features))  # [K, L, B, N]
         per_critic = mean_of(quantiles, levels)
         values = aggregate_value(per_critic, critic)
@@ -157,16 +157,13 @@ def aggregate_value(per_critic: Tensor, critic: CriticConfig) -> Tensor:
 
 
 def _critic_features(
-    policy: DistributionalPolicy, obs: Tensor, layout: Strips, actor_state: State, critic_state: State, rollout: Rollout
+    policy: DistributionalPolicy, obs: Tensor, layout: Strips, actor_state: State, critic_state: State
 ) -> tuple[Tensor, State | None]:
     if policy.actor_trunk is None:
         return obs, None
     if policy.critic_trunk is None:  # shared: the actor's memory is the critics' too, and acting has carried it along
         return policy.actor_trunk.sequence(obs, layout.blanks, actor_state), None
-    last = layout.positions[-1]
-    features, after = policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, last)
-    keep = (~(rollout.terminated[-1] | rollout.truncated[-1])).float().reshape(1, -1, 1)
-    return features, (after[0] * keep, after[1] * keep)
+    return policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, layout.positions[-1])
 
 
 def _targets(

@@ -54,6 +54,10 @@ class EpisodeReturns:
         self.running, self.discount = np.zeros(n_envs), np.ones(n_envs)
         self.finished: deque[float] = deque(maxlen=window)
 
+    def begin(self, starts: NDArray[np.bool_]) -> None:
+        """Start counting anew where `starts` is true; what was running there is no whole episode."""
+        self.running[starts], self.discount[starts] = 0.0, 1.0
+
     def add(self, rewards: NDArray[np.float64], ended: NDArray[np.intp]) -> None:
         """Count one step; the episodes of the environments `ended` are finished."""
         self.running += self.discount * rewards

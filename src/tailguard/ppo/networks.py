@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module], output_gain: float, orthogonal: bool = True) -> nn.Sequential:
@@ -33,6 +33,8 @@ class FlatParameters:
     The module's parameters become views of it. An optimizer over the one tensor makes one call where it made a dozen; so do
     clipping, zeroing and checking.
 
+    ``slices`` says where each named parameter stands.
+
     :param module: the module; its parameters must be of one type and on one device.
     """
 
@@ -41,12 +43,20 @@ class FlatParameters:
         values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         self.tensor = nn.Parameter(values)
         self.gradient = torch.zeros_like(values)
-        self.tensor.grad = self.gradient
         self.slices: dict[str, slice] = {}
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
         start = 0
         for name, parameter in module.named_parameters():
             end = start + parameter.numel()
             parameter.data = self.tensor.data[start:end].view_as(parameter)
-            parameter.grad = self.gradient[start:end].view_as(parameter)
             self.slices[name] = slice(start, end)
+            self._views.append((parameter, self.gradient[start:end].view_as(parameter)))
             start = end
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Set all gradients to 0, and back into their place if somebody has cleared them the usual way."""
+        self.gradient.zero_()
+        self.tensor.grad = self.gradient
+        for parameter, view in self._views:
+            parameter.grad = view

@@ -147,7 +147,10 @@ class DistributionalPolicy(BasePolicy):
         self.set_training_mode(False)
         assert isinstance(self.observation_space, spaces.Box)
         observation = np.asarray(observation)
-        single = observation.shape == self.observation_space.shape
+        shape = self.observation_space.shape
+        single = observation.shape == shape
+        if not single and observation.shape[1:] != shape:
+            raise ValueError(f"observation must have the shape {shape} or (n, *{shape}), got {observation.shape}")
         batch = observation.reshape(-1, self.obs_size).astype(np.float32)
         n = len(batch)
         with torch.no_grad():

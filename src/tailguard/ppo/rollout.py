@@ -12,11 +12,14 @@ stands at the position of step i plus one, ended or not; and final observations 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from tailguard.vec_env import StepArrays
 
 
 @dataclass(frozen=True)
@@ -83,37 +86,27 @@ class Rollout:
         self._finals.clear()
         self.weights.fill_(1.0)
 
-    def observe(self, obs: NDArray[np.float32]) -> Tensor:
+    def observe(self, obs: NDArray[Any]) -> Tensor:
         """Store the observation that the next action is for; after the last step the one that follows it."""
         row = self.obs[self.filled]
         row.copy_(torch.from_numpy(obs.reshape(row.shape)))
         return row
 
-    def add(
-        self,
-        actions: Tensor,
-        outputs: Tensor,
-        rewards: NDArray[np.float64],
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        ended: NDArray[np.intp],
-        final_obs: NDArray[np.float32],
-        weights: NDArray[np.float32] | None,
-    ) -> None:
-        """Store one step; `final_obs` are the last observations of the environments `ended`."""
+    def add(self, actions: Tensor, outputs: Tensor, step: StepArrays) -> None:
+        """Store one step: the actions, what described their distribution, and what the environments answered."""
         if self.filled == self.n_steps:
             raise ValueError(f"the rollout is full: it holds {self.n_steps} steps; call reset() first")
         t = self.filled
         self.actions[t].copy_(actions)
         self.outputs[t].copy_(outputs)
-        self.rewards[t].copy_(torch.from_numpy(rewards))
-        self.terminated[t].copy_(torch.from_numpy(terminated))
-        self.truncated[t].copy_(torch.from_numpy(truncated))
-        if weights is not None:
-            self.weights[t].copy_(torch.from_numpy(weights))
-        if len(ended):
-            finals = torch.from_numpy(np.ascontiguousarray(final_obs, dtype=np.float32))
-            self._finals.append((t, torch.from_numpy(ended), finals.reshape(len(ended), -1)))
+        self.rewards[t].copy_(torch.from_numpy(step.rewards))
+        self.terminated[t].copy_(torch.from_numpy(step.terminated))
+        self.truncated[t].copy_(torch.from_numpy(step.truncated))
+        if step.sample_weights is not None:
+            self.weights[t].copy_(torch.from_numpy(step.sample_weights))
+        if len(step.ended):
+            finals = torch.from_numpy(np.ascontiguousarray(step.final_obs, dtype=np.float32))
+            self._finals.append((t, torch.from_numpy(step.ended), finals.reshape(len(step.ended), -1)))
         self.filled += 1
 
     def strips(self) -> tuple[Strips, Tensor]:
