@@ -493,6 +493,10 @@ def test_a_sample_of_weight_two_counts_as_two_samples(kind):
 
 def weightless(change=None, kind="mlp", after=None, **kwargs):
     """The gradient when the first step of an episode in env 1 and a step inside one in env 2 have weight 0."""
+    return gradient(weightless_model(change, kind, after, **kwargs))
+
+
+def weightless_model(change=None, kind="mlp", after=None, **kwargs):
     env = Script(ends=0.0)
     env.truncated[4, 1] = True
     env.weights = np.ones(env.rewards.shape, np.float32)
@@ -503,7 +507,7 @@ def weightless(change=None, kind="mlp", after=None, **kwargs):
     collect(model)
     if after is not None:
         after(model.rollout_buffer)
-    return gradient(model)
+    return model
 
 
 def spoil_rewards(env):
@@ -533,6 +537,17 @@ def test_the_reward_of_a_sample_of_weight_zero_changes_nothing_by_itself(kind):
     assert torch.equal(weightless(kind=kind), weightless(spoil_first_reward, kind=kind))
 
 
+def test_a_sample_of_weight_zero_has_no_part_in_the_explained_variance():
+    """It steers the entropy coefficient."""
+    logged = []
+    for change in (None, spoil_first_reward):
+        model = weightless_model(change)
+        model.train()
+        logged.append({name: value for name, value in model.logger.name_to_value.items() if "explained" in name})
+    assert len(logged[0]) == 3
+    assert logged[0] == pytest.approx(logged[1])
+
+
 @mlp_and_lstm
 def test_the_reward_of_a_sample_of_weight_zero_is_felt_by_the_steps_that_led_to_it(kind):
     assert not torch.equal(weightless(kind=kind), weightless(spoil_rewards, kind=kind))
@@ -551,16 +566,35 @@ def test_a_minibatch_without_weight_is_harmless(kind):
 
 @mlp_and_lstm
 def test_a_rollout_without_weight_teaches_nothing(kind):
+    """Nor does it count as an update, move the controls, or pass for the death of the critics."""
     env = Script()
     env.weights = np.ones(env.rewards.shape, np.float32)
     env.weights[T:] = 0.0
-    model = make(kind, env)
+    model = make(kind, env, kl={"mode": "penalty"})
     collect(model)
     model.train()
+    before, updates, coefficient = weights(model.policy), model._n_updates, model.kl.coefficient
+    collect(model)
+    model.train()
+    assert torch.equal(weights(model.policy), before)
+    assert model._n_updates == updates
+    assert model.logger.name_to_value["warn/empty_epoch"] == 1.0
+    assert model.kl.coefficient == coefficient
+    assert not [name for name in model.logger.name_to_value if "vanishing" in name]
+
+
+def test_a_training_may_begin_with_a_rollout_without_weight():
+    env = Script()
+    env.weights = np.ones(env.rewards.shape, np.float32)
+    env.weights[:T] = 0.0
+    model = make(env=env)
     before = weights(model.policy)
     collect(model)
     model.train()
     assert torch.equal(weights(model.policy), before)
+    collect(model)
+    model.train()
+    assert not torch.equal(weights(model.policy), before)
 
 
 def test_weights_between_zero_and_one_survive_the_way_through_infos():
@@ -577,6 +611,14 @@ def test_weights_between_zero_and_one_survive_the_way_through_infos():
     model = make(env=Halved(Script()))
     collect(model)
     assert (model.rollout_buffer.weights == 0.5).all()
+
+
+def test_weights_survive_a_wrapper_around_a_batch():
+    env = Script()
+    env.weights = np.random.default_rng(3).choice([0.0, 0.5, 1.0, 3.0], size=env.rewards.shape).astype(np.float32)
+    model = make(env=VecMonitor(env))
+    collect(model)
+    np.testing.assert_array_equal(model.rollout_buffer.weights, env.weights[:T])
 
 
 def test_many_precise_actions_do_not_overflow_in_rows_that_are_no_samples():
@@ -780,6 +822,29 @@ def test_a_final_observation_that_is_not_finite_is_refused_with_env_and_step(kin
     model = make(kind, env)
     with pytest.raises(ValueError, match="env 2 at step 5"):
         (collect(model), model.train())
+
+
+@mlp_and_lstm
+def test_the_final_observation_of_a_terminated_episode_may_be_anything(kind):
+    """Nobody asks what comes after an end; a simulator that blew up there must not spoil the episodes that follow."""
+    found = []
+    for final in (0.0, np.nan):
+        env = Script(ends=0.0)
+        env.terminated[5, 2] = True
+        env.finals[5, 2] = final
+        found.append(updated(kind, env=env))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_an_environment_may_hand_out_arrays_that_cannot_be_written():
+    class Locked(Script):
+        def step_arrays(self, actions):
+            return super().step_arrays(actions)._replace(rewards=np.broadcast_to(np.float64(1.0), B))
+
+    env = Locked()
+    for array in (env.obs, env.finals, env.terminated, env.truncated):
+        array.setflags(write=False)
+    collect(make(env=env))
 
 
 @pytest.mark.parametrize("shape", [(B, 1), (B + 1,), ()], ids=str)

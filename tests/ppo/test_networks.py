@@ -68,7 +68,7 @@ def test_a_step_on_the_flat_tensor_moves_the_module_as_a_step_on_its_parameters(
     optimizers = [torch.optim.Adam([flat.tensor], lr=0.1), torch.optim.Adam(plain.parameters(), lr=0.1)]
     inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     for _ in range(3):
-        flat.gradient.zero_()
+        flat.zero_grad()
         optimizers[1].zero_grad()
         for one, optimizer in zip((module, plain), optimizers, strict=True):
             one(inputs).square().sum().backward()
@@ -87,8 +87,21 @@ def test_gradients_live_in_the_flat_tensor_and_add_up():
     torch.testing.assert_close(flat.gradient, 2.0 * once)
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter.grad.flatten(), flat.gradient[flat.slices[name]])
-    flat.gradient.zero_()
+    flat.zero_grad()
     assert all((parameter.grad == 0.0).all() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_were_cleared_the_usual_way_come_back(set_to_none):
+    module = small()
+    flat = FlatParameters(module)
+    module.zero_grad(set_to_none=set_to_none)
+    torch.optim.SGD([flat.tensor]).zero_grad(set_to_none=set_to_none)
+    flat.zero_grad()
+    module(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(torch.cat([parameter.grad.flatten() for parameter in module.parameters()]), flat.gradient)
+    assert flat.tensor.grad is flat.gradient
+    assert (flat.gradient != 0.0).any()
 
 
 def test_loading_weights_goes_through_to_the_flat_tensor():

@@ -392,6 +392,15 @@ def test_a_learning_rate_that_was_set_is_saved(tmp_path):
     assert loaded.policy.optimizer.param_groups[0]["lr"] == 7e-5
 
 
+def test_a_learning_rate_can_be_given_when_loading(tmp_path):
+    """SB3's way to change a setting of a saved model."""
+    make(learning_rate=1e-3).learn(T * B).save(tmp_path / "model")
+    for change in ({"learning_rate": 5e-4}, {"custom_objects": {"learning_rate": 5e-4}}):
+        loaded = DistributionalPPO.load(tmp_path / "model", env=copies(), **change)
+        loaded.learn(T * B)
+        assert loaded.policy.optimizer.param_groups[0]["lr"] == 5e-4
+
+
 @both
 def test_parameters_can_be_taken_out_and_put_in(policy):
     source, target = make(policy, seed=0).learn(T * B), make(policy, seed=1)

@@ -77,8 +77,8 @@ def _impact_coefficient(bars: Floats, rules: TradingRules) -> Floats:
     return coefficient.ffill().fillna(0.0).to_numpy(dtype=np.float64)
 
 
-def kernel_rules(rules: TradingRules) -> KernelRules:
-    """The scalars of `rules`."""
+def kernel_rules(rules: TradingRules, assets: int) -> KernelRules:
+    """The scalars of `rules`, for accounts that trade so many assets."""
     return KernelRules(
         fee=rules.fee,
         spread=rules.half_spread + rules.slippage,
@@ -90,6 +90,7 @@ def kernel_rules(rules: TradingRules) -> KernelRules:
         ruin=rules.bankruptcy * rules.cash,
         maintenance_margin=rules.maintenance_margin,
         cost_aware=rules.sizing == "cost_aware",
+        assets=(0,) * assets,
     )
 
 
@@ -161,7 +162,7 @@ def simulate(
     history = empty_accounts(steps, assets)
     ruined_at = simulate_account(
         array, np.ascontiguousarray(targets), checked.fill == "close", TRADE_FIELDS[checked.fill],
-        kernel_rules(checked), checked.cash, history,
+        kernel_rules(checked, assets), checked.cash, history,
     )  # fmt: skip
     units = history[:, UNITS : UNITS + assets]
     exposure = units * array[:, :, MARK] / history[:, EQUITY, None]

@@ -119,7 +119,8 @@ class AccountBatch:
         self._work = np.empty((WORK_ROWS, self.assets))
         self._constants = (
             0.0 if settings.long_only else -settings.leverage, settings.leverage, settings.fill == "close",
-            TRADE_FIELDS[settings.fill], self.no_trade, self.bars, self.features.values, kernel_rules(settings), settings.cash,
+            TRADE_FIELDS[settings.fill], self.no_trade, self.bars, self.features.values,
+            kernel_rules(settings, self.assets), settings.cash,
         )  # fmt: skip
 
     def _starts(self, rows: int, span: tuple[int, int] | None) -> tuple[int, int, int]:

@@ -50,7 +50,11 @@ TERMINATED, TRUNCATED, EFFECTIVE = range(3)
 
 
 class KernelRules(NamedTuple):
-    """The numbers of :class:`TradingRules` that the kernel needs, as plain scalars."""
+    """The numbers of :class:`TradingRules` that the kernel needs, as plain scalars.
+
+    ``assets`` is a tuple of one entry per asset. Its length is part of its type, so the kernel is compiled for that number of
+    assets and the loops over them vanish, which makes a step a tenth faster.
+    """
 
     fee: float
     spread: float
@@ -62,6 +66,7 @@ class KernelRules(NamedTuple):
     ruin: float
     maintenance_margin: float
     cost_aware: bool
+    assets: tuple[int, ...]
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +126,7 @@ def equity_after_costs(equity, bars, t, price_field, rules, work):
     left = equity
     for _ in range(MAX_NEWTON_STEPS):
         excess, slope = left - equity, 1.0
-        for a in range(work.shape[1]):
+        for a in range(len(rules.assets)):
             target = work[WANTED, a]
             if math.isnan(target):
                 continue
@@ -154,7 +159,7 @@ def largest_purchase(cash, wanted, price, impact, rules):
 def cash_left(cash, bars, t, price_field, rules, work):
     """Cash after all trades that are planned."""
     left = cash
-    for a in range(work.shape[1]):
+    for a in range(len(rules.assets)):
         trade = work[TRADES, a]
         side = math.copysign(1.0, trade)
         left -= trade
@@ -167,7 +172,7 @@ def cash_left(cash, bars, t, price_field, rules, work):
 def limit_purchases(cash, bars, t, price_field, rules, work):
     """Cut purchases to the cash that is there after all sales: small orders first, the largest bears the shortfall."""
     available = cash
-    for a in range(work.shape[1]):
+    for a in range(len(rules.assets)):
         sold = -work[TRADES, a]
         if sold > 0.0:
             available += sold - trading_cost(sold, -1.0, bars[t, a, price_field], bars[t, a, IMPACT], rules)
@@ -211,7 +216,7 @@ def execute(accounts, b, a, assets, trade, price, impact, rules):
 @compiled
 def rebalance(accounts, b, bars, t, price_field, target, rules, work):
     """Trade account `b` towards row `target` of weights at an open or close (NaN: hold); what has no bar stays as it is."""
-    assets = work.shape[1]
+    assets = len(rules.assets)
     equity = accounts[b, CASH]
     for a in range(assets):
         price = bars[t, a, price_field]
@@ -253,7 +258,7 @@ def accrue(accounts, b, bars, t, rules):
     """Carry since the bar before, on what was held then: interest, loan, borrow of shorts, funding of perpetuals."""
     cash, years = accounts[b, CASH], bars[t, 0, YEARS]
     cost = -(rules.cash_rate if cash > 0.0 else rules.loan_rate) * cash * years
-    for a in range(bars.shape[1]):
+    for a in range(len(rules.assets)):
         value = accounts[b, UNITS + a] * bars[t - 1, a, MARK]
         if value < 0.0:
             cost -= rules.borrow_rate * value * years
@@ -279,7 +284,7 @@ def path_to_ruin(accounts, b, last, rules, work):
     """
     start = end = accounts[b, CASH]
     gross_start = gross_end = 0.0
-    for a in range(work.shape[1]):
+    for a in range(len(rules.assets)):
         units = accounts[b, UNITS + a]
         start += units * work[OPENS, a]
         end += units * work[last, a]
@@ -304,7 +309,7 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
     :param trade_field: OPEN or CLOSE, the price at which `target` is traded; NO_TRADE for neither.
     :returns: whether the account was ruined.
     """
-    assets = work.shape[1]
+    assets = len(rules.assets)
     if t > 0:
         accrue(accounts, b, bars, t, rules)
     for a in range(assets):
@@ -339,10 +344,10 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
 
 
 @inlined
-def mark_to_market(accounts, b, bars, t):
+def mark_to_market(accounts, b, bars, t, rules):
     """Equity at the last known prices."""
     equity = accounts[b, CASH]
-    for a in range(bars.shape[1]):
+    for a in range(len(rules.assets)):
         equity += accounts[b, UNITS + a] * bars[t, a, MARK]
     accounts[b, EQUITY] = equity
     accounts[b, PEAK] = max(accounts[b, PEAK], equity)
@@ -351,7 +356,7 @@ def mark_to_market(accounts, b, bars, t):
 @compiled
 def simulate_account(bars, targets, same_bar, trade_field, rules, start_cash, history):
     """Run one account over all bars and keep its state after each; returns the bar at which it was ruined, or -1."""
-    steps, assets = targets.shape
+    steps, assets = len(targets), len(rules.assets)
     work = np.empty((WORK_ROWS, assets))
     history[0] = 0.0
     history[0, CASH] = start_cash
@@ -365,14 +370,14 @@ def simulate_account(bars, targets, same_bar, trade_field, rules, start_cash, hi
         ruined = play_bar(history, t, bars, t, field, targets[max(decided, 0)], rules, start_cash, work)
         if ruined and ruined_at < 0:
             ruined_at = t
-        mark_to_market(history, t, bars, t)
+        mark_to_market(history, t, bars, t, rules)
     return ruined_at
 
 
 @inlined
-def _observe(obs, b, features, accounts, bars, t):
+def _observe(obs, b, features, accounts, bars, t, rules):
     """Write the market's features, then the account: weights, unrealised gains and drawdown, as shares of equity."""
-    width, assets, equity = features.shape[1], bars.shape[1], accounts[b, EQUITY]
+    width, assets, equity = features.shape[1], len(rules.assets), accounts[b, EQUITY]
     for f in range(width):
         obs[b, f] = features[t, f]
     for a in range(assets):
@@ -392,7 +397,7 @@ def step_accounts(
     :returns: the first account whose action is not finite (nothing is stepped then), or -1; how many episodes ended; how
         many accounts were not allowed to trade.
     """
-    size, assets = actions.shape
+    size, assets = len(actions), len(rules.assets)
     for b in range(size):
         for a in range(assets):
             if not math.isfinite(actions[b, a]):
@@ -420,8 +425,8 @@ def step_accounts(
         t += 1
         before = accounts[b, EQUITY]
         ruined = play_bar(accounts, b, bars, t, field, target, rules, start_cash, work)
-        mark_to_market(accounts, b, bars, t)
-        _observe(obs, b, features, accounts, bars, t)
+        mark_to_market(accounts, b, bars, t, rules)
+        _observe(obs, b, features, accounts, bars, t, rules)
         rewards[b] = math.log(accounts[b, EQUITY] / before)
         clock[NOW, b] = t
         over = not ruined and t >= clock[END, b]
