@@ -24,7 +24,7 @@ class StepArrays(NamedTuple):
     :param truncated: ``[B]`` the episode was cut: bootstrap from its final observation.
     :param ended: ``[K]`` indices of the environments whose episode ended.
     :param final_obs: ``[K, ...]`` their last observations.
-    :param sample_weights: ``[B]`` 0 where the action could have no effect, else 1; None when all are 1.
+    :param sample_weights: ``[B]`` how much each step counts, 0 where the action could have no effect; None when all are 1.
     """
 
     obs: NDArray[Any]
@@ -69,8 +69,8 @@ class ArrayVecEnv(VecEnv):
                 **self.episode_info(index),
             }
         if step.sample_weights is not None:
-            for index in np.flatnonzero(step.sample_weights == 0.0).tolist():
-                infos[index]["sample_weight"] = 0.0
+            for index in np.flatnonzero(step.sample_weights != 1.0).tolist():
+                infos[index]["sample_weight"] = float(step.sample_weights[index])
         return infos
 
     def close(self) -> None:

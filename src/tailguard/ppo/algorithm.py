@@ -117,6 +117,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             n_epochs,
             clip_range,
         )
+        self._lr_base: float | Schedule | None = None
         self.critic = _settings(CriticConfig, critic)
         self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
         self.kl = KLControl(_settings(KLConfig, kl))
@@ -148,8 +149,10 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        if "lr" not in self.__dict__:  # a loaded model brings its own, which may have been set from outside
-            self.lr = LearningRate(self.learning_rate)
+        # A loaded model brings its own, which may have been set from outside, unless the loader names a new one.
+        same = self._lr_base == self.learning_rate or (callable(self._lr_base) and callable(self.learning_rate))
+        if not same:
+            self.lr, self._lr_base = LearningRate(self.learning_rate), self.learning_rate
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
@@ -266,7 +269,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         lr = self.lr.apply(self.policy.optimizer, self._current_progress_remaining, self.kl.lr_factor)
         rollout = cast(Rollout, self.rollout_buffer)
         with self.profile.stage("prepare"):
-            if self.policy.return_scale.mass == 0.0:
+            if self.policy.return_scale.mass == 0.0 and rollout.weights.any():
                 self._first_return_scale(rollout)
             experience = prepare(
                 self.policy, rollout, *self._rollout_start, self.critic, self.levels, self.gamma, self.gae_lambda, self.shuffler
@@ -395,15 +398,16 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
     def _log_update(self, log: list[Tensor], experience: Experience, lr: float) -> None:
         record = self.logger.record
-        n_critics = len(experience.per_critic)
-        means = torch.stack(log).mean(0).tolist() if log else [0.0] * (len(LOSSES) + n_critics + 1)
+        if not log:  # no step was taken: there is nothing to report, and nothing for the controls to react to
+            return
+        means = torch.stack(log).mean(0).tolist()
         for name, value in zip(LOSSES, means[: len(LOSSES)], strict=True):
             record(f"train/{name}", value)
         record("train/grad_norm", means[-1])
-        explained = _explained_variance(experience.values, experience.returns)
+        explained = _explained_variance(experience.values, experience)
         record("train/explained_variance", explained)
         for i, values in enumerate(experience.per_critic, start=1):
-            record(f"train/explained_variance_critic{i}", _explained_variance(values, experience.returns))
+            record(f"train/explained_variance_critic{i}", _explained_variance(values, experience))
         record("train/learning_rate", lr)
         record("train/entropy_coefficient", self.entropy.value)
         record("train/return_mean", self._ret_mean_snapshot)
@@ -456,10 +460,15 @@ def _settings(model: type[Settings], given: Settings | Mapping[str, Any] | None)
     return build(model, cast(Mapping[str, Any], given or {}))
 
 
-def _explained_variance(values: Tensor, returns: Tensor) -> float | None:
-    """1 - Var(return - value) / Var(return); None where the returns do not vary."""
-    variance = returns.var(correction=0).item()
-    return 1.0 - (returns - values).var(correction=0).item() / variance if variance > 0.0 else None
+def _explained_variance(values: Tensor, experience: Experience) -> float | None:
+    """1 - Var(return - value) / Var(return) over the weighted samples; None where the returns do not vary."""
+    share = experience.weights / experience.weights.sum().clamp(min=1e-8)
+
+    def variance(numbers: Tensor) -> float:
+        return (share * (numbers - (share * numbers).sum()).square()).sum().item()
+
+    total = variance(experience.returns)
+    return 1.0 - variance(experience.returns - values) / total if total > 0.0 else None
 
 
 def _finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:

@@ -89,7 +89,7 @@ class Rollout:
     def observe(self, obs: NDArray[Any]) -> Tensor:
         """Store the observation that the next action is for; after the last step the one that follows it."""
         row = self.obs[self.filled]
-        row.copy_(torch.from_numpy(obs.reshape(row.shape)))
+        row.numpy()[:] = obs.reshape(row.shape)
         return row
 
     def add(self, actions: Tensor, outputs: Tensor, step: StepArrays) -> None:
@@ -99,14 +99,19 @@ class Rollout:
         t = self.filled
         self.actions[t].copy_(actions)
         self.outputs[t].copy_(outputs)
-        self.rewards[t].copy_(torch.from_numpy(step.rewards))
-        self.terminated[t].copy_(torch.from_numpy(step.terminated))
-        self.truncated[t].copy_(torch.from_numpy(step.truncated))
-        if step.sample_weights is not None:
-            self.weights[t].copy_(torch.from_numpy(step.sample_weights))
+        for tensor, array in (
+            (self.rewards, step.rewards),
+            (self.terminated, step.terminated),
+            (self.truncated, step.truncated),
+            (self.weights, step.sample_weights),
+        ):
+            if array is not None:
+                tensor.numpy()[t] = array
         if len(step.ended):
-            finals = torch.from_numpy(np.ascontiguousarray(step.final_obs, dtype=np.float32))
-            self._finals.append((t, torch.from_numpy(step.ended), finals.reshape(len(step.ended), -1)))
+            # After a termination nobody looks at the final observation; whatever it holds must not get into the memory.
+            cut = step.truncated[step.ended].reshape(-1, 1)
+            finals = np.where(cut, step.final_obs.reshape(len(step.ended), -1), 0.0)
+            self._finals.append((t, torch.tensor(step.ended), torch.tensor(finals, dtype=torch.float32)))
         self.filled += 1
 
     def strips(self) -> tuple[Strips, Tensor]:
