@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard import DistributionalPPO
 from tailguard.market import BettingGame
+from tailguard.vec_env import GymVectorAdapter
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -24,6 +26,14 @@ class Recorder(Logger):
         super().record(key, value, exclude)
 
 
+def logged_by(model, steps):
+    """The names of everything that a short training logs."""
+    recorder = Recorder()
+    model.set_logger(recorder)
+    model.learn(steps)
+    return recorder.keys
+
+
 def explained(key, patterns):
     return any(re.fullmatch(pattern, key) for pattern in patterns)
 
@@ -33,8 +43,12 @@ def test_every_logged_key_is_explained(policy):
     names = re.findall(r"`([a-z]+/[^`]+)`", GLOSSARY.read_text(encoding="utf-8"))
     patterns = [re.sub(r"\\\{[ni]\\\}", r"\\d+", re.escape(name)) for name in names]
     model = DistributionalPPO(policy, BettingGame(8), n_steps=16, normalize_obs=True, seed=0)
-    recorder = Recorder()
-    model.set_logger(recorder)
-    model.learn(8 * 16 * 6)
-    assert len(recorder.keys) > 20
-    assert [key for key in sorted(recorder.keys) if not explained(key, patterns)] == []
+    keys = logged_by(model, 8 * 16 * 6)
+    assert len(keys) > 20
+    assert [key for key in sorted(keys) if not explained(key, patterns)] == []
+
+
+def test_drift_of_a_users_normaliser_is_logged():
+    env = VecNormalize(GymVectorAdapter(BettingGame(8), 0), norm_reward=False)
+    keys = logged_by(DistributionalPPO("MlpPolicy", env, n_steps=16, seed=0), 8 * 16)
+    assert {"debug/vecnormalize_mean_drift", "debug/vecnormalize_std_drift"} <= keys
