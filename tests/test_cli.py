@@ -33,6 +33,7 @@ def own_file(tmp_path_factory):
         (["data"], "Missing command"),
         (["data", "describe"], "Missing argument"),
         (["data", "describe", "absent.csv"], "absent.csv: no such file, and no shipped set of that name"),
+        (["backtest", "--data", "ibm-1d+ibm-1d"], "'ibm-1d' appears twice"),
         (["backtest"], "no data: name a shipped set or a file with --data"),
         (["backtest", "--data", "nasdaq-1d", "--strategy", "sma"], "no strategy named 'sma'; known are buy_and_hold"),
         (["backtest", "--data", "nasdaq-1d", "--strategy", "momentum:skip=x"], "'skip=x' must look like key=number"),

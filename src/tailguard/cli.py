@@ -101,7 +101,7 @@ def run_backtest(
 ) -> None:
     """Trade baselines over whole series, every cost included, and print one table per series."""
     tree = load_config(config, settings or [])
-    sources = tuple(data or tree.data)
+    sources = tuple(dict.fromkeys(data or tree.data))  # a set named twice is run once
     if not sources:
         raise ValueError("no data: name a shipped set or a file with --data (`tailguard data list` shows the sets)")
     chosen = _strategies(strategies or tree.strategies or ("all",))
@@ -171,7 +171,11 @@ def load_source(source: str) -> pd.DataFrame:
     """Bars of a shipped set or a file; several joined by ``+`` give one aligned table."""
     parts = source.split("+")
     if len(parts) > 1:
-        return load_bars({Path(part).name.split(".")[0]: load_source(part) for part in parts})
+        symbols = [Path(part).name.split(".")[0] for part in parts]
+        repeated = [symbol for symbol in symbols if symbols.count(symbol) > 1]
+        if repeated:
+            raise DataError(f"{source}: {repeated[0]!r} appears twice; the parts of a portfolio need different names")
+        return load_bars({symbol: load_source(part) for symbol, part in zip(symbols, parts, strict=True)})
     known = [info.name for info in list_datasets()]
     if source in known:
         return load_dataset(source)
