@@ -18,6 +18,7 @@ from torch import nn
 
 from tailguard import DistributionalPPO
 from tailguard.ppo.experience import prepare
+from tailguard.ppo.rollout import Strips
 from tailguard.vec_env import ArrayVecEnv, StepArrays
 
 T, B, D = 16, 4, 3
@@ -188,26 +189,30 @@ class SlowCritic:
         self.state = None if self.trunk is None else self.trunk.initial_state(B)
 
     def walk(self):
-        """Values of T steps and of the observations they led to."""
-        now, after = [], []
+        """Values of T steps, and values and quantiles of the observations they led to."""
+        now, after, quantiles = [], [], []
         with torch.no_grad():
             for t in range(self.t, self.t + T):
                 done = torch.from_numpy(self.env.dones[t])
                 led_to = np.where(self.env.dones[t][:, None], self.env.finals[t], self.env.obs[t + 1])
-                value, state = self.value(self.env.obs[t], self.state)
+                value, _, state = self.value(self.env.obs[t], self.state)
                 now.append(value)
-                after.append(self.value(led_to, state)[0])
+                next_value, next_quantiles, _ = self.value(led_to, state)
+                after.append(next_value)
+                quantiles.append(next_quantiles)
                 if state is not None:
                     self.state = tuple(torch.where(done.reshape(1, B, 1), torch.zeros_like(part), part) for part in state)
         self.t += T
-        return torch.stack(now), torch.stack(after)
+        return torch.stack(now), torch.stack(after), torch.stack(quantiles, dim=1)
 
     def value(self, obs, state):
         features = self.model.policy.normalizer(torch.from_numpy(obs))
         if self.trunk is not None:
             features, state = self.trunk.step(features, state)
-        per_critic = self.model.policy.return_scale.decode(self.model.policy.quantiles(features)).mean(-1)
-        return per_critic.mean(0) if self.model.critic.aggregate == "mean" else per_critic.min(0).values, state
+        quantiles = self.model.policy.return_scale.decode(self.model.policy.quantiles(features))
+        means = quantiles.mean(-1)
+        value = means.mean(0) if self.model.critic.aggregate == "mean" else means.min(0).values
+        return value, quantiles.sort(-1).values, state
 
 
 @every_model
@@ -219,7 +224,7 @@ def test_values_bootstraps_and_carried_memory_are_those_of_a_slow_loop(kind, agg
     for k in range(2):
         collect(model)
         experience = prepared(model)
-        now, after = slow.walk()
+        now, after, _ = slow.walk()
         torch.testing.assert_close(experience.values, now, atol=1e-5, rtol=1e-5)
         # With lambda = 0 the return is the reward and the bootstrap.
         rewards = torch.from_numpy(env.rewards[k * T : (k + 1) * T]).float()
@@ -230,6 +235,76 @@ def test_values_bootstraps_and_carried_memory_are_those_of_a_slow_loop(kind, agg
             torch.testing.assert_close(model._critic_state, slow.state, atol=1e-6, rtol=0.0)
     if slow.state is not None:
         assert slow.state[0].abs().max() > 0.0
+
+
+@every_model
+def test_target_atoms_are_the_rewards_and_what_each_critic_says_of_what_came_next(kind):
+    """With lambda = 0, one step of the distributional Bellman equation."""
+    env = Script()
+    model = make(kind, env, critic={"value_lambda": 0.0})
+    slow = SlowCritic(model, env)
+    for k in range(2):
+        collect(model)
+        targets = prepared(model).batch.targets
+        rewards = torch.from_numpy(env.rewards[k * T : (k + 1) * T]).float().unsqueeze(-1)
+        alive = torch.from_numpy(~env.terminated[k * T : (k + 1) * T]).unsqueeze(-1)
+        expected = rewards + model.gamma * alive * slow.walk()[2]
+        torch.testing.assert_close(at_steps(model, targets), expected, atol=1e-5, rtol=1e-5)
+        model.train()
+
+
+@every_model
+def test_on_the_first_pass_the_critics_say_what_they_said_of_the_rollout(kind):
+    model = make(kind)
+    for _ in range(2):
+        collect(model)
+        experience = prepared(model)
+        with torch.no_grad():
+            _, quantiles = experience.batch.evaluate(model.policy)
+        means = model.policy.return_scale.decode(quantiles).mean(-1)
+        torch.testing.assert_close(at_steps(model, means), experience.per_critic, atol=1e-5, rtol=1e-5)
+        model.train()
+
+
+def at_steps(model, rows):
+    """From the layout of a batch, ``[K, L, B, ...]`` or ``[K, T B, ...]``, to ``[K, T, B, ...]``."""
+    if not model.policy.recurrent:
+        return rows.unflatten(1, (T, B))
+    layout = Strips.of(model.rollout_buffer.terminated | model.rollout_buffer.truncated)
+    return torch.stack([layout.gather(one) for one in rows])
+
+
+def test_the_way_through_dictionaries_gives_the_same_rollout():
+    """An SB3 wrapper hides the arrays of a batch; nothing may get lost."""
+    found = []
+    for wrap in (lambda env: env, VecMonitor):
+        env = Script()
+        env.weights = np.random.default_rng(3).choice([0.0, 0.5, 1.0, 3.0], size=env.rewards.shape).astype(np.float32)
+        model = make(env=wrap(env))
+        collect(model)
+        rollout = model.rollout_buffer
+        found.append((*rollout.strips()[1:], rollout.rewards, rollout.terminated, rollout.truncated, rollout.weights))
+    assert found[0][2].any()
+    assert found[0][3].any()
+    for direct, wrapped in zip(*found, strict=True):
+        assert torch.equal(direct, wrapped)
+
+
+def test_returns_of_finished_episodes_are_discounted_from_their_start():
+    env = Script()
+    model = make(env=env)
+    expected, running, discount = [], np.zeros(B), np.ones(B)
+    for k in range(2):
+        collect(model)
+        model.train()
+        for t in range(k * T, (k + 1) * T):
+            running += discount * env.rewards[t]
+            discount *= model.gamma
+            for i in np.flatnonzero(env.dones[t]):
+                expected.append(running[i])
+                running[i], discount[i] = 0.0, 1.0
+    assert len(expected) > B
+    assert list(model.episode_returns.finished) == pytest.approx(expected)
 
 
 @every_model
@@ -613,14 +688,6 @@ def test_weights_between_zero_and_one_survive_the_way_through_infos():
     assert (model.rollout_buffer.weights == 0.5).all()
 
 
-def test_weights_survive_a_wrapper_around_a_batch():
-    env = Script()
-    env.weights = np.random.default_rng(3).choice([0.0, 0.5, 1.0, 3.0], size=env.rewards.shape).astype(np.float32)
-    model = make(env=VecMonitor(env))
-    collect(model)
-    np.testing.assert_array_equal(model.rollout_buffer.weights, env.weights[:T])
-
-
 def test_many_precise_actions_do_not_overflow_in_rows_that_are_no_samples():
     """Blanks and final observations have weight 0; a density of e^100 there must not turn the loss into NaN."""
     env = Script(action_space=spaces.Box(-1.0, 1.0, (40,)))
@@ -768,6 +835,45 @@ def test_a_new_training_begins_with_an_empty_memory():
     assert starts[0] == [0.0] * 4
     assert min(starts[1]) > 0.0  # carried on within a training
     assert starts[2] == [0.0] * 4
+
+
+class Stopping(BaseCallback):
+    """Ends the training after so many steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def _on_step(self):
+        return self.n_calls < self.steps
+
+
+def stopped_and_resumed(env):
+    """Stopped in the middle of the second rollout, and gone on with."""
+    model = make("lstm", env, learning_rate=0.0)
+    model.learn(3 * T * B, callback=Stopping(T + 6))
+    model.learn(T * B, reset_num_timesteps=False)
+    return model
+
+
+def test_a_training_that_a_callback_stopped_goes_on_where_it_stopped():
+    env = Script()
+    model = stopped_and_resumed(env)
+    np.testing.assert_array_equal(model.rollout_buffer.obs[0], env.obs[T + 6])
+    np.testing.assert_array_equal(model.rollout_buffer.rewards[0], env.rewards[T + 6].astype(np.float32))
+
+
+def test_an_episode_that_ended_in_a_stopped_rollout_is_forgotten():
+    """Of actor and critics: another past in that episode must leave no trace in what begins after it."""
+    starts = []
+    for shift in (0.0, 2.0):
+        env = Script(ends=0.0)
+        env.terminated[T + 3, 1] = True
+        env.obs[: T + 3, 1] += shift
+        starts.append(stopped_and_resumed(env)._rollout_start)
+    for first, second in zip(*starts, strict=True):
+        for part, other in zip(first, second, strict=True):
+            assert torch.equal(part[:, 1], other[:, 1])
 
 
 def test_observations_are_normalised_by_statistics_that_stay_within_a_rollout():

@@ -383,8 +383,9 @@ def test_a_loaded_model_goes_on_with_its_optimizer(tmp_path):
     assert not torch.equal(loaded.policy.actor[0].weight, before)
 
 
-def test_a_learning_rate_that_was_set_is_saved(tmp_path):
-    model = make(learning_rate=1e-3).learn(T * B)
+@pytest.mark.parametrize("given_rate", [1e-3, lambda progress: 1e-3], ids=["number", "function"])
+def test_a_learning_rate_that_was_set_is_saved(given_rate, tmp_path):
+    model = make(learning_rate=given_rate).learn(T * B)
     model.lr.set(7e-5)
     model.save(tmp_path / "model")
     loaded = DistributionalPPO.load(tmp_path / "model", env=copies())
@@ -392,13 +393,22 @@ def test_a_learning_rate_that_was_set_is_saved(tmp_path):
     assert loaded.policy.optimizer.param_groups[0]["lr"] == 7e-5
 
 
-def test_a_learning_rate_can_be_given_when_loading(tmp_path):
-    """SB3's way to change a setting of a saved model."""
-    make(learning_rate=1e-3).learn(T * B).save(tmp_path / "model")
-    for change in ({"learning_rate": 5e-4}, {"custom_objects": {"learning_rate": 5e-4}}):
-        loaded = DistributionalPPO.load(tmp_path / "model", env=copies(), **change)
-        loaded.learn(T * B)
-        assert loaded.policy.optimizer.param_groups[0]["lr"] == 5e-4
+SAVED_RATES = {"a number": 1e-3, "a function": lambda progress: 1e-3}
+LOADED_RATES = {"another number": 5e-4, "another function": lambda progress: 5e-4, "the old number": 1e-3}
+
+
+@pytest.mark.parametrize("loaded_rate", LOADED_RATES)
+@pytest.mark.parametrize("saved_rate", SAVED_RATES)
+@pytest.mark.parametrize("way", ["argument", "custom object"])
+def test_a_learning_rate_given_when_loading_counts(way, saved_rate, loaded_rate, tmp_path):
+    """SB3's two ways to change a setting of a saved model; even when another rate had been set before saving."""
+    model, given_rate = make(learning_rate=SAVED_RATES[saved_rate]).learn(T * B), LOADED_RATES[loaded_rate]
+    model.lr.set(7e-5)
+    model.save(tmp_path / "model")
+    change = {"learning_rate": given_rate}
+    change = change if way == "argument" else {"custom_objects": change}
+    loaded = DistributionalPPO.load(tmp_path / "model", env=copies(), **change).learn(T * B)
+    assert loaded.policy.optimizer.param_groups[0]["lr"] == (given_rate(1.0) if callable(given_rate) else given_rate)
 
 
 @both

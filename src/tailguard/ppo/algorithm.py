@@ -1,7 +1,7 @@
 """Recurrent PPO with quantile critics, as a Stable-Baselines3 algorithm."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -117,7 +117,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
             n_epochs,
             clip_range,
         )
-        self._lr_base: float | Schedule | None = None
         self.critic = _settings(CriticConfig, critic)
         self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
         self.kl = KLControl(_settings(KLConfig, kl))
@@ -149,10 +148,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        # A loaded model brings its own, which may have been set from outside, unless the loader names a new one.
-        same = self._lr_base == self.learning_rate or (callable(self._lr_base) and callable(self.learning_rate))
-        if not same:
-            self.lr, self._lr_base = LearningRate(self.learning_rate), self.learning_rate
+        if "lr" not in self.__dict__:  # a loaded model brings its own, which may have been set from outside
+            self.lr = LearningRate(self.learning_rate)
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
@@ -244,11 +241,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
             if len(step.ended):
                 self._actor_state = _wipe(self._actor_state, dones)
             self.num_timesteps += env.num_envs
+            self._last_obs, self._last_episode_starts = new_obs, dones
             callback.update_locals(locals())
             if not callback.on_step():
+                # The critics have not seen these steps; where an episode ended they must at least forget it.
+                self._critic_state = _wipe(self._critic_state, rollout.ended_since_reset())
                 return False
             self._update_info_buffer(infos, dones)
-            self._last_obs, self._last_episode_starts = new_obs, dones
         rollout.observe(_finite("observation", self._last_obs, n_rollout_steps))
         if before is not None:
             self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))
@@ -352,7 +351,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             loss = loss + self.kl.coefficient * (share * distribution.kl(rows.outputs, outputs)).sum()
 
         with torch.no_grad():
-            approx_kl = (share * (ratio - 1.0 - log_ratio)).sum()
+            approx_kl = (share * (torch.expm1(log_ratio) - log_ratio)).sum()
             outside = (share * ((ratio - 1.0).abs() > self.clip_range)).sum()
             measures = torch.stack((surrogate, critic_loss, entropy, approx_kl, outside))
         return loss, measures.detach()
@@ -435,6 +434,23 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _log_drift(self, mean: float, std: float) -> None:
         self.logger.record("debug/vecnormalize_mean_drift", mean)
         self.logger.record("debug/vecnormalize_std_drift", std)
+
+    @classmethod
+    def load(
+        cls,
+        path: Any,
+        env: GymEnv | None = None,
+        device: torch.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **settings: Any,
+    ) -> Self:
+        """As SB3's, with a learning rate that is named here winning over one that was set before saving."""
+        model = super().load(path, env, device, custom_objects, print_system_info, force_reset, **settings)
+        if "learning_rate" in {**(custom_objects or {}), **settings}:
+            model.lr = LearningRate(model.learning_rate)
+        return model
 
     def _excluded_save_params(self) -> list[str]:
         return [

@@ -114,6 +114,10 @@ class Rollout:
             self._finals.append((t, torch.tensor(step.ended), torch.tensor(finals, dtype=torch.float32)))
         self.filled += 1
 
+    def ended_since_reset(self) -> NDArray[np.bool_]:
+        """``[B]`` where an episode has ended in the steps stored so far."""
+        return (self.terminated | self.truncated)[: self.filled].any(0).numpy()
+
     def strips(self) -> tuple[Strips, Tensor]:
         """The layout of this rollout and its observations in it, ``[L, B, D]``."""
         layout = Strips.of(self.terminated | self.truncated)
