@@ -1082,3 +1082,17 @@ def test_cart_pole_is_learnt_in_fifteen_thousand_steps(policy):
     model.learn(15_000)
     mean, _ = evaluate_policy(model, env, n_eval_episodes=8)
     assert mean > 150.0
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_a_gradient_that_is_not_finite_is_skipped_and_reported(kind):
+    """The loss of the first step overflows in one layer; the weights stay finite and the other steps go on."""
+    model = make(kind)
+    spoilt = iter([float("inf")])
+    model.policy.actor[0].weight.register_hook(lambda gradient: gradient * next(spoilt, 1.0))
+    before = weights(model.policy)
+    collect(model)
+    model.train()
+    assert model.logger.name_to_value["warn/non_finite_gradient"] == 1.0
+    assert weights(model.policy).isfinite().all()
+    assert not torch.equal(weights(model.policy), before)

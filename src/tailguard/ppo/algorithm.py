@@ -232,9 +232,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 step, infos = step_with_arrays(env, clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
             _finite("reward", rewards, n_steps)
-            _finite(
-                "final observation", step.final_obs[step.truncated[step.ended]], n_steps, step.ended[step.truncated[step.ended]]
-            )
+            cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
+            _finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
             rollout.add(sampled, outputs, step)
             self.episode_returns.add(rewards, step.ended)
             self._last_memory = self._actor_state
@@ -298,9 +297,14 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 if not batch.rows.weights.any():  # nothing to learn from; a step would only follow old momentum
                     self.logger.record_mean("warn/empty_batch", 1.0)
                     continue
-                metrics = self._gradient_step(batch)
-                if metrics is None:
+                metrics = self._gradient(batch)
+                if not torch.isfinite(metrics).all():  # a step with it would make every weight NaN
+                    self.logger.record("warn/non_finite_gradient", 1.0)
+                    continue
+                if self.kl.should_stop(float(metrics[KL])):
                     return log
+                self.flat.gradient.mul_((self.max_grad_norm / (metrics[-1] + 1e-6)).clamp(max=1.0))
+                self.policy.optimizer.step()
                 log.append(metrics)
             if len(log) == steps_before:
                 self.logger.record("warn/empty_epoch", 1.0)
@@ -308,28 +312,17 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 self._n_updates += 1
         return log
 
-    def _gradient_step(self, batch: Batch) -> Tensor | None:
-        """One step of the optimizer on a minibatch; None when the KL says to stop before it."""
+    def _gradient(self, batch: Batch) -> Tensor:
+        """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
         unit = self.n_steps if self.policy.recurrent else 1
-        parts = batch.split(self._microbatch_size() // unit)
         total = batch.rows.weights.sum()
         measures = torch.zeros(len(LOSSES))
-        for part in parts:
+        for part in batch.split(self._microbatch_size() // unit):
             loss, measured = self._loss(part, total)
             loss.backward()
             measures += measured
-        metrics = torch.cat((measures, critic_gradient_norms(self.policy.critics), torch.zeros(1)))
-        if self.kl.should_stop(float(measures[KL])):
-            return None
-        norm = self.flat.gradient.norm()
-        if not torch.isfinite(norm):  # a step with it would make every weight NaN
-            self.logger.record("warn/non_finite_gradient", 1)
-            return metrics
-        self.flat.gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        self.policy.optimizer.step()
-        metrics[-1] = norm
-        return metrics
+        return torch.cat((measures, critic_gradient_norms(self.policy.critics), self.flat.gradient.norm().reshape(1)))
 
     def _loss(self, batch: Batch, total_weight: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
