@@ -98,11 +98,11 @@ def prepared(model):
         model.policy,
         model.rollout_buffer,
         *model._rollout_start,
-        model.critic,
-        model.levels,
-        model.gamma,
-        model.gae_lambda,
-        torch.Generator().manual_seed(0),
+        critic=model.critic,
+        objective=model.objective,
+        gamma=model.gamma,
+        gae_lambda=model.gae_lambda,
+        generator=torch.Generator().manual_seed(0),
     )
 
 
@@ -112,7 +112,7 @@ def weights(module):
 
 def raw_quantiles(policy, obs):
     with torch.no_grad():
-        return policy.return_scale.decode(policy.quantiles(torch.as_tensor(obs, dtype=torch.float32)))
+        return policy.return_scale.decode(policy.critic_outputs(torch.as_tensor(obs, dtype=torch.float32)))
 
 
 def gradient(model):
@@ -140,12 +140,13 @@ def test_on_the_first_pass_every_ratio_is_one_and_every_kl_zero(kind, actions):
         assert env.truncated[now].any()
         batch = prepared(model).batch
         with torch.no_grad():
-            outputs, _ = batch.evaluate(model.policy)
-        real, distribution = batch.rows.weights > 0.0, model.policy.distribution
-        ratio = (distribution.log_prob(outputs, batch.rows.actions) - batch.rows.log_probs).exp()[real]
+            outputs = model.policy.action_outputs(batch.features(model.policy)[0])
+        real, distribution = batch.weights > 0.0, model.policy.distribution
+        then, now = (distribution.log_prob(x, batch.actions) for x in (batch.outputs, outputs))
+        ratio = (now - then).exp()[real]
         assert len(ratio) == T * B
         torch.testing.assert_close(ratio, torch.ones(T * B), atol=1e-5, rtol=0.0)
-        torch.testing.assert_close(distribution.kl(batch.rows.outputs, outputs)[real], torch.zeros(T * B), atol=1e-5, rtol=0.0)
+        torch.testing.assert_close(distribution.kl(batch.outputs, outputs)[real], torch.zeros(T * B), atol=1e-5, rtol=0.0)
         model.train()
 
 
@@ -172,9 +173,9 @@ def test_the_stored_action_is_the_sampled_one_and_the_environment_gets_it_clippe
     stored = model.rollout_buffer.actions.numpy()
     assert np.abs(stored).max() > 1.0
     np.testing.assert_array_equal(np.stack(sent), np.clip(stored, -1.0, 1.0))
-    means, log_stds = model.rollout_buffer.outputs.chunk(2, dim=-1)
-    expected = td.Normal(means, log_stds.exp()).log_prob(model.rollout_buffer.actions).sum(-1)
-    torch.testing.assert_close(prepared(model).batch.rows.log_probs.reshape(T, B), expected)
+    batch = prepared(model).batch
+    assert torch.equal(batch.actions.reshape(T, B, -1), model.rollout_buffer.actions)
+    assert torch.equal(batch.outputs.reshape(T, B, -1), model.rollout_buffer.outputs)
 
 
 # Values and bootstraps: one call over the strips against a loop that carries the critic's own memory.
@@ -209,7 +210,7 @@ class SlowCritic:
         features = self.model.policy.normalizer(torch.from_numpy(obs))
         if self.trunk is not None:
             features, state = self.trunk.step(features, state)
-        quantiles = self.model.policy.return_scale.decode(self.model.policy.quantiles(features))
+        quantiles = self.model.policy.return_scale.decode(self.model.policy.critic_outputs(features))
         means = quantiles.mean(-1)
         value = means.mean(0) if self.model.critic.aggregate == "mean" else means.min(0).values
         return value, quantiles.sort(-1).values, state
@@ -260,8 +261,7 @@ def test_on_the_first_pass_the_critics_say_what_they_said_of_the_rollout(kind):
         collect(model)
         experience = prepared(model)
         with torch.no_grad():
-            _, quantiles = experience.batch.evaluate(model.policy)
-        means = model.policy.return_scale.decode(quantiles).mean(-1)
+            means = model.policy.raw_atoms(experience.batch.features(model.policy)[1]).mean(-1)
         torch.testing.assert_close(at_steps(model, means), experience.per_critic, atol=1e-5, rtol=1e-5)
         model.train()
 
@@ -515,8 +515,8 @@ def test_the_gradient_is_that_of_the_textbook_loss():
         assert (outside & (advantages > 0.0)).any()
         assert (outside & (advantages < 0.0)).any()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.9, 1.1) * advantages).mean()
-    error = model.policy.return_scale.encode(returns).unsqueeze(-1) - model.policy.quantiles(obs)
-    pinball = torch.maximum(model.levels * error, (model.levels - 1.0) * error).mean()
+    error = model.policy.return_scale.encode(returns).unsqueeze(-1) - model.policy.critic_outputs(obs)
+    pinball = torch.maximum(model.policy.law.levels * error, (model.policy.law.levels - 1.0) * error).mean()
     loss = -surrogate - 0.05 * law.entropy().mean() + 0.7 * pinball
     expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.policy.parameters()))])
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
@@ -1040,7 +1040,7 @@ def test_impossible_numbers_are_refused_by_name(name, value):
     [
         ("critic", {"num_quantiles": 0}, "num_quantiles"),
         ("critic", {"aggregate": "max"}, "aggregate"),
-        ("critic", {"tail_quantiles": 6}, "tail_quantiles 6 must be below num_quantiles 6"),
+        ("critic", {"tail_quantiles": 6}, "tail_quantiles is 6, but it must be below num_quantiles 6"),
         ("critic", {"quantiles": 3}, "quantiles: unknown key; known are .*num_quantiles"),
         ("entropy", {"initial": -1.0}, "initial"),
         ("kl", {"mode": "maybe"}, "mode"),

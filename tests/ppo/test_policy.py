@@ -38,25 +38,25 @@ def test_heads_keep_the_leading_dimensions(shape):
     policy = make()
     features = torch.zeros(*shape, D)
     assert policy.action_outputs(features).shape == (*shape, 4)
-    assert policy.quantiles(features).shape == (2, *shape, N)
+    assert policy.critic_outputs(features).shape == (2, *shape, N)
 
 
 def test_critics_are_two_different_networks_or_one():
     first, second = make().critics
     assert not torch.equal(first[0].weight, second[0].weight)
     assert not torch.equal(first[-1].weight, second[-1].weight)
-    assert len(make(critic=CriticConfig(num_quantiles=N, twin=False)).quantiles(torch.zeros(1, D))) == 1
+    assert len(make(critic=CriticConfig(num_quantiles=N, twin=False)).critic_outputs(torch.zeros(1, D))) == 1
 
 
-def test_critic_heads_are_the_layers_that_give_the_quantiles():
-    policy, features = make(), torch.randn(6, D)
-    before = policy.quantiles(features)
-    with torch.no_grad():
-        for i, head in enumerate(policy.critic_heads(), start=1):
-            head.bias += i
-    after = policy.quantiles(features)
-    torch.testing.assert_close(after[0], before[0] + 1.0)
-    torch.testing.assert_close(after[1], before[1] + 2.0)
+@pytest.mark.parametrize("law", ["quantile", "monotone", "categorical"])
+@pytest.mark.parametrize("n", [2, 8])
+def test_raw_predictions_of_both_critics_survive_a_change_of_scale(law, n):
+    policy, features = make(critic=CriticConfig(num_quantiles=n, law=law)), torch.randn(6, D)
+    before = policy.raw_atoms(features)
+    for returns in ([-0.5, 1.5], [-1.0, 1.5], [-0.2, 2.0]):
+        policy.return_scale.update(torch.tensor(returns))
+        policy.activate_return_scale()
+        torch.testing.assert_close(policy.raw_atoms(features), before, atol=1e-5, rtol=1e-5)
 
 
 def test_actor_and_critics_have_a_memory_each_unless_they_share_one():

@@ -269,14 +269,16 @@ class TestEqualMassAtoms:
     @pytest.mark.parametrize("n", [1, 2, 32, 51, 101])
     def test_identity_on_uniform_levels(self, n):
         quantiles = normal(3, n, dtype=torch.float32).sort(-1).values
-        torch.testing.assert_close(equal_mass_atoms(quantiles, None, n), quantiles)
-        torch.testing.assert_close(equal_mass_atoms(quantiles, uniform_levels(n), n), quantiles, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(equal_mass_atoms(quantiles, torch.full((n,), 1 / n), n), quantiles)
+        torch.testing.assert_close(
+            equal_mass_atoms(quantiles, level_masses(uniform_levels(n)), n), quantiles, rtol=1e-5, atol=1e-5
+        )
 
     @pytest.mark.parametrize("m", [1, 5, 16, 24, 100])
     def test_mean_and_cvar_are_kept(self, m):
         levels = tail_levels(24, 0.05, 8, torch.float64)
         quantiles = normal(4, 3, 24)
-        atoms = equal_mass_atoms(quantiles, levels, m)
+        atoms = equal_mass_atoms(quantiles, level_masses(levels), m)
         assert atoms.shape == (4, 3, m)
         assert bool((atoms.diff(dim=-1) >= -1e-12).all())
         torch.testing.assert_close(atoms.mean(-1), mean_of(quantiles, levels))
@@ -285,7 +287,7 @@ class TestEqualMassAtoms:
 
     def test_by_hand(self):
         levels = double([0.05, 0.3, 0.75])  # cells of mass 0.1, 0.4, 0.5
-        atoms = equal_mass_atoms(double([-10.0, 0.0, 4.0]), levels, 4)
+        atoms = equal_mass_atoms(double([-10.0, 0.0, 4.0]), level_masses(levels), 4)
         torch.testing.assert_close(atoms, double([-4.0, 0.0, 4.0, 4.0]))
 
 

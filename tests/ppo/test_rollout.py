@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tailguard.ppo.rollout import Rollout, Strips, shuffled
+from tailguard.ppo.rollout import Rollout, Strips
 from tailguard.vec_env import StepArrays
 
 laws = settings(max_examples=100, deadline=None)
@@ -183,21 +183,3 @@ def test_observations_of_any_shape_are_stored_flat():
     rollout = Rollout(2, 3, obs_size=4, action_size=1, n_outputs=2)
     obs = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     assert torch.equal(rollout.observe(obs), torch.arange(12.0).reshape(3, 4))
-
-
-# Shuffling.
-
-
-@given(n=st.integers(1, 40), size=st.integers(1, 40), seed=st.integers(0, 9))
-@settings(max_examples=50, deadline=None)
-def test_an_epoch_visits_every_sample_once(n, size, seed):
-    parts = list(shuffled(n, size, torch.Generator().manual_seed(seed)))
-    assert sorted(torch.cat(parts).tolist()) == list(range(n))
-    assert all(len(part) == size for part in parts[:-1])
-
-
-def test_epochs_differ_and_seeds_repeat_them():
-    generator = torch.Generator().manual_seed(0)
-    first, second = (torch.cat(list(shuffled(50, 10, generator))) for _ in range(2))
-    assert not torch.equal(first, second)
-    assert torch.equal(first, torch.cat(list(shuffled(50, 10, torch.Generator().manual_seed(0)))))

@@ -74,7 +74,7 @@ def observations(*shape):
 
 def raw_quantiles(model):
     with torch.no_grad():
-        return model.policy.return_scale.decode(model.policy.quantiles(torch.from_numpy(observations(5))))
+        return model.policy.raw_atoms(torch.from_numpy(observations(5)))
 
 
 # Environments.

@@ -21,13 +21,17 @@ PLACES = {
 }
 
 
+# The compiled kernel, and torch's own LSTM in both precisions.
+ENGINES = [(True, torch.float32, 1e-6), (False, torch.float32, 1e-6), (False, torch.float64, 1e-12)]
+
+
 def random(*shape, seed, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def make_trunk(n_layers, dtype=torch.float32):
+def make_trunk(n_layers, dtype=torch.float32, compiled=True):
     torch.manual_seed(1)
-    trunk = LstmTrunk(D, H, n_layers).to(dtype)
+    trunk = LstmTrunk(D, H, n_layers, compiled).to(dtype)
     state = (random(n_layers, B, H, seed=2, dtype=dtype), random(n_layers, B, H, seed=3, dtype=dtype))
     return trunk, random(L, B, D, seed=4, dtype=dtype), state
 
@@ -63,9 +67,9 @@ def gradients(trunk, inputs, state, outputs):
 
 @pytest.mark.parametrize("n_layers", [1, 2])
 @pytest.mark.parametrize("rows", PLACES.values(), ids=PLACES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["float32", "float64"])
-def test_sequence_is_the_step_loop_forwards_and_backwards(n_layers, rows, dtype, tolerance):
-    trunk, inputs, state = make_trunk(n_layers, dtype)
+@pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
+def test_sequence_is_the_step_loop_forwards_and_backwards(n_layers, rows, compiled, dtype, tolerance):
+    trunk, inputs, state = make_trunk(n_layers, dtype, compiled)
     blanks = make_blanks(rows, dtype)
     leaves = [inputs, *state]
     for leaf in leaves:
@@ -77,18 +81,20 @@ def test_sequence_is_the_step_loop_forwards_and_backwards(n_layers, rows, dtype,
         torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
 @given(pattern=st.lists(st.lists(st.booleans(), min_size=B, max_size=B), min_size=L, max_size=L), n_layers=st.integers(1, 2))
 @settings(max_examples=50, deadline=None)
-def test_sequence_is_the_step_loop_wherever_the_resets_are(pattern, n_layers):
-    trunk, inputs, state = make_trunk(n_layers, torch.float64)
-    blanks = torch.tensor(pattern, dtype=torch.float64).unsqueeze(-1)
+def test_sequence_is_the_step_loop_wherever_the_resets_are(compiled, dtype, tolerance, pattern, n_layers):
+    trunk, inputs, state = make_trunk(n_layers, dtype, compiled)
+    blanks = torch.tensor(pattern, dtype=dtype).unsqueeze(-1)
     expected, _ = loop(trunk, inputs, blanks, state)
-    torch.testing.assert_close(trunk.sequence(inputs, blanks, state), expected, atol=1e-12, rtol=0.0)
+    torch.testing.assert_close(trunk.sequence(inputs, blanks, state), expected, atol=tolerance, rtol=0.0)
 
 
 @pytest.mark.parametrize("n_layers", [1, 2])
-def test_step_is_pytorchs_own_lstm(n_layers):
-    trunk, inputs, state = make_trunk(n_layers)
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
+def test_step_is_pytorchs_own_lstm(n_layers, compiled):
+    trunk, inputs, state = make_trunk(n_layers, compiled=compiled)
     expected, (hidden, cell) = trunk.lstm(inputs[:1], state)
     output, after = trunk.step(inputs[0], state)
     torch.testing.assert_close(output, expected[0])
@@ -98,10 +104,11 @@ def test_step_is_pytorchs_own_lstm(n_layers):
 @pytest.mark.parametrize("n_layers", [1, 2])
 @pytest.mark.parametrize("learning", [True, False])
 @pytest.mark.parametrize("hidden_size", [5, 64])
-def test_blanks_give_exactly_zero_whatever_was_before(n_layers, learning, hidden_size):
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
+def test_blanks_give_exactly_zero_whatever_was_before(n_layers, learning, hidden_size, compiled):
     """In training and in evaluation: PyTorch takes different kernels for the two."""
     torch.manual_seed(1)
-    trunk = LstmTrunk(D, hidden_size, n_layers).train(learning)
+    trunk = LstmTrunk(D, hidden_size, n_layers, compiled).train(learning)
     blanks = make_blanks(PLACES["consecutive"])
     state = (torch.full((n_layers, B, hidden_size), 1e3), torch.full((n_layers, B, hidden_size), -1e3))
     with torch.set_grad_enabled(learning):
@@ -112,9 +119,10 @@ def test_blanks_give_exactly_zero_whatever_was_before(n_layers, learning, hidden
 
 
 @pytest.mark.parametrize("n_layers", [1, 2])
-def test_after_a_blank_nothing_before_it_can_be_felt(n_layers):
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
+def test_after_a_blank_nothing_before_it_can_be_felt(n_layers, compiled):
     """Bit for bit: another past gives the same outputs, and the gradient with respect to the past is exactly zero."""
-    trunk, inputs, state = make_trunk(n_layers)
+    trunk, inputs, state = make_trunk(n_layers, compiled=compiled)
     blanks = make_blanks([[3]] * B)
     other = inputs.clone()
     other[:3] = random(3, B, D, seed=9) * 50.0
@@ -129,29 +137,32 @@ def test_after_a_blank_nothing_before_it_can_be_felt(n_layers):
     assert all((gradient == 0.0).all() for gradient in initial)
 
 
-def test_the_input_of_a_blank_is_ignored():
-    trunk, inputs, state = make_trunk(2)
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
+def test_the_input_of_a_blank_is_ignored(compiled):
+    trunk, inputs, state = make_trunk(2, compiled=compiled)
     blanks = make_blanks(PLACES["inside"])
     changed = torch.where(blanks.bool(), 20.0, inputs)
     assert torch.equal(trunk.sequence(changed, blanks, state), trunk.sequence(inputs, blanks, state))
 
 
+@pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
 @given(rows=st.lists(st.integers(0, L - 1), min_size=B, max_size=B), places=st.sampled_from(sorted(PLACES)))
 @settings(max_examples=60, deadline=None)
-def test_states_after_chosen_rows_are_those_of_the_step_loop(rows, places):
-    trunk, inputs, state = make_trunk(2, torch.float64)
-    blanks = make_blanks(PLACES[places], torch.float64)
+def test_states_after_chosen_rows_are_those_of_the_step_loop(compiled, dtype, tolerance, rows, places):
+    trunk, inputs, state = make_trunk(2, dtype, compiled)
+    blanks = make_blanks(PLACES[places], dtype)
     expected, states = loop(trunk, inputs, blanks, state)
     outputs, (hidden, cell) = trunk.sequence_and_states(inputs, blanks, state, torch.tensor(rows))
-    torch.testing.assert_close(outputs, expected, atol=1e-12, rtol=0.0)
+    torch.testing.assert_close(outputs, expected, atol=tolerance, rtol=0.0)
     for env, row in enumerate(rows):
-        torch.testing.assert_close(hidden[:, env], states[row][0][:, env], atol=1e-12, rtol=0.0)
-        torch.testing.assert_close(cell[:, env], states[row][1][:, env], atol=1e-12, rtol=0.0)
+        torch.testing.assert_close(hidden[:, env], states[row][0][:, env], atol=tolerance, rtol=0.0)
+        torch.testing.assert_close(cell[:, env], states[row][1][:, env], atol=tolerance, rtol=0.0)
 
 
 @pytest.mark.parametrize("env", range(B))
-def test_one_environment_never_changes_another(env):
-    trunk, inputs, state = make_trunk(2)
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
+def test_one_environment_never_changes_another(env, compiled):
+    trunk, inputs, state = make_trunk(2, compiled=compiled)
     rows = torch.tensor([6, 5, 6, 4])
     others = [i for i in range(B) if i != env]
     blanks = make_blanks(PLACES["inside"])
@@ -167,8 +178,9 @@ def test_one_environment_never_changes_another(env):
         assert torch.equal(new[:, others], old[:, others])
 
 
-def test_permuting_environments_permutes_the_outputs():
-    trunk, inputs, state = make_trunk(2)
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
+def test_permuting_environments_permutes_the_outputs(compiled):
+    trunk, inputs, state = make_trunk(2, compiled=compiled)
     blanks, rows, order = make_blanks(PLACES["consecutive"]), torch.tensor([6, 3, 4, 6]), torch.tensor([2, 0, 3, 1])
     outputs, states = trunk.sequence_and_states(inputs, blanks, state, rows)
     turned = (state[0][:, order], state[1][:, order])
@@ -178,14 +190,15 @@ def test_permuting_environments_permutes_the_outputs():
         torch.testing.assert_close(got, expected[:, order], atol=1e-6, rtol=0.0)
 
 
-def test_a_sequence_can_be_cut_anywhere_and_carried_on():
-    trunk, inputs, state = make_trunk(2, torch.float64)
-    blanks = make_blanks(PLACES["inside"], torch.float64)
+@pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
+def test_a_sequence_can_be_cut_anywhere_and_carried_on(compiled, dtype, tolerance):
+    trunk, inputs, state = make_trunk(2, dtype, compiled)
+    blanks = make_blanks(PLACES["inside"], dtype)
     whole = trunk.sequence(inputs, blanks, state)
     for cut in range(1, L):
         head, middle = trunk.sequence_and_states(inputs[:cut], blanks[:cut], state, torch.full((B,), cut - 1))
         tail = trunk.sequence(inputs[cut:], blanks[cut:], middle)
-        torch.testing.assert_close(torch.cat((head, tail)), whole, atol=1e-12, rtol=0.0)
+        torch.testing.assert_close(torch.cat((head, tail)), whole, atol=tolerance, rtol=0.0)
 
 
 def test_the_initial_state_is_zero_fresh_and_of_the_modules_type():
@@ -202,3 +215,44 @@ def test_parameters_carry_pytorchs_names():
     assert {name for name, _ in LstmTrunk(D, H, 2).named_parameters()} == {
         f"lstm.{name}" for name, _ in nn.LSTM(D, H, 2).named_parameters()
     }
+
+
+def test_a_gradient_is_taken_once():
+    trunk, inputs, state = make_trunk(1)
+    outputs = trunk.sequence(inputs, make_blanks(PLACES["none"]), state)
+    outputs.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="run it forward again"):
+        outputs.sum().backward()
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 37])
+def test_the_kernel_agrees_with_double_precision_at_any_size(size):
+    """Long sequences, large inputs, states far out: as close to float64 as torch's own float32 LSTM, give or take."""
+    torch.manual_seed(0)
+    trunk = LstmTrunk(D, size, 1)
+    inputs, blanks = 3.0 * random(200, B, D, seed=1), (random(200, B, 1, seed=2) > 2.0).float()
+    state = (random(1, B, size, seed=3), 30.0 * random(1, B, size, seed=4))
+    slopes = random(200, B, size, seed=5)
+
+    def run(dtype, compiled):
+        trunk.compiled = compiled
+        trunk.to(dtype).zero_grad()
+        outputs = trunk.sequence(inputs.to(dtype), blanks.to(dtype), (state[0].to(dtype), state[1].to(dtype)))
+        (outputs * slopes.to(dtype)).sum().backward()
+        return [outputs.detach().double(), *(p.grad.double().clone() for p in trunk.parameters())]
+
+    exact, torchs, ours = run(torch.float64, False), run(torch.float32, False), run(torch.float32, True)
+    for truth, theirs, mine in zip(exact, torchs, ours, strict=True):
+        scale = truth.abs().max()
+        assert (mine - truth).abs().max() <= 4.0 * (theirs - truth).abs().max() + 1e-6 * scale
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_seen_or_saturates(value):
+    """A NaN must come out as a NaN, for the guard that skips such steps; an infinity shuts or opens its gates."""
+    trunk, inputs, state = make_trunk(1)
+    inputs[2, 1, 0] = value
+    outputs = trunk.sequence(inputs, make_blanks(PLACES["none"]), state)
+    trunk.compiled = False
+    expected = trunk.sequence(inputs, make_blanks(PLACES["none"]), state)
+    torch.testing.assert_close(outputs, expected, equal_nan=True, atol=1e-6, rtol=0.0)

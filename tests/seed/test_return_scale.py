@@ -85,7 +85,7 @@ def collect(model):
 def raw_quantiles(model):
     obs = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return model.policy.return_scale.decode(model.policy.quantiles(obs))
+        return model.policy.raw_atoms(obs)
 
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])

@@ -23,18 +23,22 @@ from tailguard.ppo.health import (
     EpisodeReturns,
     Moments,
     StageProfile,
-    critic_gradient_norms,
+    gradient_norms,
     memory_metrics,
     moments_drift,
+    reserve_metrics,
     tail_metrics,
     twin_metrics,
+    value_metrics,
 )
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
-from tailguard.ppo.rollout import Rollout, shuffled
+from tailguard.ppo.risk import NeutralObjective
+from tailguard.ppo.rollout import Rollout
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
+from tailguard.ppo.surrogate import MEASURES, Coefficients, policy_loss
 from tailguard.ppo.targets import gae
-from tailguard.ppo.trunk import State
+from tailguard.ppo.trunk import State, wipe
 from tailguard.validation import build, require
 from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 
@@ -155,8 +159,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
         settings = {"critic": self.critic, "obs_norm": self.obs_norm, **self.policy_kwargs}
         self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
-        self.levels = self.critic.levels().to(self.device)
+        self.objective = NeutralObjective()
         self.flat = FlatParameters(self.policy)
+        self._critic_spans = [self.flat.span(f"critics.{k}.") for k in range(self.critic.n_critics)]
         self.policy.optimizer = torch.optim.Adam([self.flat.tensor], eps=1e-5, fused=True)
         self._check_batches()
         distribution = self.policy.distribution
@@ -171,7 +176,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _check_batches(self) -> None:
         """Refuse batch sizes that do not fit the rollout, with the nearest that does."""
         samples = self.n_steps * self.n_envs
-        unit, what = (self.n_steps, "whole sequences") if self.policy.recurrent else (1, "samples")
+        unit, what = self._unit, "whole sequences" if self.policy.recurrent else "samples"
         if self.batch_size is None:
             quarter = max(self.n_envs // 4, 1) * self.n_steps if self.policy.recurrent else max(samples // 4, 1)
             self.batch_size = quarter if samples % quarter == 0 else samples
@@ -194,6 +199,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if vec_normalize is not None and vec_normalize.norm_reward:
             raise ValueError("VecNormalize(norm_reward=True) would scale returns twice: set norm_reward=False, PPO scales them")
         return wrapped
+
+    @property
+    def _unit(self) -> int:
+        """The steps that cannot be torn apart: a sequence, or a single one."""
+        return self.n_steps if self.policy.recurrent else 1
 
     def _microbatch_size(self) -> int:
         return cast(int, self.batch_size) if self.microbatch_size is None else self.microbatch_size
@@ -238,13 +248,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self.episode_returns.add(rewards, step.ended)
             self._last_memory = self._actor_state
             if len(step.ended):
-                self._actor_state = _wipe(self._actor_state, dones)
+                self._actor_state = wipe(self._actor_state, dones)
             self.num_timesteps += env.num_envs
             self._last_obs, self._last_episode_starts = new_obs, dones
             callback.update_locals(locals())
             if not callback.on_step():
                 # The critics have not seen these steps; where an episode ended they must at least forget it.
-                self._critic_state = _wipe(self._critic_state, rollout.ended_since_reset())
+                self._critic_state = wipe(self._critic_state, rollout.ended_since_reset())
                 return False
             self._update_info_buffer(infos, dones)
         rollout.observe(_finite("observation", self._last_obs, n_rollout_steps))
@@ -256,7 +266,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
     def _begin_episodes(self, starts: NDArray[np.bool_]) -> None:
         """Forget what was remembered of other episodes, in the environments that begin one, and in no other."""
-        self._actor_state, self._critic_state = _wipe(self._actor_state, starts), _wipe(self._critic_state, starts)
+        self._actor_state, self._critic_state = wipe(self._actor_state, starts), wipe(self._critic_state, starts)
         self.episode_returns.begin(starts)
 
     # -------------------------------------------------------------------------------------------------- training
@@ -270,84 +280,76 @@ class DistributionalPPO(OnPolicyAlgorithm):
             if self.policy.return_scale.mass == 0.0 and rollout.weights.any():
                 self._first_return_scale(rollout)
             experience = prepare(
-                self.policy, rollout, *self._rollout_start, self.critic, self.levels, self.gamma, self.gae_lambda, self.shuffler
+                self.policy,
+                rollout,
+                *self._rollout_start,
+                critic=self.critic,
+                objective=self.objective,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+                generator=self.shuffler,
             )
             self._critic_state = experience.critic_state_after or self._last_memory
             if rollout.weights.any():
                 self._finalize_return_stats(experience)
             self._activate_return_scale_snapshot()
-            batch = experience.batch._replace(targets=self.policy.return_scale.encode(experience.batch.targets))
+            batch = experience.normalised(self.policy)
         with self.profile.stage("update"):
             log = self._optimise(batch)
         self._log_update(log, experience, lr)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
             self.policy.normalizer.update(rollout.obs[:-1])
             self._log_drift(*self.policy.normalizer.drift())
-        self._critic_state = _wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
+        self._critic_state = wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
 
     def _optimise(self, everything: Batch) -> list[Tensor]:
         """All gradient steps of an update; fewer when the KL says stop."""
-        unit = self.n_steps if self.policy.recurrent else 1
-        n, size = self.n_steps * self.n_envs // unit, cast(int, self.batch_size) // unit
         log: list[Tensor] = []
         for _ in range(self.n_epochs):
             steps_before = len(log)
-            for index in shuffled(n, size, self.shuffler):
-                batch = everything.select(index)
-                if not batch.rows.weights.any():  # nothing to learn from; a step would only follow old momentum
+            for batch in everything.shuffled(cast(int, self.batch_size) // self._unit, self.shuffler):
+                total_weight = batch.weights.sum()
+                if not total_weight:  # nothing to learn from; a step would only follow old momentum
                     self.logger.record_mean("warn/empty_batch", 1.0)
                     continue
-                metrics = self._gradient(batch)
+                metrics = self._gradient(batch, total_weight)
                 if not torch.isfinite(metrics).all():  # a step with it would make every weight NaN
                     self.logger.record("warn/non_finite_gradient", 1.0)
                     continue
+                log.append(metrics)
                 if self.kl.should_stop(float(metrics[KL])):
                     return log
                 self.flat.gradient.mul_((self.max_grad_norm / (metrics[-1] + 1e-6)).clamp(max=1.0))
                 self.policy.optimizer.step()
-                log.append(metrics)
             if len(log) == steps_before:
                 self.logger.record("warn/empty_epoch", 1.0)
             else:
                 self._n_updates += 1
         return log
 
-    def _gradient(self, batch: Batch) -> Tensor:
+    def _gradient(self, batch: Batch, total_weight: Tensor) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
-        unit = self.n_steps if self.policy.recurrent else 1
-        total = batch.rows.weights.sum()
         measures = torch.zeros(len(LOSSES))
-        for part in batch.split(self._microbatch_size() // unit):
-            loss, measured = self._loss(part, total)
+        for part in batch.split(self._microbatch_size() // self._unit):
+            loss, measured = self._loss(part, total_weight)
             loss.backward()
             measures += measured
-        return torch.cat((measures, critic_gradient_norms(self.policy.critics), self.flat.gradient.norm().reshape(1)))
+        return torch.cat((measures, gradient_norms(self.flat.gradient, self._critic_spans)))
 
     def _loss(self, batch: Batch, total_weight: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
-        outputs, quantiles = batch.evaluate(self.policy)
-        rows = batch.rows
-        share = rows.weights / total_weight
-        distribution = self.policy.distribution
-
-        # Rows that are no samples (blanks, final observations) may have any density, infinite ones included.
-        log_ratio = torch.where(share > 0.0, distribution.log_prob(outputs, rows.actions) - rows.log_probs, 0.0)
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1.0 - self.clip_range, 1.0 + self.clip_range)
-        surrogate = -(share * torch.minimum(ratio * rows.advantages, clipped * rows.advantages)).sum()
-        entropy = (share * distribution.entropy(outputs)).sum()
-        errors = self.critic.errors(quantiles, batch.targets, self.levels)
-        critic_loss = (share * errors).sum() / len(errors)
-        loss = surrogate - self.entropy.value * entropy + self.vf_coef * critic_loss
-        if self.kl.coefficient > 0.0:
-            loss = loss + self.kl.coefficient * (share * distribution.kl(rows.outputs, outputs)).sum()
-
-        with torch.no_grad():
-            approx_kl = (share * (torch.expm1(log_ratio) - log_ratio)).sum()
-            outside = (share * ((ratio - 1.0).abs() > self.clip_range)).sum()
-            measures = torch.stack((surrogate, critic_loss, entropy, approx_kl, outside))
-        return loss, measures.detach()
+        actor_features, critic_features = batch.features(self.policy)
+        share = batch.weights / total_weight
+        outputs = self.policy.action_outputs(actor_features)
+        coefficients = Coefficients(self.clip_range, self.entropy.value, self.kl.coefficient)
+        policy, measures = policy_loss(
+            self.policy.distribution, outputs, batch.outputs, batch.actions, batch.advantages, share, coefficients
+        )
+        old_atoms = batch.old_atoms if batch.old_atoms.numel() else None
+        errors = self.critic.errors(self.policy.law, self.policy.critic_outputs(critic_features), batch.targets, old_atoms)
+        critic = (share * errors).sum() / len(errors)
+        return policy + self.vf_coef * critic, torch.cat((measures, critic.detach().reshape(1)))
 
     # ------------------------------------------------------------------------------------------ scale of returns
 
@@ -375,8 +377,10 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """While the critics know nothing the scale comes from rewards alone: their guesses would drown small returns."""
         nothing = torch.zeros_like(rollout.rewards)
         returns = gae(rollout.rewards, nothing, nothing, rollout.terminated, rollout.truncated, self.gamma, 1.0)
-        self.policy.return_scale.update(returns, rollout.weights)
-        self.policy.return_scale.activate([])
+        scale = self.policy.return_scale
+        scale.update(returns, rollout.weights)
+        scale.activate()  # the critics start in these units: they have predicted nothing yet that would have to be kept
+        scale.mass.zero_()  # a first guess; the returns proper take its place
 
     def _finalize_return_stats(self, experience: Experience) -> None:
         """Fold the returns of this rollout into the statistics."""
@@ -384,38 +388,32 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
     def _activate_return_scale_snapshot(self) -> None:
         """Put the statistics in force and rescale the critics' last layer, so that no raw prediction moves."""
-        self.policy.return_scale.activate(self.policy.critic_heads())
+        self.policy.activate_return_scale()
 
     # --------------------------------------------------------------------------------------------------- logging
 
     def _log_update(self, log: list[Tensor], experience: Experience, lr: float) -> None:
-        record = self.logger.record
         if not log:  # no step was taken: there is nothing to report, and nothing for the controls to react to
             return
         means = torch.stack(log).mean(0).tolist()
-        for name, value in zip(LOSSES, means[: len(LOSSES)], strict=True):
-            record(f"train/{name}", value)
-        record("train/grad_norm", means[-1])
-        explained = _explained_variance(experience.values, experience)
-        record("train/explained_variance", explained)
-        for i, values in enumerate(experience.per_critic, start=1):
-            record(f"train/explained_variance_critic{i}", _explained_variance(values, experience))
-        record("train/learning_rate", lr)
-        record("train/entropy_coefficient", self.entropy.value)
-        record("train/return_mean", self._ret_mean_snapshot)
-        record("train/return_std", self._ret_std_snapshot)
-        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        metrics = dict(zip((f"train/{name}" for name in LOSSES), means, strict=False))
+        metrics |= {"train/grad_norm": means[-1], "train/learning_rate": lr, "train/entropy_coefficient": self.entropy.value}
+        metrics |= {"train/return_mean": self._ret_mean_snapshot, "train/return_std": self._ret_std_snapshot}
+        metrics |= twin_metrics(means[len(LOSSES) : -1])
+        metrics |= value_metrics(experience)
+        metrics |= tail_metrics(experience.start_atoms, self.policy.law.masses, self.episode_returns, TAIL)
         if self.policy.log_std is not None:
-            record("train/std", self.policy.log_std.exp().mean().item())
-        health = twin_metrics(means[len(LOSSES) : -1])
+            metrics["train/std"] = self.policy.log_std.exp().mean().item()
         if self.policy.recurrent:
-            health |= memory_metrics(self._last_memory, self._critic_state)
-        health |= tail_metrics(experience.start_quantiles, self.levels, self.episode_returns, TAIL)
-        for name, value in (health | self.profile.take()).items():
-            record(name, value)
+            metrics |= memory_metrics(self._last_memory, self._critic_state)
+        if self.critic.ev_reserve:
+            metrics |= reserve_metrics(self.policy, self.critic, experience)
+        for name, value in (metrics | self.profile.take()).items():
+            self.logger.record(name, value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.kl.update(means[KL], self.lr.base_at(self._current_progress_remaining))
         finished = [episode["r"] for episode in self.ep_info_buffer or []]
-        self.entropy.step(float(np.mean(finished)) if finished else None, explained)
+        self.entropy.step(float(np.mean(finished)) if finished else None, metrics["train/explained_variance"])
 
     def _observation_moments(self) -> Moments | None:
         """Mean and standard deviation by which a user's VecNormalize scales observations; None without one."""
@@ -457,7 +455,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         ]
 
 
-LOSSES = ("policy_gradient_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+LOSSES = (*MEASURES, "value_loss")
 KL = LOSSES.index("approx_kl")
 # The tail whose predicted and realised mean are logged.
 TAIL = 0.05
@@ -469,17 +467,6 @@ def _settings(model: type[Settings], given: Settings | Mapping[str, Any] | None)
     return build(model, cast(Mapping[str, Any], given or {}))
 
 
-def _explained_variance(values: Tensor, experience: Experience) -> float | None:
-    """1 - Var(return - value) / Var(return) over the weighted samples; None where the returns do not vary."""
-    share = experience.weights / experience.weights.sum().clamp(min=1e-8)
-
-    def variance(numbers: Tensor) -> float:
-        return (share * (numbers - (share * numbers).sum()).square()).sum().item()
-
-    total = variance(experience.returns)
-    return 1.0 - variance(experience.returns - values) / total if total > 0.0 else None
-
-
 def _finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:
     """The values ``[B, ...]``, or an error that names the first environment whose value is not finite."""
     array = np.asarray(values)
@@ -488,11 +475,3 @@ def _finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = N
         env = bad if envs is None else envs[bad]
         raise ValueError(f"the {name} of env {env} at step {step} of the rollout is not finite: {array[bad]}")
     return array
-
-
-def _wipe(state: State, starts: NDArray[np.bool_]) -> State:
-    """The state with 0 in the environments where `starts` is true."""
-    if not len(state[0]) or not starts.any():
-        return state
-    keep = torch.from_numpy(~starts.astype(bool)).to(state[0]).reshape(1, -1, 1)
-    return state[0] * keep, state[1] * keep

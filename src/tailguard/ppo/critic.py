@@ -2,11 +2,14 @@
 
 from typing import Annotated, Literal, Self
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from tailguard.ppo.quantiles import level_masses, quantile_huber_loss, tail_levels, uniform_levels
+from tailguard.ppo.laws import AtomLaw, CategoricalLaw, Law, MeanLaw, MonotoneQuantileLaw, QuantileLaw
+from tailguard.ppo.quantiles import tail_levels, uniform_levels
 from tailguard.ppo.scaling import ReturnScaleConfig
+from tailguard.validation import require
 
 
 class CriticConfig(BaseModel):
@@ -14,6 +17,8 @@ class CriticConfig(BaseModel):
 
     :param num_quantiles: quantiles that each critic predicts; 32 is plenty for the mean, tails want `tail_quantiles`. 1 is an
         ordinary critic: it learns the mean return by squared loss, and knows nothing of tails.
+    :param law: what they describe the return with. ``quantile``: free quantiles, sorted where order matters; ``monotone``:
+        quantiles that cannot cross; ``categorical``: probabilities of `num_quantiles` fixed places (C51).
     :param twin: two independent critics instead of one.
     :param aggregate: the value of a state from both: ``mean`` or ``min`` of their means.
     :param huber_kappa: half-width of the quadratic zone of the loss, in normalised units. 0 learns true quantiles; 1, the usual
@@ -23,12 +28,22 @@ class CriticConfig(BaseModel):
     :param value_lambda: lambda of the targets.
     :param tail_quantiles: how many of the quantiles are placed in the lower tail; 0 spreads all evenly.
     :param tail_alpha: the tail that they share.
+    :param reach: where the places of a categorical critic end, in standard deviations of the return.
+    :param clip_range: how far a prediction may move in one update, in standard deviations of the return; beyond it, moving on
+        towards the target pays nothing. None does not clip, which is right more often than not.
+    :param clip_mode: what is clipped against the same critic's predictions before the update. ``per_quantile``: every quantile;
+        ``mean_only``: the mean, quantiles move along; ``mean_and_variance``: the mean, and the spread to at most
+        `clip_variance_factor` times the old one.
+    :param clip_variance_factor: see there.
+    :param ev_reserve: measure the explained variance once more after the update, with the final weights. It costs one pass over
+        the rollout and changes nothing else.
     :param scale: how the scale of returns follows the data.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_quantiles: Annotated[int, Field(ge=1, le=1000)] = 32
+    law: Literal["quantile", "monotone", "categorical"] = "quantile"
     twin: bool = True
     aggregate: Literal["mean", "min"] = "mean"
     huber_kappa: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
@@ -36,12 +51,21 @@ class CriticConfig(BaseModel):
     value_lambda: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
     tail_quantiles: Annotated[int, Field(ge=0)] = 0
     tail_alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    reach: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 5.0
+    clip_range: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    clip_mode: Literal["per_quantile", "mean_only", "mean_and_variance"] = "per_quantile"
+    clip_variance_factor: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 2.0
+    ev_reserve: bool = False
     scale: ReturnScaleConfig = Field(default_factory=ReturnScaleConfig)
 
     @model_validator(mode="after")
-    def _some_above_the_tail(self) -> Self:
-        if self.tail_quantiles >= self.num_quantiles:
-            raise ValueError(f"tail_quantiles {self.tail_quantiles} must be below num_quantiles {self.num_quantiles}")
+    def _consistent(self) -> Self:
+        n, tail = self.num_quantiles, self.tail_quantiles
+        require(tail < n, "tail_quantiles", tail, f"below num_quantiles {n}")
+        if self.law == "categorical":
+            require(n >= 2, "num_quantiles", n, "at least 2 places for a categorical critic")
+            require(tail == 0, "tail_quantiles", tail, "0 for a categorical critic: it has places, not levels")
+            require(self.clip_range is None, "clip_range", self.clip_range, "None: a categorical critic has no quantiles")
         return self
 
     @property
@@ -55,9 +79,41 @@ class CriticConfig(BaseModel):
             return uniform_levels(self.num_quantiles)
         return tail_levels(self.num_quantiles, self.tail_alpha, self.tail_quantiles)
 
-    def errors(self, quantiles: Tensor, targets: Tensor, levels: Tensor) -> Tensor:
-        """The loss of each prediction ``[K, ..., N]`` against its target atoms ``[K, ..., M]``, as ``[K, ...]``."""
+    def build_law(self) -> Law:
+        """What the outputs of the critics mean."""
+        if self.law == "categorical":
+            return CategoricalLaw(self.num_quantiles, self.reach)
         if self.num_quantiles == 1:
-            return 0.5 * (quantiles - targets).squeeze(-1).square()
-        masses = None if self.tail_quantiles == 0 or self.target == "lambda_return" else level_masses(levels)
-        return quantile_huber_loss(quantiles, targets, levels, self.huber_kappa, masses)
+            return MeanLaw()
+        kind = MonotoneQuantileLaw if self.law == "monotone" else QuantileLaw
+        return kind(self.levels(), self.huber_kappa)
+
+    def aggregate_values(self, values: Tensor) -> Tensor:
+        """One value from those of the critics ``[K, ...]``."""
+        return values.mean(0) if self.aggregate == "mean" else values.min(0).values
+
+    def errors(self, law: Law, outputs: Tensor, targets: Tensor, old_atoms: Tensor | None) -> Tensor:
+        """The loss of each critic's outputs ``[K, ..., n]`` against its targets ``[K, ..., M]``, as ``[K, ...]``.
+
+        With clipping, the larger of the losses with and without it, sample by sample and critic by critic: a critic that has
+        moved beyond the range is only ever pulled back.
+
+        :param old_atoms: ``[K, ..., M]`` what each critic predicted before the update; needed with `clip_range` only.
+        """
+        if old_atoms is None or not isinstance(law, AtomLaw):
+            return law.errors(outputs, targets)
+        atoms = law.atoms(outputs)
+        return torch.maximum(law.distance(atoms, targets), law.distance(self._clipped(law, atoms, old_atoms), targets))
+
+    def _clipped(self, law: Law, atoms: Tensor, old: Tensor) -> Tensor:
+        assert self.clip_range is not None
+        if self.clip_mode == "per_quantile":
+            return old + (atoms - old).clamp(-self.clip_range, self.clip_range)
+        mean, old_mean = (atoms @ law.masses).unsqueeze(-1), (old @ law.masses).unsqueeze(-1)
+        clipped_mean = old_mean + (mean - old_mean).clamp(-self.clip_range, self.clip_range)
+        if self.clip_mode == "mean_only":
+            return atoms + clipped_mean - mean
+        variances = (((x - m).square() @ law.masses).clamp(min=1e-12) for x, m in ((atoms, mean), (old, old_mean)))
+        spread, old_spread = (variance.sqrt() for variance in variances)
+        factor = (self.clip_variance_factor * old_spread / spread).clamp(max=1.0).unsqueeze(-1)
+        return clipped_mean + factor * (atoms - mean)

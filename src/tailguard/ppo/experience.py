@@ -1,5 +1,6 @@
 """From a rollout to what is trained on: values, advantages, targets, laid out for minibatches."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,84 +9,77 @@ from torch import Tensor
 
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.quantiles import mean_of
+from tailguard.ppo.risk import NeutralObjective
 from tailguard.ppo.rollout import Rollout, Strips
 from tailguard.ppo.targets import gae, sr_lambda_targets
 from tailguard.ppo.trunk import State
 
 
-class Rows(NamedTuple):
-    """What is known of each step, in strips ``[L, B, ...]`` (memory) or as samples ``[M, ...]`` (none).
+class Batch(NamedTuple):
+    """Steps to learn from: strips ``[L, B, ...]`` with memory, samples ``[M, ...]`` without.
 
     :param obs: normalised observations.
     :param actions: actions taken.
     :param outputs: what described their distribution then.
-    :param log_probs: their log-probability then.
     :param advantages: normalised advantages.
     :param weights: 0 where there is nothing to learn.
+    :param targets: target atoms, ``[K, ..., M]``.
+    :param old_atoms: the critics' predictions then, ``[K, ..., M]``; empty where nobody needs them.
+    :param blanks: where memory is wiped, ``[L, B, 1]``; empty without memory, like all that follows.
+    :param actor_hidden: memory of the actor before the first row, ``[n_layers, B, H]``.
+    :param actor_cell: its other half.
+    :param critic_hidden: memory of the critics before the first row.
+    :param critic_cell: its other half.
     """
 
     obs: Tensor
     actions: Tensor
     outputs: Tensor
-    log_probs: Tensor
     advantages: Tensor
     weights: Tensor
-
-    def select(self, axis: int, index: Tensor) -> "Rows":
-        """Some of the environments (axis 1) or samples (axis 0)."""
-        return Rows(*(tensor.index_select(axis, index) for tensor in self))
-
-
-class Memory(NamedTuple):
-    """What sequences need besides their rows.
-
-    :param blanks: where memory is wiped, ``[L, B, 1]``.
-    :param actor: memory of the actor before the first row.
-    :param critic: memory of the critics before the first row.
-    """
-
-    blanks: Tensor
-    actor: State
-    critic: State
-
-    def select(self, envs: Tensor) -> "Memory":
-        """Some of the environments."""
-        states = ((h.index_select(1, envs), c.index_select(1, envs)) for h, c in (self.actor, self.critic))
-        return Memory(self.blanks.index_select(1, envs), *states)
-
-
-class Batch(NamedTuple):
-    """A minibatch.
-
-    :param rows: its steps.
-    :param targets: normalised target atoms, ``[K, ..., N]``.
-    :param memory: for sequences; None for samples.
-    """
-
-    rows: Rows
     targets: Tensor
-    memory: Memory | None
+    old_atoms: Tensor
+    blanks: Tensor
+    actor_hidden: Tensor
+    actor_cell: Tensor
+    critic_hidden: Tensor
+    critic_cell: Tensor
 
-    def evaluate(self, policy: DistributionalPolicy) -> tuple[Tensor, Tensor]:
-        """What the policy says about this batch now: outputs for the action distribution, and quantiles ``[K, ..., N]``."""
-        actor = critic = self.rows.obs
-        if policy.actor_trunk is not None and self.memory is not None:
-            actor = critic = policy.actor_trunk.sequence(self.rows.obs, self.memory.blanks, self.memory.actor)
-            if policy.critic_trunk is not None:
-                critic = policy.critic_trunk.sequence(self.rows.obs, self.memory.blanks, self.memory.critic)
-        return policy.action_outputs(actor), policy.quantiles(critic)
+    @property
+    def size(self) -> int:
+        """Number of sequences, or of samples."""
+        return self.weights.shape[-1]
 
-    def select(self, index: Tensor) -> "Batch":
-        """Some of the sequences or samples."""
-        axis = 0 if self.memory is None else 1
-        memory = None if self.memory is None else self.memory.select(index)
-        return Batch(self.rows.select(axis, index), self.targets.index_select(axis + 1, index), memory)
+    def features(self, policy: DistributionalPolicy) -> tuple[Tensor, Tensor]:
+        """What the policy's trunks make of the observations: for the actor and for the critics."""
+        if policy.actor_trunk is None:
+            return self.obs, self.obs
+        actor = policy.actor_trunk.sequence(self.obs, self.blanks, (self.actor_hidden, self.actor_cell))
+        if policy.critic_trunk is None:
+            return actor, actor
+        return actor, policy.critic_trunk.sequence(self.obs, self.blanks, (self.critic_hidden, self.critic_cell))
 
-    def split(self, size: int) -> list["Batch"]:
-        """Parts of `size` sequences or samples each."""
-        n = self.rows.obs.shape[0 if self.memory is None else 1]
-        return [self] if size >= n else [self.select(part) for part in torch.arange(n).split(size)]
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
+        """All sequences or samples in random order, `size` at a time."""
+        yield from self._deal(torch.randperm(self.size, generator=generator), size)
+
+    def split(self, size: int) -> Iterator["Batch"]:
+        """Parts of `size` sequences or samples each, in order."""
+        yield from [self] if size >= self.size else self._deal(torch.arange(self.size), size)
+
+    def _deal(self, order: Tensor, size: int) -> Iterator["Batch"]:
+        """Every tensor is put in order once and cut into contiguous parts: a copy each, instead of one for each part."""
+        parts, rank = self.size // size, self.weights.dim()
+        axes = (rank - 1,) * 5 + (rank,) * 2 + (1,) * 5
+        dealt = (_dealt(tensor, axis, order, parts) for tensor, axis in zip(self, axes, strict=True))
+        yield from (Batch(*part) for part in zip(*dealt, strict=True))
+
+
+def _dealt(tensor: Tensor, axis: int, order: Tensor, parts: int) -> tuple[Tensor, ...]:
+    if not tensor.numel():
+        return (tensor,) * parts
+    cut: Tensor = tensor.index_select(axis, order).unflatten(axis, (parts, -1))
+    return cut.movedim(axis, 0).contiguous().unbind()
 
 
 @dataclass(frozen=True)
@@ -93,21 +87,32 @@ class Experience:
     """A rollout ready for training.
 
     :param batch: all of it, with raw targets.
-    :param values: ``[T, B]`` raw values of the states.
-    :param per_critic: ``[K, T, B]`` the same by each critic.
+    :param layout: where its steps stand in strips.
+    :param values: ``[T, B]`` values of the states, as the objective sees them.
+    :param per_critic: ``[K, T, B]`` mean returns by each critic.
     :param returns: ``[T, B]`` raw lambda-returns.
     :param weights: ``[T, B]`` sample weights.
-    :param start_quantiles: ``[K, M, N]`` raw quantiles at the starts of episodes.
+    :param start_atoms: ``[K, M, N]`` raw atoms at the M starts of episodes.
     :param critic_state_after: memory of the critics after the last step; None where they have none of their own.
     """
 
     batch: Batch
+    layout: Strips
     values: Tensor
     per_critic: Tensor
     returns: Tensor
     weights: Tensor
-    start_quantiles: Tensor
+    start_atoms: Tensor
     critic_state_after: State | None
+
+    def at_steps(self, rows: Tensor) -> Tensor:
+        """From one number for each row of the batch to ``[T, B]``."""
+        return self.layout.gather(rows) if rows.dim() == 2 else rows.reshape(self.weights.shape)
+
+    def normalised(self, policy: DistributionalPolicy) -> Batch:
+        """The batch with targets in the units that the critics have now."""
+        encode = policy.return_scale.encode
+        return self.batch._replace(targets=encode(self.batch.targets), old_atoms=encode(self.batch.old_atoms))
 
 
 def prepare(
@@ -115,8 +120,9 @@ def prepare(
     rollout: Rollout,
     actor_state: State,
     critic_state: State,
+    *,
     critic: CriticConfig,
-    levels: Tensor,
+    objective: NeutralObjective,
     gamma: float,
     gae_lambda: float,
     generator: torch.Generator,
@@ -126,34 +132,39 @@ def prepare(
         layout, raw_obs = rollout.strips()
         obs = policy.normalizer(raw_obs)
         features, critic_after = _critic_features(policy, obs, layout, actor_state, critic_state)
-        quantiles = policy.return_scale.decode(policy.quantiles(features))  # [K, L, B, N]
-        per_critic = mean_of(quantiles, levels)
-        values = aggregate_value(per_critic, critic)
+        atoms = policy.raw_atoms(features)  # [K, L, B, M]
+        values = critic.aggregate_values(objective.values(atoms, policy.law.masses))
         now, after = layout.gather(values), layout.gather(values, offset=1)
-        advantages = gae(rollout.rewards, now, after, rollout.terminated, rollout.truncated, gamma, gae_lambda)
+        ends = (rollout.terminated, rollout.truncated)
+        advantages = gae(objective.rewards(rollout), now, after, *ends, gamma, gae_lambda)
         returns = advantages + now
-        targets = _targets(rollout, quantiles, returns, layout, critic, gamma, generator)
-        weights = rollout.weights
-        log_probs = policy.distribution.log_prob(rollout.outputs, rollout.actions)
-        advantages = _standardise(advantages, weights)
-        steps = (rollout.actions, rollout.outputs, log_probs, advantages, weights)
-        if policy.recurrent:
-            rows = Rows(obs, *(layout.spread(step) for step in steps))
-            memory = Memory(layout.blanks, actor_state, critic_state)
-            batch = Batch(rows, torch.stack([layout.spread(one) for one in targets]), memory)
-        else:
-            rows = Rows(layout.gather(obs).flatten(0, 1), *(step.flatten(0, 1) for step in steps))
-            batch = Batch(rows, targets.flatten(1, 2), None)
+        targets = _targets(rollout, atoms, returns, layout, critic, gamma, generator)
+        steps = (rollout.actions, rollout.outputs, _standardise(advantages, rollout.weights), rollout.weights)
+        old_atoms = torch.stack([layout.gather(one) for one in atoms]) if critic.clip_range is not None else torch.empty(0)
+        batch = _lay_out(policy, layout, obs, steps, targets, old_atoms, (*actor_state, *critic_state))
         starts = torch.zeros_like(rollout.terminated)
         starts[1:] = (rollout.terminated | rollout.truncated)[:-1]
-        start_quantiles = torch.stack([layout.gather(one)[starts] for one in quantiles])
-        critic_values = torch.stack([layout.gather(one) for one in per_critic])
-    return Experience(batch, now, critic_values, returns, weights, start_quantiles, critic_after)
+        start_atoms = torch.stack([layout.gather(one)[starts] for one in atoms])
+        per_critic = torch.stack([layout.gather(one @ policy.law.masses) for one in atoms])
+    return Experience(batch, layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after)
 
 
-def aggregate_value(per_critic: Tensor, critic: CriticConfig) -> Tensor:
-    """One value from the critics' means ``[K, ...]``."""
-    return per_critic.mean(0) if critic.aggregate == "mean" else per_critic.min(0).values
+def _lay_out(
+    policy: DistributionalPolicy,
+    layout: Strips,
+    obs: Tensor,
+    steps: tuple[Tensor, ...],
+    targets: Tensor,
+    old_atoms: Tensor,
+    states: tuple[Tensor, ...],
+) -> Batch:
+    """What belongs to steps ``[T, B, ...]`` as strips, beside `obs` which are strips already; or all as samples."""
+    if policy.recurrent:
+        of_critics = [torch.stack([layout.spread(one) for one in x]) if x.numel() else x for x in (targets, old_atoms)]
+        return Batch._make([obs, *map(layout.spread, steps), *of_critics, layout.blanks, *states])
+    of_critics = [x.flatten(1, 2) if x.numel() else x for x in (targets, old_atoms)]
+    of_steps = [step.flatten(0, 1) for step in (layout.gather(obs), *steps)]
+    return Batch._make([*of_steps, *of_critics, *[torch.empty(0)] * 5])
 
 
 def _critic_features(
@@ -168,20 +179,20 @@ def _critic_features(
 
 def _targets(
     rollout: Rollout,
-    quantiles: Tensor,
+    atoms: Tensor,
     returns: Tensor,
     layout: Strips,
     critic: CriticConfig,
     gamma: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Raw target atoms for each critic, ``[K, T, B, N]``; each learns from its own predictions."""
+    """Raw target atoms for each critic, ``[K, T, B, M]``; each learns from its own predictions."""
     if critic.target == "lambda_return":
-        return returns.expand(len(quantiles), *returns.shape).unsqueeze(-1)
-    next_quantiles = [layout.gather(one, offset=1).sort(dim=-1).values for one in quantiles]
+        return returns.expand(len(atoms), *returns.shape).unsqueeze(-1)
+    following = [layout.gather(one, offset=1).sort(dim=-1).values for one in atoms]
     ends = (rollout.terminated, rollout.truncated)
     return torch.stack(
-        [sr_lambda_targets(rollout.rewards, one, *ends, gamma, critic.value_lambda, generator) for one in next_quantiles]
+        [sr_lambda_targets(rollout.rewards, one, *ends, gamma, critic.value_lambda, generator) for one in following]
     )
 
 

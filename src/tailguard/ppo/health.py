@@ -2,15 +2,18 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from tailguard.ppo.quantiles import cvar
+from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.experience import Experience
+from tailguard.ppo.policy import DistributionalPolicy
+from tailguard.ppo.quantiles import cvar, cvar_categorical
 from tailguard.ppo.trunk import State
 
 # A critic whose gradient is smaller than this has stopped learning; a ratio beyond the limits means that one of them has.
@@ -67,10 +70,37 @@ class EpisodeReturns:
             self.running[ended], self.discount[ended] = 0.0, 1.0
 
 
-def critic_gradient_norms(critics: nn.ModuleList) -> Tensor:
-    """The L2 norm of the gradient of each critic's own parameters, ``[K]``."""
-    gradients = ([p.grad for p in critic.parameters() if p.grad is not None] for critic in critics)
-    return torch.stack([nn.utils.get_total_norm(one) for one in gradients])
+def gradient_norms(gradient: Tensor, spans: Sequence[slice]) -> Tensor:
+    """The L2 norm of each critic's own part of the flat gradient, and of all of it, ``[K + 1]``."""
+    return torch.stack([gradient[span].norm() for span in spans] + [gradient.norm()])
+
+
+def explained_variance(values: Tensor, returns: Tensor, weights: Tensor) -> float | None:
+    """1 - Var(return - value) / Var(return) over weighted samples; None where the returns do not vary."""
+    share = weights / weights.sum().clamp(min=1e-8)
+
+    def variance(numbers: Tensor) -> float:
+        return (share * (numbers - (share * numbers).sum()).square()).sum().item()
+
+    total = variance(returns)
+    return 1.0 - variance(returns - values) / total if total > 0.0 else None
+
+
+def value_metrics(experience: Experience) -> dict[str, float | None]:
+    """How well the critics knew the returns before the update: together, and each alone."""
+    values = {"train/explained_variance": experience.values}
+    values |= {f"train/explained_variance_critic{i}": one for i, one in enumerate(experience.per_critic, start=1)}
+    return {name: explained_variance(one, experience.returns, experience.weights) for name, one in values.items()}
+
+
+def reserve_metrics(policy: DistributionalPolicy, critic: CriticConfig, experience: Experience) -> dict[str, float | None]:
+    """How well the critics know the same returns after the update; training never sees this."""
+    if not experience.weights.any():
+        return {"warn/ev_reserve_all_masked": 1.0}
+    with torch.no_grad():
+        _, features = experience.batch.features(policy)
+        means = critic.aggregate_values(policy.raw_atoms(features) @ policy.law.masses)
+    return {"train/ev/reserve": explained_variance(experience.at_steps(means), experience.returns, experience.weights)}
 
 
 def twin_metrics(norms: list[float]) -> Metrics:
@@ -113,14 +143,15 @@ def moments_drift(before: Moments, after: Moments) -> tuple[float, float]:
     return float(np.sqrt(np.mean(mean**2))), float(np.sqrt(np.mean(std**2)))
 
 
-def tail_metrics(start_quantiles: Tensor, levels: Tensor, returns: EpisodeReturns, alpha: float) -> Metrics:
+def tail_metrics(start_atoms: Tensor, masses: Tensor, returns: EpisodeReturns, alpha: float) -> Metrics:
     """The predicted tail of the return at the start of episodes beside the realised one.
 
-    :param start_quantiles: raw quantiles ``[K, M, N]`` at the M episode starts of a rollout.
+    :param start_atoms: raw atoms ``[K, M, N]`` at the M episode starts of a rollout.
+    :param masses: ``[N]`` their masses.
     """
     metrics: Metrics = {}
-    if start_quantiles.shape[1]:
-        metrics["risk/predicted_cvar"] = cvar(start_quantiles, alpha, levels).mean().item()
+    if start_atoms.shape[1]:
+        metrics["risk/predicted_cvar"] = cvar_categorical(masses.expand_as(start_atoms), start_atoms, alpha).mean().item()
     if len(returns.finished) >= ENOUGH_EPISODES:
         realised = torch.tensor(list(returns.finished), dtype=torch.float64)
         metrics["risk/realised_cvar"] = cvar(realised, alpha).item()

@@ -54,6 +54,13 @@ class FlatParameters:
             start = end
         self.zero_grad()
 
+    def span(self, prefix: str) -> slice:
+        """Where the parameters stand whose names begin with `prefix`; they must stand together."""
+        parts = [part for name, part in self.slices.items() if name.startswith(prefix)]
+        size = sum(part.stop - part.start for part in parts)
+        assert parts[-1].stop - parts[0].start == size, f"parameters {prefix}* do not stand together"
+        return slice(parts[0].start, parts[-1].stop)
+
     def zero_grad(self) -> None:
         """Set all gradients to 0, and back into their place if somebody has cleared them the usual way."""
         self.gradient.zero_()

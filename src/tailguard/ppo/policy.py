@@ -36,6 +36,7 @@ class DistributionalPolicy(BasePolicy):
     :param lstm_hidden_size: size of the memory.
     :param n_lstm_layers: depth of the memory.
     :param shared_lstm: one memory for actor and critics instead of one each.
+    :param compiled_lstm: run memory in the compiled kernel, which is faster; False leaves it to torch.
     """
 
     recurrent: ClassVar[bool] = False
@@ -56,6 +57,7 @@ class DistributionalPolicy(BasePolicy):
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
         shared_lstm: bool = False,
+        compiled_lstm: bool = True,
     ) -> None:
         super().__init__(observation_space, action_space, squash_output=squash_output)
         if not isinstance(observation_space, spaces.Box):
@@ -70,16 +72,17 @@ class DistributionalPolicy(BasePolicy):
         if self.recurrent:
             require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
             require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
-            self.actor_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers)
+            self.actor_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
             if not shared_lstm:
-                self.critic_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers)
+                self.critic_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
             features = lstm_hidden_size
 
         self.free_std = isinstance(self.distribution, Gaussian) and not state_dependent_std
         outputs = self.distribution.n_outputs // 2 if self.free_std else self.distribution.n_outputs
         self.actor = mlp([features, *actor_layers, outputs], activation_fn, 0.01, ortho_init)
         # Initialised one after the other, hence differently: identical twins would stay identical for ever.
-        critic_sizes = [features, *critic_layers, critic.num_quantiles]
+        self.law = critic.build_law()
+        critic_sizes = [features, *critic_layers, self.law.n_outputs]
         self.critics = nn.ModuleList(mlp(critic_sizes, activation_fn, 1.0, ortho_init) for _ in range(critic.n_critics))
         self.log_std = nn.Parameter(torch.full((outputs,), log_std_init)) if self.free_std else None
         self.return_scale = ReturnScale(critic.scale)
@@ -114,13 +117,18 @@ class DistributionalPolicy(BasePolicy):
             return torch.cat((mean, log_std.clamp(*LOG_STD_LIMITS)), dim=-1)
         return raw
 
-    def quantiles(self, features: Tensor) -> Tensor:
-        """From trunk features ``[..., F]`` to normalised quantiles ``[K, ..., N]``."""
+    def critic_outputs(self, features: Tensor) -> Tensor:
+        """From trunk features ``[..., F]`` to what the critics say, ``[K, ..., n]``."""
         return torch.stack([critic(features) for critic in self.critics])
 
-    def critic_heads(self) -> list[nn.Linear]:
-        """The last layer of each critic."""
-        return [cast(nn.Linear, cast(nn.Sequential, critic)[-1]) for critic in self.critics]
+    def raw_atoms(self, features: Tensor) -> Tensor:
+        """From trunk features ``[..., F]`` to the atoms of the return, in its own units, ``[K, ..., M]``."""
+        return self.return_scale.decode(self.law.atoms(self.critic_outputs(features)))
+
+    def activate_return_scale(self) -> None:
+        """Put the statistics of returns in force and carry the critics over, so that no raw prediction moves."""
+        heads = [cast(nn.Linear, cast(nn.Sequential, critic)[-1]) for critic in self.critics]
+        self.law.rescale(heads, *self.return_scale.activate())
 
     def _predict(  # type: ignore[override]
         self, observation: Tensor, deterministic: bool = False

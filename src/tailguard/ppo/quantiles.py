@@ -117,29 +117,28 @@ def cvar_categorical(probs: Tensor, atoms: Tensor, alpha: float | Tensor) -> Ten
     return _tail_mean(atoms.expand_as(probs), probs, alpha)
 
 
-def equal_mass_atoms(quantiles: Tensor, levels: Tensor | None, m: int) -> Tensor:
-    """The law as `m` atoms of mass 1/m: the means of the quantile function over ``[k/m, (k+1)/m]``.
+def equal_mass_atoms(values: Tensor, masses: Tensor, m: int) -> Tensor:
+    """The law as `m` atoms of mass 1/m: the means of its quantile function over ``[k/m, (k+1)/m]``.
 
-    The mean is kept, and so is every CVaR at a multiple of 1/m. Sorted quantiles at uniform levels come back unchanged for
-    m = N.
+    The mean is kept, and so is every CVaR at a multiple of 1/m. Sorted values of equal masses come back unchanged for m = N.
 
-    :param quantiles: ``[..., N]``, in any order.
-    :param levels: ``[N]``; uniform when None.
+    :param values: ``[..., N]``, in any order.
+    :param masses: ``[N]`` or ``[..., N]``, summing to 1.
     :param m: number of atoms, at least 1.
     :return: ``[..., m]``, sorted.
     """
     require(m >= 1, "m", m, "at least 1")
     # In float64, because differences of running sums lose digits.
-    masses = _masses(quantiles.double(), levels)
-    values, order = quantiles.double().sort(-1)
-    masses = masses.expand_as(values).gather(-1, order)
-    edges = _running_sum(masses)  # [..., N + 1]
-    integral = _running_sum(masses * values)  # of the quantile function from 0 to each edge
-    grid = torch.linspace(0.0, 1.0, m + 1, dtype=values.dtype, device=values.device)
-    grid = grid.expand(*values.shape[:-1], m + 1).contiguous()
+    ordered, order = values.double().sort(-1)
+    weights = masses.double().expand_as(ordered).gather(-1, order)
+    weights = weights / weights.sum(-1, keepdim=True)
+    edges = _running_sum(weights)  # [..., N + 1]
+    integral = _running_sum(weights * ordered)  # of the quantile function from 0 to each edge
+    grid = torch.linspace(0.0, 1.0, m + 1, dtype=ordered.dtype, device=ordered.device)
+    grid = grid.expand(*ordered.shape[:-1], m + 1).contiguous()
     cell = torch.searchsorted(edges[..., 1:-1].contiguous(), grid, right=True)
-    upto = integral.gather(-1, cell) + (grid - edges.gather(-1, cell)) * values.gather(-1, cell)
-    return (upto.diff(dim=-1) * m).to(quantiles.dtype)
+    upto = integral.gather(-1, cell) + (grid - edges.gather(-1, cell)) * ordered.gather(-1, cell)
+    return (upto.diff(dim=-1) * m).to(values.dtype)
 
 
 def cumulative_gaps(base: Tensor, log_gaps: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ So the critic sees every observation once, with the state of memory that belongs
 stands at the position of step i plus one, ended or not; and final observations and blanks are rows of weight 0 in the loss.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +128,3 @@ class Rollout:
         rows = layout.spread(self.obs[:-1])
         index = (layout.positions + 1).unsqueeze(-1).expand_as(following)
         return layout, rows.scatter_(0, index, following)
-
-
-def shuffled(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The numbers below n in random order, `size` at a time."""
-    yield from torch.randperm(n, generator=generator).split(size)

@@ -106,29 +106,17 @@ class ReturnScale(nn.Module):
         self.mean.copy_(mean)
         self.std.copy_(std.clamp(min=self.config.min_std))
 
-    def activate(self, heads: Sequence[nn.Linear]) -> None:
-        """Put the statistics in force and rescale the critics' heads so that no raw prediction moves.
+    def activate(self) -> tuple[Tensor, Tensor]:
+        """Put the statistics in force.
 
-        From ``s' v' + mu' = s v + mu`` follows ``W' = (s / s') W`` and ``b' = (s b + mu - mu') / s'``.
-
-        The optimizer's moments stay as they are: the slopes of the quantile loss do not depend on the scale, so the gradient of
-        ``W'`` is that of ``W``. A squared loss makes it s / s' times as large, which Adam's m / sqrt(v) soon divides out.
-
-        :param heads: the affine output layers of all critics. Leave them out only while they are untrained: then there is no
-            prediction worth keeping, and they start in normalised units, however small or large the returns are.
-        :raises ValueError: for a head without bias, or one that is given twice.
+        :returns: ratio and shift that keep raw predictions where they are: from ``s' v' + mu' = s v + mu`` follows
+            ``v' = (s / s') v + (mu - mu') / s'``. See :meth:`tailguard.ppo.laws.Law.rescale`.
         """
-        require(len({id(head.weight) for head in heads}) == len(heads), "heads", heads, "different layers")
-        biased = all(head.bias is not None for head in heads)
-        require(biased, "heads", heads, "layers with a bias, which takes up the shift of the mean")
-        old_mean, old_std = self.mean_snapshot.clone(), self.std_snapshot.clone()
+        ratio = self.std_snapshot / self.std
+        shift = (self.mean_snapshot - self.mean) / self.std
         self.mean_snapshot.copy_(self.mean)
         self.std_snapshot.copy_(self.std)
-        with torch.no_grad():
-            for head in heads:
-                # In float64, because the shift may be far larger than what remains of it.
-                head.weight.copy_(head.weight.double() * (old_std / self.std_snapshot))
-                head.bias.copy_((head.bias.double() * old_std + (old_mean - self.mean_snapshot)) / self.std_snapshot)
+        return ratio, shift
 
     def encode(self, raw: Tensor) -> Tensor:
         """Raw returns in the critics' units, by the snapshot."""

@@ -4,11 +4,15 @@ Acting, a finished environment's state is multiplied by 0. Training runs the fus
 knows no resets; so a reset is written into the sequence as a *blank*: a step whose extra input channel drives the input,
 forget and output gates to sigmoid(-10^4), which is 0 in floating point. It leaves c = 0 and h = 0 exactly and passes no
 gradient back, whatever came before. One blank per episode is all that resets cost: no splitting, no padding to the longest
-piece, no loop over time.
+piece, no loop over time. The compiled kernel (lstm_kernel.py) reads the same blanks as flags.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from tailguard.ppo.lstm_kernel import lstm_layer
 
 # Added to the three gates at a blank; no finite activation of a trained network comes near it.
 SHUT = -1e4
@@ -22,13 +26,14 @@ class LstmTrunk(nn.Module):
     :param input_size: size of an observation D.
     :param hidden_size: size of the state of a layer H.
     :param n_layers: number of layers.
+    :param compiled: run in the compiled kernel where it can (float32 on the CPU), and not in torch's LSTM.
     """
 
     shut: Tensor
 
-    def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1) -> None:
+    def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1, compiled: bool = True) -> None:
         super().__init__()
-        self.hidden_size, self.n_layers = hidden_size, n_layers
+        self.hidden_size, self.n_layers, self.compiled = hidden_size, n_layers, compiled
         # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the blanks.
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers)
         shut = torch.full((4 * hidden_size, 1), SHUT)
@@ -46,6 +51,9 @@ class LstmTrunk(nn.Module):
         :param inputs: ``[B, D]``.
         :param state: hidden and cell states, ``[n_layers, B, H]`` each.
         """
+        if self._kernel_fits(inputs):
+            outputs, hidden, cells = self._compiled(inputs.unsqueeze(0), inputs.new_zeros(1, len(inputs), 1), state)
+            return outputs[0], (torch.cat(hidden), torch.cat(cells))
         hidden, cells = [], []
         for layer in range(self.n_layers):
             inputs, cell = torch.lstm_cell(inputs, (state[0][layer], state[1][layer]), *self._weights(layer))
@@ -61,9 +69,52 @@ class LstmTrunk(nn.Module):
         :param state: the state before the first step.
         :returns: outputs of the last layer, ``[L, B, H]``; 0 at blanks.
         """
-        return self._run(inputs, blanks, state)[0]
+        if self._kernel_fits(inputs):
+            return self._compiled(inputs, blanks, state)[0]
+        return self._fused(inputs, blanks, state)[0]
 
-    def _run(self, inputs: Tensor, blanks: Tensor, state: State) -> tuple[Tensor, State]:
+    def sequence_and_states(self, inputs: Tensor, blanks: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
+        """As :meth:`sequence`, with the state of environment b after row ``rows[b]``.
+
+        Torch's fused call gives the state after its last row only. It is stopped at the first row that is asked for, and the
+        few rows up to the last one asked for are walked step by step.
+
+        :param rows: ``[B]``.
+        """
+        if self._kernel_fits(inputs):
+            outputs, hidden, cells = self._compiled(inputs, blanks, state)
+            envs = torch.arange(len(rows))
+            at_rows = ([states[rows, envs] for states in part] for part in (hidden, cells))
+            wanted = tuple(torch.stack(layers) for layers in at_rows)
+            return outputs, (wanted[0], wanted[1])
+        first, last = int(rows.min()), int(rows.max())
+        outputs, state = self._fused(inputs[: first + 1], blanks[: first + 1], state)
+        parts = [outputs]
+        wanted = tuple(part.clone() for part in state)
+        for row in range(first + 1, last + 1):
+            keep = 1.0 - blanks[row]
+            output, state = self.step(inputs[row], state)
+            state = (state[0] * keep, state[1] * keep)
+            parts.append((output * keep).unsqueeze(0))
+            here = (rows == row).reshape(1, -1, 1)
+            wanted = tuple(torch.where(here, new, old) for new, old in zip(state, wanted, strict=True))
+        if last + 1 < len(inputs):
+            parts.append(self._fused(inputs[last + 1 :], blanks[last + 1 :], state)[0])
+        return torch.cat(parts), (wanted[0], wanted[1])
+
+    def _kernel_fits(self, inputs: Tensor) -> bool:
+        return self.compiled and inputs.dtype == torch.float32 and inputs.device.type == "cpu"
+
+    def _compiled(self, inputs: Tensor, blanks: Tensor, state: State) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Outputs of the last layer, and the hidden and cell states of each layer after every row."""
+        hidden, cells = [], []
+        for layer in range(self.n_layers):
+            inputs, cell = lstm_layer(inputs, blanks, state[0][layer], state[1][layer], self._weights(layer))
+            hidden.append(inputs)
+            cells.append(cell)
+        return inputs, hidden, cells
+
+    def _fused(self, inputs: Tensor, blanks: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, cells = [], []
         for layer in range(self.n_layers):
             w_input, w_hidden, b_input, b_hidden = self._weights(layer)
@@ -75,28 +126,13 @@ class LstmTrunk(nn.Module):
             cells.append(last_cell)
         return inputs, (torch.cat(hidden), torch.cat(cells))
 
-    def sequence_and_states(self, inputs: Tensor, blanks: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
-        """As :meth:`sequence`, with the state of environment b after row ``rows[b]``.
-
-        The fused call gives the state after its last row only. It is stopped at the first row that is asked for, and the few
-        rows up to the last one asked for are walked step by step.
-
-        :param rows: ``[B]``.
-        """
-        first, last = int(rows.min()), int(rows.max())
-        outputs, state = self._run(inputs[: first + 1], blanks[: first + 1], state)
-        parts = [outputs]
-        wanted = tuple(part.clone() for part in state)
-        for row in range(first + 1, last + 1):
-            keep = 1.0 - blanks[row]
-            output, state = self.step(inputs[row], state)
-            state = (state[0] * keep, state[1] * keep)
-            parts.append((output * keep).unsqueeze(0))
-            here = (rows == row).reshape(1, -1, 1)
-            wanted = tuple(torch.where(here, new, old) for new, old in zip(state, wanted, strict=True))
-        if last + 1 < len(inputs):
-            parts.append(self._run(inputs[last + 1 :], blanks[last + 1 :], state)[0])
-        return torch.cat(parts), (wanted[0], wanted[1])
-
     def _weights(self, layer: int) -> list[Tensor]:
         return [getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+
+
+def wipe(state: State, starts: NDArray[np.bool_]) -> State:
+    """The state with 0 in the environments where `starts` is true."""
+    if not len(state[0]) or not starts.any():
+        return state
+    keep = torch.from_numpy(~starts.astype(bool)).to(state[0]).reshape(1, -1, 1)
+    return state[0] * keep, state[1] * keep

@@ -1,0 +1,217 @@
+"""What the policy minimises, with its gradient in closed form: clipped surrogate, entropy bonus and KL penalty.
+
+    loss = sum_m w_m [ -min(r_m A_m, clip(r_m, 1 - e, 1 + e) A_m) - c_entropy H_m + c_kl KL(old_m || new_m) ]
+    r_m = exp(log p_new(a_m) - log p_old(a_m))
+
+One pass of compiled code over the samples instead of some sixty small tensor operations and their way back; at PPO's sizes
+those cost more than the network. The formulas are those of actions.py, against whose autograd this is tested.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailguard.ppo.actions import ActionDistribution, Categorical, Gaussian
+
+Array = NDArray[np.float32]
+_compile = numba.njit(cache=True, error_model="numpy")
+_inline = numba.njit(inline="always", error_model="numpy")
+
+# What a pass over the samples adds up, by the place in its array of totals.
+MEASURES = ("policy_gradient_loss", "entropy", "kl", "approx_kl", "clip_fraction")
+
+
+class Coefficients(NamedTuple):
+    """The settings of the loss.
+
+    :param clip: how far the ratio may count, e.
+    :param entropy: c_entropy.
+    :param kl: c_kl.
+    """
+
+    clip: float
+    entropy: float
+    kl: float
+
+
+def policy_loss(
+    distribution: ActionDistribution,
+    outputs: Tensor,
+    old_outputs: Tensor,
+    actions: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    coefficients: Coefficients,
+) -> tuple[Tensor, Tensor]:
+    """The loss of some samples; samples of weight 0 are not even looked at.
+
+    :param distribution: what the outputs mean.
+    :param outputs: ``[..., n_outputs]``, of the policy now; the gradient goes here only.
+    :param old_outputs: the same when the actions were taken.
+    :param actions: ``[..., A]``.
+    :param advantages: ``[...]``.
+    :param weights: ``[...]``, each sample's share of the minibatch.
+    :return: the loss, and the weighted sums of :data:`MEASURES`.
+    """
+    if isinstance(distribution, Gaussian):
+        kernel, counts = _gaussian, np.empty(0, np.int64)
+    elif isinstance(distribution, Categorical):
+        kernel, counts = _categorical, np.array(distribution.counts)
+    else:
+        raise TypeError(f"no closed form for {type(distribution).__name__}")
+    loss = _PolicyLoss.apply(outputs, old_outputs, actions, advantages, weights, coefficients, kernel, counts)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], loss)
+
+
+class _PolicyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        outputs: Tensor,
+        old_outputs: Tensor,
+        actions: Tensor,
+        advantages: Tensor,
+        weights: Tensor,
+        coefficients: Coefficients,
+        kernel: Callable[..., None],
+        counts: NDArray[np.int64],
+    ) -> tuple[Tensor, Tensor]:
+        n = outputs.shape[-1]
+        rows = [_array(tensor.reshape(-1, tensor.shape[-1])) for tensor in (outputs, old_outputs, actions)]
+        slope, totals = np.zeros((len(rows[0]), n), np.float32), np.zeros(len(MEASURES))
+        kernel(*rows, _array(advantages.reshape(-1)), _array(weights.reshape(-1)), counts, coefficients, slope, totals)
+        ctx.save_for_backward(torch.from_numpy(slope).reshape(outputs.shape).to(outputs))
+        measures = torch.from_numpy(totals).to(outputs)
+        ctx.mark_non_differentiable(measures)
+        loss = totals[0] - coefficients.entropy * totals[1] + coefficients.kl * totals[2]
+        return outputs.new_tensor(loss), measures
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return grad * slope, None, None, None, None, None, None, None
+
+
+@_inline
+def _surrogate(log_ratio: float, advantage: float, weight: float, clip: float, totals: Any) -> float:
+    """Count one sample; returns the derivative of its clipped surrogate in the log-probability."""
+    ratio = math.exp(log_ratio)
+    free, clipped = ratio * advantage, min(max(ratio, 1.0 - clip), 1.0 + clip) * advantage
+    totals[0] -= weight * min(free, clipped)
+    totals[3] += weight * (math.expm1(log_ratio) - log_ratio)  # Schulman's k3: unbiased and never negative
+    if abs(ratio - 1.0) > clip:
+        totals[4] += weight
+    return -free if free <= clipped else 0.0
+
+
+def _gaussian_rows(
+    outputs: Array,
+    old: Array,
+    actions: Array,
+    advantages: Array,
+    weights: Array,
+    _counts: NDArray[np.int64],
+    coefficients: Coefficients,
+    slope: Array,
+    totals: NDArray[np.float64],
+) -> None:
+    """Outputs are means and log standard deviations. What tanh adds to a density cancels in the ratio."""
+    size = actions.shape[1]
+    inverse, standard, moved, spread = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    for m in range(len(outputs)):
+        weight = weights[m]
+        if weight == 0.0:
+            continue
+        log_ratio, entropy, kl = 0.0, 0.5 * size * math.log(2.0 * math.pi * math.e), 0.0
+        for a in range(size):
+            mean, log_std, old_log_std = outputs[m, a], float(outputs[m, size + a]), float(old[m, size + a])
+            inverse[a], old_inverse = math.exp(-log_std), math.exp(-old_log_std)
+            standard[a], old_standard = (actions[m, a] - mean) * inverse[a], (actions[m, a] - old[m, a]) * old_inverse
+            moved[a] = (mean - old[m, a]) * inverse[a]
+            spread[a] = (inverse[a] / old_inverse) ** 2 + moved[a] ** 2
+            log_ratio += 0.5 * (old_standard**2 - standard[a] ** 2) + old_log_std - log_std
+            entropy += log_std
+            kl += 0.5 * (spread[a] - 1.0) - old_log_std + log_std
+        totals[1] += weight * entropy
+        totals[2] += weight * kl
+        pull = _surrogate(log_ratio, advantages[m], weight, coefficients.clip, totals)
+        for a in range(size):
+            by_mean = (pull * standard[a] + coefficients.kl * moved[a]) * inverse[a]
+            by_log_std = pull * (standard[a] ** 2 - 1.0) - coefficients.entropy + coefficients.kl * (1.0 - spread[a])
+            slope[m, a], slope[m, size + a] = weight * by_mean, weight * by_log_std
+
+
+def _categorical_rows(
+    outputs: Array,
+    old: Array,
+    actions: Array,
+    advantages: Array,
+    weights: Array,
+    counts: NDArray[np.int64],
+    coefficients: Coefficients,
+    slope: Array,
+    totals: NDArray[np.float64],
+) -> None:
+    """Outputs are the logits of all choices side by side."""
+    logs, old_logs = np.empty(outputs.shape[1]), np.empty(outputs.shape[1])
+    probs, old_probs = np.empty(outputs.shape[1]), np.empty(outputs.shape[1])
+    entropies = np.empty(len(counts))
+    for m in range(len(outputs)):
+        weight = weights[m]
+        if weight == 0.0:
+            continue
+        log_ratio, kl, first = 0.0, 0.0, 0
+        for k in range(len(counts)):
+            last = first + counts[k]
+            _softmax(outputs[m], first, last, logs, probs)
+            _softmax(old[m], first, last, old_logs, old_probs)
+            chosen = first + int(actions[m, k])
+            log_ratio += logs[chosen] - old_logs[chosen]
+            entropies[k] = 0.0
+            for j in range(first, last):
+                entropies[k] -= probs[j] * logs[j]
+                kl += old_probs[j] * (old_logs[j] - logs[j])
+            first = last
+        totals[1] += weight * entropies.sum()
+        totals[2] += weight * kl
+        pull = _surrogate(log_ratio, advantages[m], weight, coefficients.clip, totals)
+        first = 0
+        for k in range(len(counts)):
+            chosen = first + int(actions[m, k])
+            for j in range(first, first + counts[k]):
+                by_log_prob = (1.0 if j == chosen else 0.0) - probs[j]
+                by_entropy = -probs[j] * (logs[j] + entropies[k])
+                by_kl = probs[j] - old_probs[j]
+                slope[m, j] = weight * (pull * by_log_prob - coefficients.entropy * by_entropy + coefficients.kl * by_kl)
+            first += counts[k]
+
+
+@_inline
+def _softmax(logits: Any, first: int, last: int, logs: Any, probs: Any) -> None:
+    """Probabilities of the choice between `first` and `last`, and their logarithms."""
+    top = logits[first]
+    for j in range(first + 1, last):
+        top = max(top, logits[j])
+    total = 0.0
+    for j in range(first, last):
+        probs[j] = math.exp(logits[j] - top)
+        total += probs[j]
+    shift = top + math.log(total)
+    for j in range(first, last):
+        probs[j] /= total
+        logs[j] = logits[j] - shift
+
+
+_gaussian = cast(Callable[..., None], _compile(_gaussian_rows))
+_categorical = cast(Callable[..., None], _compile(_categorical_rows))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.detach().to("cpu", torch.float32).contiguous().numpy()
