@@ -256,7 +256,10 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 # The critics have not seen these steps; where an episode ended they must at least forget it.
                 self._critic_state = wipe(self._critic_state, rollout.ended_since_reset())
                 return False
-            self._update_info_buffer(infos, dones)
+            if len(
+                step.ended
+            ):  # wrappers report an episode where it ends; looking at all the others takes longer than stepping
+                self._update_info_buffer([infos[i] for i in step.ended], dones[step.ended])
         rollout.observe(_finite("observation", self._last_obs, n_rollout_steps))
         if before is not None:
             self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))

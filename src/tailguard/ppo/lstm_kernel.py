@@ -50,7 +50,30 @@ def _tanh(x: Any) -> Any:
     return e / (e + TWO)
 
 
-# Loops are short and many on purpose: each touches few enough arrays for the compiler to prove that they do not overlap.
+@_compile
+def _advance(raw: Any, gate: Any, old: Any, cell: Any, flat: Any, hidden: Any, slope: Any, shift: Any) -> None:
+    """One step of one environment from `raw`, what goes into its gates.
+
+    Short loops on purpose: each touches few enough arrays for the compiler to check that they do not overlap, and to use
+    vector instructions.
+    """
+    size = len(cell)
+    for j in range(4 * size):
+        gate[j] = _tanh(raw[j] * slope[j]) * slope[j] + shift[j]
+    for j in range(size):
+        cell[j] = gate[size + j] * old[j] + gate[j] * gate[2 * size + j]
+    for j in range(size):
+        flat[j] = _tanh(cell[j])
+    for j in range(size):
+        hidden[j] = gate[3 * size + j] * flat[j]
+
+
+@_compile
+def _gate_shapes(size: int) -> Any:
+    """Three sigmoids and a tanh in one: slope tanh(slope x) + shift, since sigmoid(x) = tanh(x / 2) / 2 + 1 / 2."""
+    slope, shift = np.full(4 * size, HALF), np.full(4 * size, HALF)
+    slope[2 * size : 3 * size], shift[2 * size : 3 * size] = ONE, np.float32(0.0)
+    return slope, shift
 
 
 def _forward(z: Array, weights: Array, blanks: Array, start: Array, gates: Array, cells: Array, squashed: Array) -> None:
@@ -58,24 +81,24 @@ def _forward(z: Array, weights: Array, blanks: Array, start: Array, gates: Array
     rows, envs, size = cells.shape
     inputs = z.shape[2] - size
     product = np.empty((envs, 4 * size), np.float32)
-    slope, shift = np.full(4 * size, HALF), np.full(4 * size, HALF)  # sigmoid(x) = tanh(x / 2) / 2 + 1 / 2
-    slope[2 * size : 3 * size], shift[2 * size : 3 * size] = ONE, np.float32(0.0)
+    slope, shift = _gate_shapes(size)
     for t in range(rows):
         np.dot(z[t], weights, product)
         before = start if t == 0 else cells[t - 1]
         for b in range(envs):
-            gate, raw, cell, old, flat, hidden = gates[t, b], product[b], cells[t, b], before[b], squashed[t, b], z[t + 1, b]
+            gate, cell, flat, hidden = gates[t, b], cells[t, b], squashed[t, b], z[t + 1, b, inputs:]
             if blanks[t, b] != 0.0:
-                gate[:], cell[:], flat[:], hidden[inputs:] = 0.0, 0.0, 0.0, 0.0
-                continue
-            for j in range(4 * size):
-                gate[j] = _tanh(raw[j] * slope[j]) * slope[j] + shift[j]
-            for j in range(size):
-                cell[j] = gate[size + j] * old[j] + gate[j] * gate[2 * size + j]
-            for j in range(size):
-                flat[j] = _tanh(cell[j])
-            for j in range(size):
-                hidden[inputs + j] = gate[3 * size + j] * flat[j]
+                gate[:], cell[:], flat[:], hidden[:] = 0.0, 0.0, 0.0, 0.0
+            else:
+                _advance(product[b], gate, before[b], cell, flat, hidden, slope, shift)
+
+
+def _step(raw: Array, before: Array, hidden: Array, cell: Array) -> None:
+    """One step of all environments; `raw` is overwritten."""
+    slope, shift = _gate_shapes(cell.shape[1])
+    flat = np.empty(cell.shape[1], np.float32)
+    for b in range(len(raw)):
+        _advance(raw[b], raw[b], before[b], cell[b], flat, hidden[b], slope, shift)
 
 
 def _backward(
@@ -116,6 +139,19 @@ def _backward(
 
 _forward_compiled = cast(Callable[..., None], _compile(_forward))
 _backward_compiled = cast(Callable[..., None], _compile(_backward))
+_step_compiled = cast(Callable[..., None], _compile(_step))
+
+
+def lstm_step(inputs: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """One step of one layer without gradients, for acting: hidden and cell state after it, ``[B, H]``.
+
+    :param inputs: ``[B, D]``; the others as in :func:`lstm_layer`.
+    """
+    w_input, w_hidden, b_input, b_hidden = weights
+    raw = torch.addmm(b_input + b_hidden, inputs, w_input.t()).addmm_(hidden, w_hidden.t())
+    new_hidden, new_cell = torch.empty_like(hidden), torch.empty_like(hidden)
+    _step_compiled(*(tensor.detach().numpy() for tensor in (raw, cell.contiguous(), new_hidden, new_cell)))
+    return new_hidden, new_cell
 
 
 def lstm_layer(inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
