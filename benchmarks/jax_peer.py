@@ -282,6 +282,11 @@ def gae(rewards: Array, values: Array, next_values: Array, ended: Array) -> Arra
     return lax.scan(step, jnp.zeros_like(errors[0]), (errors, 1.0 - ended), reverse=True)[1]
 
 
+def minibatch(steps: Steps, memory: Memory, envs: Array) -> tuple[Steps, Memory]:
+    """Whole sequences of some environments, and their memory before the first step."""
+    return jax.tree.map(lambda array: array[:, envs], steps), jax.tree.map(lambda array: array[envs], memory)
+
+
 def loss(weights: Weights, batch: Steps, start: Memory, lstm: Callable[..., Array]) -> Array:
     """PPO's clipped loss of whole sequences, with advantages standardised per minibatch, as in SB3.
 
@@ -315,9 +320,7 @@ def iterate(weights, adam, market, acting, key, n_steps, lstm):
 
     def update(carry, envs):
         weights, adam = carry
-        batch = jax.tree.map(lambda array: array[:, envs], steps)
-        start = jax.tree.map(lambda array: array[envs], acting.memory)
-        value, gradient = jax.value_and_grad(loss)(weights, batch, start, lstm)
+        value, gradient = jax.value_and_grad(loss)(weights, *minibatch(steps, acting.memory, envs), lstm)
         return adam_step(weights, adam, gradient), value
 
     orders = jax.vmap(lambda k: jax.random.permutation(k, len(acting.obs)))(jax.random.split(shuffle_key, EPOCHS))
