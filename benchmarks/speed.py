@@ -1,4 +1,4 @@
-"""Environment steps per second, end to end, against Stable-Baselines3 on the same work in the same run: `make bench-speed`.
+"""Environment steps per second, end to end, against Stable-Baselines3 and JAX on the same work in one run: `make bench-speed`.
 
 Work (work.py): 64 envs x 128 steps, 4 epochs, minibatches of 1,024 samples, LSTM 64 and one layer of 64 per head (or two of
 64 without memory), Adam, one thread. Equal networks, samples and gradient steps. The engines take turns; medians of rounds.
@@ -16,6 +16,13 @@ from stable_baselines3 import PPO
 from work import WorkEnv
 
 from tailguard import DistributionalPPO
+
+try:
+    from jax_peer import JaxPPO
+except ModuleNotFoundError as missing:
+    if missing.name != "jax":
+        raise
+    JaxPPO = None
 
 STEPS, ENVS = 128, 64
 SCALAR = {"num_quantiles": 1, "twin": False, "target": "lambda_return"}
@@ -52,8 +59,10 @@ ENGINES = {
     "Stable-Baselines3 PPO, MLP": lambda: theirs(PPO, "MlpPolicy", net_arch=DEEP),
     "Tailguard, MLP, scalar critic": lambda: ours("MlpPolicy", SCALAR, net_arch=DEEP),
     "Tailguard, MLP, twin critics of 32 quantiles": lambda: ours("MlpPolicy", {}, net_arch=DEEP),
+    "JAX PPO, compiled end to end, shared LSTM": lambda: JaxPPO(ENVS, STEPS),
+    "JAX PPO, the same with autodiff through the LSTM": lambda: JaxPPO(ENVS, STEPS, autodiff=True),
 }
-RATIOS = [(2, 0, 12.0), (3, 1, None), (2, 4, None), (6, 5, 1.5)]
+RATIOS = [(2, 0, 12.0), (3, 1, None), (2, 4, None), (6, 5, 1.5), (3, 8, 0.75), (3, 9, None)]
 
 
 def gemm_flops() -> float:
@@ -72,7 +81,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the engines whose name contains this")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    models = {name: make() for name, make in ENGINES.items() if options.only in name}
+    engines = {name: make for name, make in ENGINES.items() if options.only in name}
+    if JaxPPO is None:
+        print("JAX is not installed: without its rows\n")
+        engines = {name: make for name, make in engines.items() if not name.startswith("JAX")}
+    models = {name: make() for name, make in engines.items()}
     rollout = STEPS * ENVS
     for model in models.values():
         model.learn(rollout)
