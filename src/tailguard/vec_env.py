@@ -5,7 +5,7 @@ An SB3 ``VecEnv`` reports the end of an episode through a list of dictionaries, 
 from them only when it is stepped the SB3 way.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +34,14 @@ class StepArrays(NamedTuple):
     ended: NDArray[np.intp]
     final_obs: NDArray[Any]
     sample_weights: NDArray[np.float32] | None = None
+
+
+class ArrayStepper(ABC):
+    """A wrapper that passes arrays on."""
+
+    @abstractmethod
+    def step_with_arrays(self, actions: NDArray[Any]) -> tuple[StepArrays, list[dict[str, Any]]]:
+        """Step the wrapped environments; arrays, and the dictionaries that SB3 expects."""
 
 
 class ArrayVecEnv(VecEnv):
@@ -147,6 +155,8 @@ class GymVectorAdapter(ArrayVecEnv):
 
 def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, list[dict[str, Any]]]:
     """Step any SB3 ``VecEnv`` and give the ends of episodes as arrays, besides the dictionaries."""
+    if isinstance(env, ArrayStepper):
+        return env.step_with_arrays(actions)
     if isinstance(env, ArrayVecEnv):
         step = env.step_arrays(actions)
         for name in ("rewards", "terminated", "truncated"):

@@ -9,11 +9,12 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from pydantic import BaseModel
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, is_vecenv_wrapped, unwrap_vec_normalize
 from torch import Tensor
 
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
@@ -33,12 +34,13 @@ from tailguard.ppo.health import (
 )
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
-from tailguard.ppo.risk import NeutralObjective
+from tailguard.ppo.risk import RiskConfig, RiskObjective
 from tailguard.ppo.rollout import Rollout
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
 from tailguard.ppo.surrogate import MEASURES, Coefficients, policy_loss
 from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State, wipe
+from tailguard.running_return import ReturnObserver
 from tailguard.validation import build, require
 from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 
@@ -62,6 +64,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param vf_coef: weight of the critics' loss.
     :param microbatch_size: samples per backward pass; the gradients of a minibatch are accumulated. None: the whole minibatch.
     :param critic: a :class:`CriticConfig` or a dict of its fields.
+    :param risk: what to maximise, the mean return or its tail: a :class:`RiskConfig` or a dict of its fields. Unless it is
+        neutral, the environment is wrapped in a :class:`ReturnObserver`, and so must be the one that the agent is deployed in.
     :param entropy: an :class:`EntropyConfig` or a dict of its fields.
     :param kl: a :class:`KLConfig` or a dict of its fields.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
@@ -95,6 +99,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         vf_coef: float = 0.5,
         microbatch_size: int | None = None,
         critic: CriticConfig | Mapping[str, Any] | None = None,
+        risk: RiskConfig | Mapping[str, Any] | None = None,
         entropy: EntropyConfig | Mapping[str, Any] | None = None,
         kl: KLConfig | Mapping[str, Any] | None = None,
         normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
@@ -122,6 +127,10 @@ class DistributionalPPO(OnPolicyAlgorithm):
             clip_range,
         )
         self.critic = _settings(CriticConfig, critic)
+        self.risk = _settings(RiskConfig, risk)
+        if self.risk.watches_return:
+            require(gamma > 0.0, "gamma", gamma, "above 0 for an objective that looks at the return of an episode")
+            env = None if env is None else self._watched(env, gamma, seed)  # type: ignore[arg-type]
         self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
         self.kl = KLControl(_settings(KLConfig, kl))
         self.obs_norm = (
@@ -157,9 +166,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
-        settings = {"critic": self.critic, "obs_norm": self.obs_norm, **self.policy_kwargs}
+        settings = {"critic": self.critic, "obs_norm": self.obs_norm, "risk": self.risk, **self.policy_kwargs}
         self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
-        self.objective = NeutralObjective()
+        self.objective = RiskObjective(self.risk, self.policy.budget)
         self.flat = FlatParameters(self.policy)
         self._critic_spans = [self.flat.span(f"critics.{k}.") for k in range(self.critic.n_critics)]
         self.policy.optimizer = torch.optim.Adam([self.flat.tensor], eps=1e-5, fused=True)
@@ -200,6 +209,28 @@ class DistributionalPPO(OnPolicyAlgorithm):
             raise ValueError("VecNormalize(norm_reward=True) would scale returns twice: set norm_reward=False, PPO scales them")
         return wrapped
 
+    def _watched(self, env: GymEnv, gamma: float, seed: int | None) -> VecEnv:
+        """The environment with the running return in its observations."""
+        vec_env = self._wrap_env(maybe_make_env(env, 0))
+        if is_vecenv_wrapped(vec_env, ReturnObserver):
+            return vec_env
+        return ReturnObserver(vec_env, gamma, self.risk.alphas().tolist() if self.risk.dial else None, seed)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """As SB3's, with the running return where the objective needs it."""
+        super().set_env(self._watched(env, self.gamma, self.seed) if self.risk.watches_return else env, force_reset)
+
+    def set_risk(self, alpha: float) -> None:
+        """Choose the tail that :meth:`predict` looks at from now on, where the observation does not say.
+
+        :param alpha: within the range that the agent was trained for.
+        """
+        if not isinstance(self.risk.alpha, tuple) or not self.risk.dial:
+            raise ValueError('this agent serves one objective; train with risk={"objective": "cvar", "alpha": (low, high)}')
+        low, high = self.risk.alpha
+        require(low <= alpha <= high, "alpha", alpha, f"between {low} and {high}, the range of the training")
+        self.policy.budget.alpha.fill_(alpha)
+
     @property
     def _unit(self) -> int:
         """The steps that cannot be torn apart: a sequence, or a single one."""
@@ -234,7 +265,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
                 obs_tensor = rollout.observe(_finite("observation", self._last_obs, n_steps))
-                outputs, self._actor_state = self.policy.act(self.policy.normalizer(obs_tensor), self._actor_state)
+                outputs, self._actor_state = self.policy.act(self.policy.inputs(obs_tensor), self._actor_state)
                 sampled = distribution.sample(outputs)
                 actions = sampled.numpy()
                 clipped_actions = distribution.to_env(actions)
@@ -300,10 +331,19 @@ class DistributionalPPO(OnPolicyAlgorithm):
         with self.profile.stage("update"):
             log = self._optimise(batch)
         self._log_update(log, experience, lr)
+        if experience.finished is not None:
+            self._adapt_risk(*experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
-            self.policy.normalizer.update(rollout.obs[:-1])
+            self.policy.normalizer.update(rollout.obs[:-1, :, : self.policy.own_size])
             self._log_drift(*self.policy.normalizer.drift())
         self._critic_state = wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
+
+    def _adapt_risk(self, returns: list[NDArray[np.float64]], alphas: NDArray[np.float64]) -> None:
+        self.objective.remember(returns, alphas)
+        masses = self.policy.law.masses.double().numpy()
+        metrics = self.objective.adapt(1.0 - self._current_progress_remaining, masses, self._ret_std_snapshot)
+        for name, value in metrics.items():
+            self.logger.record(name, value)
 
     def _optimise(self, everything: Batch) -> list[Tensor]:
         """All gradient steps of an update; fewer when the KL says stop."""

@@ -4,15 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.risk import NeutralObjective
+from tailguard.ppo.risk import RiskObjective
 from tailguard.ppo.rollout import Rollout, Strips
 from tailguard.ppo.targets import gae, sr_lambda_targets
 from tailguard.ppo.trunk import State
+
+Finished = tuple[list[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Batch(NamedTuple):
@@ -94,6 +98,7 @@ class Experience:
     :param weights: ``[T, B]`` sample weights.
     :param start_atoms: ``[K, M, N]`` raw atoms at the M starts of episodes.
     :param critic_state_after: memory of the critics after the last step; None where they have none of their own.
+    :param finished: returns of the episodes that ended, and the tails they were played for; None for a neutral objective.
     """
 
     batch: Batch
@@ -104,6 +109,7 @@ class Experience:
     weights: Tensor
     start_atoms: Tensor
     critic_state_after: State | None
+    finished: Finished | None
 
     def at_steps(self, rows: Tensor) -> Tensor:
         """From one number for each row of the batch to ``[T, B]``."""
@@ -122,7 +128,7 @@ def prepare(
     critic_state: State,
     *,
     critic: CriticConfig,
-    objective: NeutralObjective,
+    objective: RiskObjective,
     gamma: float,
     gae_lambda: float,
     generator: torch.Generator,
@@ -130,14 +136,22 @@ def prepare(
     """Evaluate the critics on every observation of the rollout in one call, then advantages and targets."""
     with torch.no_grad():
         layout, raw_obs = rollout.strips()
-        obs = policy.normalizer(raw_obs)
+        obs = policy.inputs(raw_obs)
         features, critic_after = _critic_features(policy, obs, layout, actor_state, critic_state)
         atoms = policy.raw_atoms(features)  # [K, L, B, M]
-        values = critic.aggregate_values(objective.values(atoms, policy.law.masses))
+        means = atoms @ policy.law.masses
+        per_critic = torch.stack([layout.gather(one) for one in means])
+        values = critic.aggregate_values(means)
         now, after = layout.gather(values), layout.gather(values, offset=1)
         ends = (rollout.terminated, rollout.truncated)
-        advantages = gae(objective.rewards(rollout), now, after, *ends, gamma, gae_lambda)
+        advantages = gae(rollout.rewards, now, after, *ends, gamma, gae_lambda)
         returns = advantages + now
+        finished = None
+        if not objective.neutral:
+            columns = rollout.obs[:-1, :, policy.own_size :]
+            at_steps, at_next = (torch.stack([layout.gather(one, k) for one in atoms]) for k in (0, 1))
+            advantages = _risk_advantages(rollout, objective, critic, columns, at_steps, at_next, policy, gamma, gae_lambda)
+            finished = _finished_returns(rollout, columns, at_next, gamma)
         targets = _targets(rollout, atoms, returns, layout, critic, gamma, generator)
         steps = (rollout.actions, rollout.outputs, _standardise(advantages, rollout.weights), rollout.weights)
         old_atoms = torch.stack([layout.gather(one) for one in atoms]) if critic.clip_range is not None else torch.empty(0)
@@ -145,8 +159,41 @@ def prepare(
         starts = torch.zeros_like(rollout.terminated)
         starts[1:] = (rollout.terminated | rollout.truncated)[:-1]
         start_atoms = torch.stack([layout.gather(one)[starts] for one in atoms])
-        per_critic = torch.stack([layout.gather(one @ policy.law.masses) for one in atoms])
-    return Experience(batch, layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after)
+    return Experience(batch, layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after, finished)
+
+
+def _risk_advantages(
+    rollout: Rollout,
+    objective: RiskObjective,
+    critic: CriticConfig,
+    columns: Tensor,
+    at_steps: Tensor,
+    at_next: Tensor,
+    policy: DistributionalPolicy,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Advantages of the objective, from the laws ``[K, T, B, M]`` of the states before and after each step."""
+    budget = objective.budget.of(columns)
+    next_budget = (budget - rollout.rewards) / gamma
+    now, after = (
+        critic.aggregate_values(objective.values(atoms, policy.law.masses, columns, left))
+        for atoms, left in ((at_steps, budget), (at_next, next_budget))
+    )
+    rewards = objective.rewards(rollout.rewards, columns)
+    return gae(rewards, now, after, rollout.terminated, rollout.truncated, gamma, gae_lambda)
+
+
+def _finished_returns(rollout: Rollout, columns: Tensor, at_next: Tensor, gamma: float) -> Finished:
+    """The returns of episodes that ended here: a number each, and for those that were cut off all atoms of their law."""
+    ended = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
+    earned, discount = columns[..., 0].double(), columns[..., 1].double()
+    total = (earned + discount * rollout.rewards)[ended]
+    law = at_next.sort(-1).values.mean(0)[ended] * (gamma * discount[ended]).unsqueeze(-1) + total.unsqueeze(-1)
+    cut = (rollout.truncated & ~rollout.terminated)[ended].tolist()
+    values = [law[i].numpy() if is_cut else total[i : i + 1].numpy() for i, is_cut in enumerate(cut)]
+    alphas = columns[..., 2][ended].double() if columns.shape[-1] == 3 else torch.ones(len(values))
+    return values, alphas.numpy()
 
 
 def _lay_out(

@@ -30,6 +30,7 @@ class StageProfile:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.last: Metrics = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -41,7 +42,8 @@ class StageProfile:
     def take(self) -> Metrics:
         """Seconds per stage since the last call."""
         taken, self.seconds = self.seconds, {}
-        return {f"time/{name}_seconds": seconds for name, seconds in taken.items()}
+        self.last = {f"time/{name}_seconds": seconds for name, seconds in taken.items()}
+        return self.last
 
 
 class EpisodeReturns:

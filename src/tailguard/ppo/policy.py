@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.networks import mlp
+from tailguard.ppo.risk import Budget, RiskConfig
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
 from tailguard.ppo.trunk import LstmTrunk, State
 from tailguard.validation import require
@@ -27,6 +28,7 @@ class DistributionalPolicy(BasePolicy):
     :param action_space: Box, Discrete or MultiDiscrete.
     :param critic: number and outputs of the critics, scale of returns.
     :param obs_norm: how observations are normalised; None leaves them as they are.
+    :param risk: the objective; unless it is neutral, the last columns of an observation are what running_return.py appends.
     :param net_arch: hidden layers after the trunk, one list for both or ``{"pi": [...], "vf": [...]}``.
     :param activation_fn: activation between them.
     :param ortho_init: orthogonal initialisation of the feed-forward layers.
@@ -48,6 +50,7 @@ class DistributionalPolicy(BasePolicy):
         *,
         critic: CriticConfig,
         obs_norm: ObsNormConfig | None = None,
+        risk: RiskConfig | None = None,
         net_arch: NetArch = None,
         activation_fn: type[nn.Module] = nn.Tanh,
         ortho_init: bool = True,
@@ -65,16 +68,18 @@ class DistributionalPolicy(BasePolicy):
         self.obs_size = int(np.prod(observation_space.shape))
         self.distribution = action_distribution(action_space, squash_output)
         actor_layers, critic_layers = _layers(net_arch)
+        self.budget = Budget(risk or RiskConfig())
+        self.own_size = self.obs_size - self.budget.columns  # columns of the environment's own
 
-        features = self.obs_size
+        features = input_size = self.own_size + self.budget.features
         self.actor_trunk: LstmTrunk | None = None
         self.critic_trunk: LstmTrunk | None = None
         if self.recurrent:
             require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
             require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
-            self.actor_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
+            self.actor_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
             if not shared_lstm:
-                self.critic_trunk = LstmTrunk(self.obs_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
+                self.critic_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
             features = lstm_hidden_size
 
         self.free_std = isinstance(self.distribution, Gaussian) and not state_dependent_std
@@ -88,7 +93,7 @@ class DistributionalPolicy(BasePolicy):
         self.return_scale = ReturnScale(critic.scale)
         self.normalizer: nn.Module = nn.Identity()
         if obs_norm is not None:
-            self.normalizer = ObservationNormalizer(self.obs_size, obs_norm)
+            self.normalizer = ObservationNormalizer(self.own_size, obs_norm)
 
     def initial_state(self, batch: int) -> State:
         """The memory of the actor at the start of an episode, ``[n_layers, B, H]`` twice; empty without memory."""
@@ -96,10 +101,19 @@ class DistributionalPolicy(BasePolicy):
             return torch.empty(0), torch.empty(0)
         return self.actor_trunk.initial_state(batch)
 
+    def inputs(self, obs: Tensor) -> Tensor:
+        """From raw observations ``[..., obs_size]`` to what the networks see: normalised, and with the budget of the tail."""
+        own: Tensor = self.normalizer(obs[..., : self.own_size])
+        if self.budget.features == 0:
+            return own
+        scale = self.return_scale
+        shown = self.budget(obs[..., self.own_size :], scale.mean_snapshot, scale.std_snapshot)
+        return torch.cat((own, shown), dim=-1)
+
     def act(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: the outputs that describe the action distribution, and the memory after it.
 
-        :param obs: normalised observations ``[B, D]``.
+        :param obs: what :meth:`inputs` made of the observations, ``[B, D]``.
         :param state: memory before them, already reset where an episode begins.
         """
         features = obs
@@ -134,7 +148,7 @@ class DistributionalPolicy(BasePolicy):
         self, observation: Tensor, deterministic: bool = False
     ) -> Tensor:
         """Actions for one step without memory of earlier ones (SB3's entrance; :meth:`predict` carries memory)."""
-        obs = self.normalizer(observation.float().reshape(-1, self.obs_size))
+        obs = self.inputs(observation.float().reshape(-1, self.obs_size))
         outputs, _ = self.act(obs, self.initial_state(len(obs)))
         return self.distribution.mode(outputs) if deterministic else self.distribution.sample(outputs)
 
@@ -154,7 +168,7 @@ class DistributionalPolicy(BasePolicy):
         """
         self.set_training_mode(False)
         assert isinstance(self.observation_space, spaces.Box)
-        observation = np.asarray(observation)
+        observation = self._with_missing_columns(np.asarray(observation))
         shape = self.observation_space.shape
         single = observation.shape == shape
         if not single and observation.shape[1:] != shape:
@@ -171,12 +185,27 @@ class DistributionalPolicy(BasePolicy):
                 if episode_start is not None:
                     keep = 1.0 - torch.as_tensor(np.asarray(episode_start, dtype=np.float32).reshape(1, n, 1)).to(self.device)
                     memory = (memory[0] * keep, memory[1] * keep)
-            obs = self.normalizer(torch.as_tensor(batch).to(self.device))
+            obs = self.inputs(torch.as_tensor(batch).to(self.device))
             outputs, memory = self.act(obs, memory)
             actions = self.distribution.mode(outputs) if deterministic else self.distribution.sample(outputs)
         chosen = self.distribution.to_env(actions.cpu().numpy())
         after = (memory[0].cpu().numpy(), memory[1].cpu().numpy()) if self.recurrent else None
         return (chosen[0] if single else chosen), after
+
+    def _with_missing_columns(self, observation: NDArray[Any]) -> NDArray[Any]:
+        """An observation of a deployed agent may lack what the policy knows itself (the tail) or does not look at."""
+        missing = self.obs_size - observation.shape[-1] if self.budget.columns and observation.ndim else 0
+        lead = observation.shape[:-1]
+        if missing == self.budget.columns and not self.budget.observed:
+            observation = np.concatenate((observation, np.zeros((*lead, 1)), np.ones((*lead, 1))), axis=-1)
+        elif missing == self.budget.columns > 0:
+            raise ValueError(
+                "this agent was trained on a tail and must see what the episode has earned: wrap the environment in "
+                "tailguard.ReturnObserver(env, gamma) (a VecEnv) or tailguard.WatchedEnv(env, gamma) (a single one)"
+            )
+        if self.budget.dial and observation.shape[-1] == self.obs_size - 1:
+            observation = np.concatenate((observation, np.full((*lead, 1), self.budget.alpha.item())), axis=-1)
+        return observation
 
 
 class RecurrentDistributionalPolicy(DistributionalPolicy):

@@ -1,21 +1,273 @@
-"""What the policy is trained on: rewards, and the value of a state, as the objective sees them.
+"""Objectives that look at the tail: CVaR of the episode's return by capping, alone, mixed with the mean, or as a constraint.
 
-The critics always learn the law of the plain return. An objective turns a rollout's rewards into those that the policy is paid,
-and the critics' laws into the values that go with them; advantages follow from the two.
+Rockafellar and Uryasev: CVaR_a(R) = max_C { C + E[min(R - C, 0)] / a }, reached at C = VaR_a(R). For a given cap C the policy
+has to maximise E[min(R, C)], an ordinary problem once it sees what has been earned (Baeuerle and Ott 2011; return capping, Mead
+et al. 2025); C follows the policy's VaR slowly.
+
+In a state where the return so far is G, discounted by D = gamma^t from here on, the *budget* c = (C - G) / D is what the return
+from here, Z, may still count. Then min(Z, c) obeys Bellman's equation with the plain rewards, and, written so that nothing is
+left to pay after the end,
+
+    reward  min(r, c) - min(0, c)        value  E[min(Z, c)] - min(0, c).
+
+The critics learn the law of Z itself, whatever the objective. So they stay honest about the tail, one set of critics serves
+every cap and every mixture, and moving the cap costs them nothing. R is the discounted sum of rewards with the agent's own
+gamma: with gamma = 1 the plain sum. An episode that is cut off counts with its whole predicted law.
+
+Small tails see few episodes, and an agent that starts out careful never finds what it could win. So the tail is annealed: it
+begins as the whole law, where the cap is the best return seen and the objective is the mean, and shrinks to alpha.
 """
 
-from torch import Tensor
+from collections import deque
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from tailguard.ppo.rollout import Rollout
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from tailguard.validation import require
+
+# Fewer finished episodes than this say nothing about a tail.
+ENOUGH_EPISODES = 20
+# The budget as the policy sees it: in standard deviations of the return, and not beyond this many.
+BUDGET_REACH = 4.0
+# A constraint that outweighs the mean this many times and still is not met cannot be met.
+HOPELESS_MULTIPLIER = 100.0
+
+Level = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-class NeutralObjective:
-    """The expected return: rewards as they are, and the mean of each law."""
+class RiskConfig(BaseModel):
+    """What the policy is trained for.
 
-    def rewards(self, rollout: Rollout) -> Tensor:
-        """What the policy is paid for each step, ``[T, B]``."""
-        return rollout.rewards
+    :param objective: ``neutral``: the mean return; ``cvar``: the mean of its worst share `alpha`; ``mean_cvar``: (1 - weight)
+        times the first plus weight times the second; ``constrained``: the mean, as long as the CVaR is at least `limit`.
+    :param alpha: the share, in (0, 1]; or a pair (low, high) for one policy that serves every tail between them, see
+        :meth:`tailguard.DistributionalPPO.set_risk`.
+    :param weight: of the CVaR in ``mean_cvar``.
+    :param limit: least CVaR, in units of the return; ``constrained`` needs it.
+    :param anneal: share of the training during which the tail shrinks from the whole law to `alpha`; 0 starts with `alpha`.
+    :param cap_step: share of the way to the present VaR that the cap goes after each rollout.
+    :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
+    :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
+    :param multiplier_rate: how fast the multiplier of a violated constraint grows: per rollout, for each standard deviation
+        of the return that is missing.
+    :param observe_return: show the policy what the episode has earned so far. Without it the best policy for a tail cannot be
+        expressed in general; leave it out only where the observation tells it anyway.
+    """
 
-    def values(self, atoms: Tensor, masses: Tensor) -> Tensor:
-        """The value of each state by each critic, from raw atoms ``[K, L, B, M]``, as ``[K, L, B]``."""
-        return atoms @ masses
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    objective: Literal["neutral", "cvar", "mean_cvar", "constrained"] = "neutral"
+    alpha: Level | tuple[Level, Level] = 0.05
+    weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    limit: float | None = None
+    anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    cap_step: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    window: Annotated[int, Field(ge=ENOUGH_EPISODES)] = 1000
+    levels: Annotated[int, Field(ge=2)] = 6
+    multiplier_rate: Annotated[float, Field(gt=0.0)] = 0.1
+    observe_return: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if isinstance(self.alpha, tuple):
+            require(self.alpha[0] < self.alpha[1], "alpha", self.alpha, "(low, high) with low below high")
+            require(self.objective != "constrained", "alpha", self.alpha, "one number for a constraint")
+        if self.objective == "constrained":
+            require(self.limit is not None, "limit", self.limit, "the least CVaR, a number in units of the return")
+        return self
+
+    @property
+    def watches_return(self) -> bool:
+        """Whether training needs the running return."""
+        return self.objective != "neutral"
+
+    def alphas(self) -> NDArray[np.float64]:
+        """The tails that are learnt, rising."""
+        if isinstance(self.alpha, tuple):
+            return np.geomspace(*self.alpha, self.levels)
+        return np.array([self.alpha])
+
+    @property
+    def dial(self) -> bool:
+        """Whether one policy serves many tails."""
+        return isinstance(self.alpha, tuple) and self.watches_return
+
+
+class Budget(nn.Module):
+    """The caps, and what the policy is shown of them.
+
+    Observations carry, after the environment's own columns, the return so far, its discount, and the tail where there are many
+    (see running_return.py).
+
+    :param config: the objective.
+    """
+
+    caps: Tensor
+    log_alphas: Tensor
+    alpha: Tensor  # the tail that is looked at where the observation does not say
+
+    def __init__(self, config: RiskConfig) -> None:
+        super().__init__()
+        self.dial, self.observed = config.dial, config.observe_return
+        self.columns = (3 if config.dial else 2) if config.watches_return else 0
+        self.features = (int(config.observe_return) + int(config.dial)) if config.watches_return else 0
+        alphas = torch.from_numpy(config.alphas())
+        self.register_buffer("log_alphas", alphas.log(), persistent=False)
+        self.register_buffer("alpha", alphas[0].clone())
+        self.register_buffer("caps", torch.full((len(alphas),), float("inf"), dtype=torch.float64))
+
+    def of(self, columns: Tensor) -> Tensor:
+        """The budget where the appended columns ``[..., 2 or 3]`` are these, ``[...]`` in float64."""
+        earned, discount = columns[..., 0].double(), columns[..., 1].double()
+        cap = self.cap_at(columns[..., 2].double()) if self.dial else self.caps[0]
+        return (cap - earned) / discount
+
+    def cap_at(self, alpha: Tensor) -> Tensor:
+        """The cap of any tail in the range, interpolated in log alpha."""
+        place = alpha.log().clamp(self.log_alphas[0], self.log_alphas[-1])
+        above = torch.searchsorted(self.log_alphas, place.contiguous()).clamp(1, len(self.caps) - 1)
+        low, high = self.log_alphas[above - 1], self.log_alphas[above]
+        share = (place - low) / (high - low)
+        return torch.where(share > 0.0, self.caps[above] * share + self.caps[above - 1] * (1.0 - share), self.caps[above - 1])
+
+    def forward(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """What the policy sees instead of the appended columns: the budget in units of the return, and the tail.
+
+        :param mean: of the return.
+        :param std: of the return.
+        """
+        shown = []
+        if self.observed:
+            shown.append(((self.of(columns) - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH))
+        if self.dial:
+            low, high = self.log_alphas[0], self.log_alphas[-1]
+            shown.append(2.0 * (columns[..., 2].double().log() - low) / (high - low) - 1.0)
+        return torch.stack(shown, dim=-1).float()
+
+
+class Returns:
+    """Returns of finished episodes with weights: one for an ended episode, a whole law for one that was cut off.
+
+    :param window: episodes to remember.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.values: deque[NDArray[np.float64]] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        """Episodes remembered."""
+        return len(self.values)
+
+    def tail(self, alpha: float, masses: NDArray[np.float64]) -> tuple[float, float]:
+        """VaR and CVaR at `alpha` of all remembered episodes together, each of the same weight."""
+        sizes = [len(value) for value in self.values]
+        values = np.concatenate(list(self.values))
+        weights = np.concatenate([masses if size > 1 else np.ones(1) for size in sizes]) / len(sizes)
+        order = np.argsort(values, kind="stable")
+        values, weights = values[order], weights[order]
+        upto = np.cumsum(weights)
+        var = values[min(int(np.searchsorted(upto, alpha - 1e-12)), len(values) - 1)]
+        in_tail = np.clip(alpha - (upto - weights), 0.0, weights)
+        return float(var), float(in_tail @ values / in_tail.sum())
+
+
+class RiskObjective:
+    """Rewards and values as the objective sees them, and the cap and multiplier behind them.
+
+    :param config: the objective.
+    :param budget: the caps, which are part of the policy.
+    """
+
+    def __init__(self, config: RiskConfig, budget: Budget) -> None:
+        self.config, self.budget = config, budget
+        self.alphas = config.alphas()
+        self.returns = [Returns(config.window) for _ in self.alphas]
+        self.multiplier = 0.0
+
+    @property
+    def neutral(self) -> bool:
+        """Whether the mean return is all there is."""
+        return self.config.objective == "neutral"
+
+    def weights(self, columns: Tensor) -> tuple[float, Tensor | float]:
+        """The weights of the mean and of the capped return."""
+        config = self.config
+        alpha = columns[..., 2].double() if self.budget.dial else float(self.alphas[0])
+        if config.objective == "cvar":
+            return 0.0, 1.0
+        if config.objective == "mean_cvar":
+            return 1.0 - config.weight, config.weight / alpha
+        return 1.0, self.multiplier / alpha
+
+    def rewards(self, rewards: Tensor, columns: Tensor) -> Tensor:
+        """What the policy is paid, ``[T, B]``, for plain `rewards` and the appended columns ``[T, B, 2 or 3]`` before them."""
+        mean, tail = self.weights(columns)
+        budget, plain = self.budget.of(columns), rewards.double()
+        capped = torch.minimum(plain, budget) - budget.clamp(max=0.0)
+        return (mean * plain + tail * capped).to(rewards)
+
+    def values(self, atoms: Tensor, masses: Tensor, columns: Tensor, budget: Tensor) -> Tensor:
+        """The value of states ``[K, T, B]`` whose return has the atoms ``[K, T, B, M]``.
+
+        :param columns: ``[T, B, 2 or 3]``, of the step.
+        :param budget: ``[T, B]``, of the state.
+        """
+        mean, tail = self.weights(columns)
+        plain, limit = atoms.double(), budget.unsqueeze(-1)
+        capped = torch.minimum(plain, limit) - limit.clamp(max=0.0)
+        return (mean * (plain @ masses.double()) + tail * (capped @ masses.double())).to(atoms)
+
+    def remember(self, values: list[NDArray[np.float64]], alphas: NDArray[np.float64]) -> None:
+        """Note the returns of finished episodes: a single number each, or all atoms of a law.
+
+        :param alphas: the tail that each episode was played for.
+        """
+        nearest = np.abs(np.log(alphas)[:, None] - np.log(self.alphas)).argmin(1)
+        for level, value in zip(nearest, values, strict=True):
+            self.returns[level].values.append(value)
+
+    def adapt(self, progress: float, masses: NDArray[np.float64], std: float) -> dict[str, float]:
+        """Move caps and multiplier after a rollout.
+
+        :param progress: share of the training that is done.
+        :param masses: of the atoms of a law.
+        :param std: of the return.
+        :returns: what to log.
+        """
+        config = self.config
+        metrics: dict[str, float] = {}
+        annealed = 0.0 if config.objective == "constrained" else config.anneal
+        share = 1.0 if annealed == 0.0 else min(progress / annealed, 1.0)
+        for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
+            if len(returns) < ENOUGH_EPISODES:
+                continue
+            var, _ = returns.tail(alpha**share, masses)
+            cap = self.budget.caps[level]
+            cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var))
+            name = f"_{alpha:.3g}" if config.dial else ""
+            cvar = returns.tail(alpha, masses)[1]
+            metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
+        if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
+            assert config.limit is not None
+            missing = config.limit - metrics["risk/cvar"]
+            self.multiplier = max(0.0, self.multiplier + config.multiplier_rate * missing / std)
+            metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
+            if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
+                metrics["warn/cvar_limit_infeasible"] = 1.0
+        metrics["risk/alpha_annealed"] = float(self.alphas[0] ** share)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the settings and the caps, in plain numbers."""
+        return {"multiplier": self.multiplier, "returns": [[v.tolist() for v in one.values] for one in self.returns]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        self.multiplier = state["multiplier"]
+        for one, values in zip(self.returns, state["returns"], strict=True):
+            one.values = deque((np.asarray(value) for value in values), maxlen=self.config.window)
