@@ -1,0 +1,5 @@
+"""Optimizers that protect useful weights, and a scaler of steps by the noise of their gradients; for any PyTorch model."""
+
+from tailguard.optim.upgd import UPGD, UPGDW, AdaptiveUPGD
+
+__all__ = ["UPGD", "UPGDW", "AdaptiveUPGD"]
