@@ -24,6 +24,9 @@ LANES = 64
 # Columns of the sums of a gradient tensor, and of the table of running means.
 SUM, SQUARES, MEAN_SQUARES, LARGEST = range(4)
 FIRST, SECOND, ENERGY, MASS, SIGNAL = range(5)
+ELEMENTWISE, MEAN, NORM = range(3)
+# rho is 1 after one gradient and about 1/2 after two.
+SINGLE = 0.999
 
 
 def compiled(function: Function) -> Function:
@@ -156,3 +159,144 @@ def move_with_noise(
     for i in range(len(weights)):
         noisy = direction[i] + noise_std * noise[i]
         weights[i] = keep * weights[i] - lr * (_step_share(utility[i], correction, centre, slope) * noisy)
+
+
+# ----------------------------------------------------------------------------------------------- variance of gradients
+
+
+@compiled
+def _measure_one(gradient: Floats, mean: Floats, rate: np.float32) -> tuple[float, float, float]:
+    """Move the running mean of every element; returns the sums of g, of g^2 and of the mean's squares."""
+    total, squares, mean_squares = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for i in range(len(gradient)):
+        g = gradient[i]
+        m = mean[i] + rate * (g - mean[i])
+        mean[i] = m
+        total += g
+        squares += g * g
+        mean_squares += m * m
+    return float(total), float(squares), float(mean_squares)
+
+
+@compiled
+def _largest(gradient: Floats) -> float:
+    """The largest absolute value."""
+    top = np.zeros(LANES, np.float32)
+    whole = len(gradient) // LANES * LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
+            top[lane] = max(top[lane], abs(gradient[start + lane]))
+    for i in range(whole, len(gradient)):
+        top[0] = max(top[0], abs(gradient[i]))
+    return float(top.max())
+
+
+@compiled
+def _sums_of_one(gradient: Floats) -> tuple[float, float]:
+    """The sums of g and of g^2."""
+    total, squares = np.float32(0.0), np.float32(0.0)
+    for i in range(len(gradient)):
+        total += gradient[i]
+        squares += gradient[i] * gradient[i]
+    return float(total), float(squares)
+
+
+@compiled
+def measure(sums: Doubles, gradients: Floats, starts: Integers, numel: Integers, mean: Floats, rate: np.float32) -> None:
+    """Fill ``sums[P, 4]`` of the gradients that begin at `starts`; `mean`, unless empty, holds their running means in a row."""
+    begin = 0
+    for k in range(len(sums)):
+        gradient = gradients[starts[k] : starts[k] + numel[k]]
+        if len(mean):
+            own = mean[begin : begin + numel[k]]
+            sums[k, SUM], sums[k, SQUARES], sums[k, MEAN_SQUARES] = _measure_one(gradient, own, rate)
+        else:
+            sums[k, SUM], sums[k, SQUARES] = _sums_of_one(gradient)
+        sums[k, LARGEST] = _largest(gradient)
+        begin += numel[k]
+
+
+@compiled
+def _fold(row: Doubles, sums: Doubles, numel: int, estimator: int, rate: float) -> None:
+    """Fold the sums of one gradient into a tensor's row of running means.
+
+    x is what the variance is about: the gradient element by element, its mean over the tensor, or its norm. The row holds the
+    running means of x (SIGNAL is its square), of x^2, of the mean square that stands for the scale, and of 1.
+    """
+    squares = sums[SQUARES]
+    x, second, energy = 0.0, squares, squares
+    if estimator == MEAN:
+        x, energy = sums[SUM] / numel, squares / numel
+        second = x * x
+    elif estimator == NORM:
+        x = math.sqrt(squares)
+    row[FIRST] += rate * (x - row[FIRST])
+    row[SECOND] += rate * (second - row[SECOND])
+    row[ENERGY] += rate * (energy - row[ENERGY])
+    row[MASS] += rate * (1.0 - row[MASS])
+    row[SIGNAL] = sums[MEAN_SQUARES] if estimator == ELEMENTWISE else row[FIRST] * row[FIRST]
+
+
+@compiled
+def _noise_and_signal(row: Doubles, beta: float) -> tuple[float, float, float]:
+    """The variance of x, the square of its expectation, and the scale.
+
+    With weights that sum to `mass`, m the mean of x and v that of x^2, rho the sum of squared weights over mass^2: E[m^2] is
+    mu^2 + rho s^2 and E[v] is mu^2 + s^2. Solved for both, without bias; a single gradient says nothing of its variance.
+    """
+    mass = row[MASS]
+    if mass == 0.0:
+        return 0.0, 0.0, 0.0
+    signal, second, energy = row[SIGNAL] / (mass * mass), row[SECOND] / mass, row[ENERGY] / mass
+    rho = (1.0 - beta) * (2.0 - mass) / ((1.0 + beta) * mass)
+    if rho > SINGLE:
+        return 0.0, signal, energy
+    return (second - signal) / (1.0 - rho), (signal - rho * second) / (1.0 - rho), energy
+
+
+@compiled
+def fold(
+    table: Doubles, overall: Doubles, sums: Doubles, numel: Integers, present: Integers, estimator: int, rate: float
+) -> int:
+    """Fold one gradient into the rows of the tensors that have one, and into the means for the whole gradient.
+
+    Those are of its mean, its spatial variance, its norm, its largest element and 1. Returns the first tensor whose gradient is
+    not finite, or -1.
+    """
+    total, squares, largest, elements = 0.0, 0.0, 0.0, 0
+    for k in present:
+        if not math.isfinite(sums[k].sum()):
+            return int(k)
+        _fold(table[k], sums[k], numel[k], estimator, rate)
+        total, squares, largest = total + sums[k, SUM], squares + sums[k, SQUARES], max(largest, sums[k, LARGEST])
+        elements += numel[k]
+    mean = total / elements
+    overall[0] += rate * (mean - overall[0])
+    overall[1] += rate * (squares / elements - mean * mean - overall[1])
+    overall[2] += rate * (math.sqrt(squares) - overall[2])
+    overall[3] += rate * (largest - overall[3])
+    overall[4] += rate * (1.0 - overall[4])
+    return -1
+
+
+@compiled
+def evaluate(parts: Doubles, head_parts: Doubles, table: Doubles, head_of: Integers, beta: float) -> None:
+    """Fill ``parts[P, 3]`` with variance, squared expectation and scale of every tensor, ``head_parts[H, 3]`` with sums."""
+    head_parts[:] = 0.0
+    for k in range(len(table)):
+        parts[k, 0], parts[k, 1], parts[k, 2] = _noise_and_signal(table[k], beta)
+        head_parts[head_of[k]] += parts[k]
+
+
+# --------------------------------------------------------------------------------------------------- length of steps
+
+
+@compiled
+def shorten(weights: Floats, anchor: Floats, starts: Integers, ends: Integers, numbers: Floats) -> None:
+    """Weight <- keep * anchor + factor * (weight - keep * anchor); numbers are keep and factor of every segment, ``[2, K]``."""
+    for k in range(len(starts)):
+        end, start = weights[starts[k] : ends[k]], anchor[starts[k] : ends[k]]
+        keep, factor = numbers[0, k], numbers[1, k]
+        for i in range(len(end)):
+            base = keep * start[i]
+            end[i] = base + factor * (end[i] - base)
