@@ -1,0 +1,160 @@
+"""How noisy the gradients of each tensor are, from their history.
+
+Three readings of "noisy", all of the form Var[x] over time, in units of E[x]^2:
+
+``elementwise``: x is every element of the gradient. Summed over the elements of a tensor, Var is the trace of the gradient's
+covariance and E[x]^2 the squared length of its expectation; the quotient is the noise scale of McCandlish et al. (2018) in
+units of the batch. One running mean per element is enough: the sum of E[x^2] over elements is the running mean of one number.
+
+``mean``: the stochastic variance of the layer-wise mean gradient, Var[E_spatial[grad]]: x is the mean of the gradient over its
+tensor. O(1) memory per tensor. Limitation: noise that cancels inside a tensor is not seen. Anticorrelated elements (normalised
+layers, symmetric filters, attention heads that complement each other) have a quiet mean however loud they are, and such layers
+are scaled down too little; even independent noise is seen through its average only, n times smaller for n elements.
+
+``norm``: x is the length of the tensor's gradient. O(1) memory. It does not see a gradient that turns without changing its
+length, and calls pure noise in many dimensions quiet, since its length hardly varies.
+
+Variance and squared expectation are without bias for any number of steps (Balles and Hennig 2018): a running mean over n
+effective gradients has the variance s^2 / n itself, which is taken off.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailguard.optim import kernels
+from tailguard.optim.layout import FlatMemory, Heads, flat_memory
+from tailguard.validation import require
+
+Estimator = Literal["elementwise", "mean", "norm"]
+CODES: dict[str, int] = {"elementwise": kernels.ELEMENTWISE, "mean": kernels.MEAN, "norm": kernels.NORM}
+
+
+class GradientStatistics:
+    """Running means of P gradient tensors.
+
+    :param heads: the tensors whose ``grad`` is watched; they are not kept.
+    :param estimator: what the variance is about.
+    :param beta: memory, in (0, 1): about 1 / (1 - beta) gradients count.
+    """
+
+    def __init__(self, heads: Heads, estimator: Estimator, beta: float) -> None:
+        self.estimator, self.beta = estimator, beta
+        self.numel, count = heads.numel, len(heads.numel)
+        self.table = np.zeros((count, 5))
+        self.overall = np.zeros(5)  # running means of mean, spatial variance, norm and largest of the whole gradient, and of 1
+        elements = int(self.numel.sum()) if estimator == "elementwise" else 0
+        wide = any(one.dtype == torch.float64 for one in heads.parameters)
+        self.mean = torch.zeros(elements, dtype=torch.float64 if wide else torch.float32)
+        self.parts = np.zeros((count, 3))
+        self.link(heads)
+
+    def link(self, heads: Heads) -> None:
+        """Watch other tensors of the same sizes."""
+        self.mean = self.mean.to(heads.parameters[0].device)
+        self._head_of, self.head_parts = heads.head_of, np.zeros((len(heads.names), 3))
+        self._sums, self._everyone = np.zeros((len(self.numel), 4)), np.arange(len(self.numel))
+        self._seen: list[Tensor | None] = []
+        self._flat: FlatMemory | None = None
+        self._evaluate()
+
+    def update(self, parameters: Sequence[Tensor]) -> None:
+        """Fold the present gradients in. Parameters without a gradient keep their statistics as they are.
+
+        Fills ``parts[P, 3]``, for every tensor the variance of x, the square of its expectation, and the gradient's mean square
+        as the scale of both, and ``head_parts[H, 3]``, their sums. They are sums over elements, but of one number for ``mean``.
+        Estimates without bias: the first two may fall below 0.
+
+        On a device other than the CPU this waits once for the sums of all tensors.
+
+        :raises ValueError: for a gradient that is not finite; the statistics are spoilt then.
+        """
+        gradients = [one.grad for one in parameters]
+        flat, present = self._flat_gradients(gradients), self._everyone
+        if flat is not None and self.mean.dtype == torch.float32:
+            kernels.measure(self._sums, flat.values, flat.starts, self.numel, self.mean.numpy(), np.float32(1.0 - self.beta))
+        else:
+            present = np.array([k for k, one in enumerate(gradients) if one is not None], np.int64)
+            if len(present) == 0:
+                return
+            self._sums[present] = self._measure([one for one in gradients if one is not None], present)
+        rate = 1.0 - self.beta
+        bad = kernels.fold(self.table, self.overall, self._sums, self.numel, present, CODES[self.estimator], rate)
+        require(bad < 0, "the gradient of tensor number", bad, "finite: leave out scale_gradients() and the step without one")
+        self._evaluate()
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """``[P]``: which tensors have had a gradient."""
+        return self.table[:, kernels.MASS] > 0.0
+
+    def overall_means(self) -> list[float]:
+        """Running means of the whole gradient's mean, spatial variance, norm and largest element, bias-corrected."""
+        *values, mass = self.overall.tolist()
+        return [value / mass if mass > 0.0 else 0.0 for value in values]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that was measured, as tensors and numbers under the seeds' names."""
+        elementwise = self.estimator == "elementwise"
+        column = [torch.from_numpy(self.table[:, k].copy()) for k in range(5)]
+        names = ("grad_mean_ema", "grad_var_ema", "grad_norm_ema", "grad_max_ema")
+        return {
+            "param_grad_mean_ema": self.mean.clone() if elementwise else column[kernels.FIRST],
+            "param_grad_sq_ema": column[kernels.SECOND],
+            "param_grad_energy_ema": column[kernels.ENERGY],
+            "param_mass": column[kernels.MASS],
+            "param_signal": column[kernels.SIGNAL],
+            "param_numel": torch.from_numpy(self.numel.copy()),
+            **dict(zip(names, self.overall[:4].tolist(), strict=True)),
+            "grad_mass": float(self.overall[4]),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the same estimator and tensors of the same sizes."""
+        sizes = state["param_numel"].tolist()
+        require(sizes == self.numel.tolist(), "param_numel", sizes, f"{self.numel.tolist()}, the sizes of the parameters")
+        first = state["param_grad_mean_ema"]
+        if self.estimator == "elementwise":
+            self.mean.copy_(first)
+            first = torch.zeros(len(self.table))
+        columns = (first, *(state[f"param_{name}"] for name in ("grad_sq_ema", "grad_energy_ema", "mass", "signal")))
+        self.table[:] = torch.stack([column.double().cpu() for column in columns], dim=1).numpy()
+        self.overall[:] = [state[f"grad_{name}"] for name in ("mean_ema", "var_ema", "norm_ema", "max_ema", "mass")]
+        self._evaluate()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without references to gradients."""
+        return {**self.__dict__, "_seen": [], "_flat": None}
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _flat_gradients(self, gradients: list[Tensor | None]) -> FlatMemory | None:
+        """The memory that all gradients share, if they do; looked for again only when one of them is another tensor."""
+        if len(self._seen) != len(gradients) or any(old is not new for old, new in zip(self._seen, gradients, strict=True)):
+            every = [one for one in gradients if one is not None]
+            self._seen = gradients
+            self._flat = flat_memory(every) if len(every) == len(gradients) else None
+        return self._flat
+
+    def _measure(self, gradients: list[Tensor], present: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The sums ``[P', 4]`` of the gradients that are there, with operations on lists and one copy to the CPU."""
+        gradients = [one.detach().to(self.mean.dtype) for one in gradients]
+        columns = [
+            torch.stack([one.sum() for one in gradients]),
+            torch.stack(torch._foreach_norm(gradients)).square(),
+            torch.zeros(len(gradients), dtype=self.mean.dtype, device=self.mean.device),
+            torch.stack([one.abs().max() for one in gradients]),
+        ]
+        if self.estimator == "elementwise":
+            pieces = self.mean.split(self.numel.tolist())
+            means = [pieces[k].view_as(one) for k, one in zip(present.tolist(), gradients, strict=True)]
+            torch._foreach_lerp_(means, gradients, 1.0 - self.beta)
+            columns[kernels.MEAN_SQUARES] = torch.stack(torch._foreach_norm(means)).square()
+        return torch.stack(columns, dim=1).double().cpu().numpy()
+
+    def _evaluate(self) -> None:
+        kernels.evaluate(self.parts, self.head_parts, self.table, self._head_of, self.beta)
