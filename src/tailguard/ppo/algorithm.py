@@ -17,6 +17,8 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv, is_vecenv_wrapped, unwrap_vec_normalize
 from torch import Tensor
 
+from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
+from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch, Experience, prepare
@@ -63,11 +65,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param max_grad_norm: gradients are scaled down to this norm.
     :param vf_coef: weight of the critics' loss.
     :param microbatch_size: samples per backward pass; the gradients of a minibatch are accumulated. None: the whole minibatch.
+    :param optimizer: an :class:`OptimizerConfig` or a dict of its fields; Adam by default.
     :param critic: a :class:`CriticConfig` or a dict of its fields.
     :param risk: what to maximise, the mean return or its tail: a :class:`RiskConfig` or a dict of its fields. Unless it is
         neutral, the environment is wrapped in a :class:`ReturnObserver`, and so must be the one that the agent is deployed in.
     :param entropy: an :class:`EntropyConfig` or a dict of its fields.
     :param kl: a :class:`KLConfig` or a dict of its fields.
+    :param vgs: shorter steps where gradients are noisy: a :class:`VGSConfig` or a dict of its fields. None scales nothing.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
     :param policy_kwargs: ``net_arch``, ``activation_fn``, ``lstm_hidden_size`` and so on, see :class:`DistributionalPolicy`.
     :param seed: of the policy, the environments and the shuffling.
@@ -82,6 +86,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         "MlpLstmPolicy": RecurrentDistributionalPolicy,
     }
     policy: DistributionalPolicy  # type: ignore[assignment]
+    vgs: VarianceGradientScaler
 
     def __init__(
         self,
@@ -98,10 +103,12 @@ class DistributionalPPO(OnPolicyAlgorithm):
         max_grad_norm: float = 0.5,
         vf_coef: float = 0.5,
         microbatch_size: int | None = None,
+        optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
         critic: CriticConfig | Mapping[str, Any] | None = None,
         risk: RiskConfig | Mapping[str, Any] | None = None,
         entropy: EntropyConfig | Mapping[str, Any] | None = None,
         kl: KLConfig | Mapping[str, Any] | None = None,
+        vgs: VGSConfig | Mapping[str, Any] | None = None,
         normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
         policy_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
@@ -127,6 +134,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             clip_range,
         )
         self.critic = _settings(CriticConfig, critic)
+        self.optimizer = _settings(OptimizerConfig, optimizer)
+        self.vgs_config = VGSConfig(enabled=False) if vgs is None else _settings(VGSConfig, vgs)
         self.risk = _settings(RiskConfig, risk)
         if self.risk.watches_return:
             require(gamma > 0.0, "gamma", gamma, "above 0 for an objective that looks at the return of an episode")
@@ -168,10 +177,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
         settings = {"critic": self.critic, "obs_norm": self.obs_norm, "risk": self.risk, **self.policy_kwargs}
         self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
+        known = self.__dict__.get("objective")  # a loaded model brings the state of its own
         self.objective = RiskObjective(self.risk, self.policy.budget)
+        if known is not None:
+            self.objective.load_state_dict(known.state_dict())
         self.flat = FlatParameters(self.policy)
         self._critic_spans = [self.flat.span(f"critics.{k}.") for k in range(self.critic.n_critics)]
-        self.policy.optimizer = torch.optim.Adam([self.flat.tensor], eps=1e-5, fused=True)
+        self._setup_optimizer()
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
@@ -181,6 +193,18 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.reset_lstm_states_to_initial()
+
+    def _setup_optimizer(self) -> None:
+        """One flat tensor to move; and the scaler of steps, which looks at the parts that it is made of."""
+        generator = torch.Generator().manual_seed(self.shuffler.initial_seed())
+        enabled = self.vgs_config.enabled
+        self.policy.optimizer = build_optimizer(self.optimizer, [self.flat.tensor], 0.0, vgs=enabled, generator=generator)
+        heads = self.policy.heads()
+        if "vgs" in self.__dict__:  # of a loaded model, without its parameters
+            self.vgs.update_parameters(heads)
+        else:
+            self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
+        self.vgs.attach(self.policy.optimizer)
 
     def _check_batches(self) -> None:
         """Refuse batch sizes that do not fit the rollout, with the nearest that does."""
@@ -362,22 +386,33 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 log.append(metrics)
                 if self.kl.should_stop(float(metrics[KL])):
                     return log
-                self.flat.gradient.mul_((self.max_grad_norm / (metrics[-1] + 1e-6)).clamp(max=1.0))
-                self.policy.optimizer.step()
+                self._step(metrics[-1])
             if len(log) == steps_before:
                 self.logger.record("warn/empty_epoch", 1.0)
             else:
                 self._n_updates += 1
         return log
 
+    def _step(self, norm: Tensor) -> None:
+        """One step of the optimizer with the gradient of this norm: measured, scaled, clipped."""
+        if self.vgs.config.enabled:
+            self.vgs.scale_gradients()
+            norm = self.flat.gradient.norm()
+        self.flat.gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.policy.optimizer.step()
+        self.vgs.step()
+
     def _gradient(self, batch: Batch, total_weight: Tensor) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
         measures = torch.zeros(len(LOSSES))
+        several = self._microbatch_size() < cast(int, self.batch_size)
         for part in batch.split(self._microbatch_size() // self._unit):
             loss, measured = self._loss(part, total_weight)
             loss.backward()
             measures += measured
+            if several and self.vgs.config.enabled:
+                self.vgs.observe_microbatch(part.weights.sum().item())
         return torch.cat((measures, gradient_norms(self.flat.gradient, self._critic_spans)))
 
     def _loss(self, batch: Batch, total_weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -449,6 +484,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             metrics["train/std"] = self.policy.log_std.exp().mean().item()
         if self.policy.recurrent:
             metrics |= memory_metrics(self._last_memory, self._critic_state)
+        if self.vgs.config.enabled:
+            metrics |= self.vgs.metrics()
         if self.critic.ev_reserve:
             metrics |= reserve_metrics(self.policy, self.critic, experience)
         for name, value in (metrics | self.profile.take()).items():

@@ -139,6 +139,15 @@ class DistributionalPolicy(BasePolicy):
         """From trunk features ``[..., F]`` to the atoms of the return, in its own units, ``[K, ..., M]``."""
         return self.return_scale.decode(self.law.atoms(self.critic_outputs(features)))
 
+    def heads(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters by what they serve: the actor, each critic, and each memory."""
+        heads: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            part, _, rest = name.partition(".")
+            head = {"log_std": "actor", "critics": f"critic{int(rest[0]) + 1}" if part == "critics" else ""}.get(part, part)
+            heads.setdefault(head, []).append(parameter)
+        return heads
+
     def activate_return_scale(self) -> None:
         """Put the statistics of returns in force and carry the critics over, so that no raw prediction moves."""
         heads = [cast(nn.Linear, cast(nn.Sequential, critic)[-1]) for critic in self.critics]
