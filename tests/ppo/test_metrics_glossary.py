@@ -38,11 +38,21 @@ def explained(key, patterns):
     return any(re.fullmatch(pattern, key) for pattern in patterns)
 
 
+VGS = {"vgs": {"warmup_steps": 2}, "optimizer": {"name": "adaptive_upgd"}, "microbatch_size": 16}
+SETTINGS = {
+    "plain": {},
+    "vgs": VGS,
+    "dial": {"risk": {"objective": "cvar", "alpha": (0.1, 0.9)}, "critic": {"ev_reserve": True}},
+    "constrained": {"risk": {"objective": "constrained", "alpha": 0.2, "limit": 1e6, "multiplier_rate": 1e3}, "gamma": 1.0},
+}
+
+
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-def test_every_logged_key_is_explained(policy):
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_every_logged_key_is_explained(policy, settings):
     names = re.findall(r"`([a-z]+/[^`]+)`", GLOSSARY.read_text(encoding="utf-8"))
-    patterns = [re.sub(r"\\\{[ni]\\\}", r"\\d+", re.escape(name)) for name in names]
-    model = DistributionalPPO(policy, BettingGame(8), n_steps=16, normalize_obs=True, seed=0)
+    patterns = [re.sub(r"\\\{[a-z]+\\\}", r"[\\w.]+", re.escape(name)) for name in names]
+    model = DistributionalPPO(policy, BettingGame(8), n_steps=16, normalize_obs=True, seed=0, **settings)
     keys = logged_by(model, 8 * 16 * 6)
     assert len(keys) > 20
     assert [key for key in sorted(keys) if not explained(key, patterns)] == []

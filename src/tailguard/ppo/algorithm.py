@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch, Experience, prepare
@@ -192,6 +193,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
+        self.calibration = Calibration(self.n_envs, CALIBRATION_WINDOW, TAIL)
         self.reset_lstm_states_to_initial()
 
     def _setup_optimizer(self) -> None:
@@ -281,8 +283,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         # train() has done this with its own returns already. Statistics that came from elsewhere since then, from a checkpoint
         # or another member of a population, come into force here and then stay the same for the whole rollout.
         self._activate_return_scale_snapshot()
-        rollout.reset()
-        self._begin_episodes(cast(NDArray[np.bool_], self._last_episode_starts))
+        starts = cast(NDArray[np.bool_], self._last_episode_starts)
+        rollout.reset(starts.astype(bool))
+        self._begin_episodes(starts.astype(bool))
         self._rollout_start = (self._actor_state, self._critic_state)
         before = self._observation_moments()
         callback.on_rollout_start()
@@ -300,7 +303,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
             _finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
             rollout.add(sampled, outputs, step)
-            self.episode_returns.add(rewards, step.ended)
+            self.episode_returns.add(n_steps, step)
             self._last_memory = self._actor_state
             if len(step.ended):
                 self._actor_state = wipe(self._actor_state, dones)
@@ -309,7 +312,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
             callback.update_locals(locals())
             if not callback.on_step():
                 # The critics have not seen these steps; where an episode ended they must at least forget it.
-                self._critic_state = wipe(self._critic_state, rollout.ended_since_reset())
+                ended = rollout.ended_since_reset()
+                self._critic_state = wipe(self._critic_state, ended)
+                self.calibration.forget(ended)
                 return False
             if len(
                 step.ended
@@ -348,6 +353,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 generator=self.shuffler,
             )
             self._critic_state = experience.critic_state_after or self._last_memory
+            pooled = experience.start_atoms.sort(-1).values.mean(0)
+            self.calibration.follow(rollout.starts(), self.episode_returns.ends, pooled, self.policy.law.masses)
             if rollout.weights.any():
                 self._finalize_return_stats(experience)
             self._activate_return_scale_snapshot()
@@ -480,6 +487,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         metrics |= twin_metrics(means[len(LOSSES) : -1])
         metrics |= value_metrics(experience)
         metrics |= tail_metrics(experience.start_atoms, self.policy.law.masses, self.episode_returns, TAIL)
+        metrics |= self.calibration.metrics()
         if self.policy.log_std is not None:
             metrics["train/std"] = self.policy.log_std.exp().mean().item()
         if self.policy.recurrent:
@@ -537,6 +545,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
 LOSSES = (*MEASURES, "value_loss")
 KL = LOSSES.index("approx_kl")
+# Episodes whose predicted and realised returns are compared.
+CALIBRATION_WINDOW = 500
 # The tail whose predicted and realised mean are logged.
 TAIL = 0.05
 

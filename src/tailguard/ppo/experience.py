@@ -156,8 +156,7 @@ def prepare(
         steps = (rollout.actions, rollout.outputs, _standardise(advantages, rollout.weights), rollout.weights)
         old_atoms = torch.stack([layout.gather(one) for one in atoms]) if critic.clip_range is not None else torch.empty(0)
         batch = _lay_out(policy, layout, obs, steps, targets, old_atoms, (*actor_state, *critic_state))
-        starts = torch.zeros_like(rollout.terminated)
-        starts[1:] = (rollout.terminated | rollout.truncated)[:-1]
+        starts = rollout.starts()
         start_atoms = torch.stack([layout.gather(one)[starts] for one in atoms])
     return Experience(batch, layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after, finished)
 

@@ -10,17 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.ppo.calibration import ENOUGH_EPISODES, EpisodeEnd
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Experience
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.quantiles import cvar, cvar_categorical
 from tailguard.ppo.trunk import State
+from tailguard.vec_env import StepArrays
 
 # A critic whose gradient is smaller than this has stopped learning; a ratio beyond the limits means that one of them has.
 VANISHED = 1e-8
 RATIO_LIMITS = (0.01, 100.0)
-# Fewer finished episodes than this say nothing about a tail.
-ENOUGH_EPISODES = 20
 
 Metrics = dict[str, float]
 
@@ -58,17 +58,23 @@ class EpisodeReturns:
         self.gamma = gamma
         self.running, self.discount = np.zeros(n_envs), np.ones(n_envs)
         self.finished: deque[float] = deque(maxlen=window)
+        self.ends: list[EpisodeEnd] = []  # of the rollout
 
     def begin(self, starts: NDArray[np.bool_]) -> None:
-        """Start counting anew where `starts` is true; what was running there is no whole episode."""
+        """Begin a rollout; start counting anew where `starts` is true: what was running there is no whole episode."""
         self.running[starts], self.discount[starts] = 0.0, 1.0
+        self.ends = []
 
-    def add(self, rewards: NDArray[np.float64], ended: NDArray[np.intp]) -> None:
-        """Count one step; the episodes of the environments `ended` are finished."""
-        self.running += self.discount * rewards
+    def add(self, step: int, outcome: StepArrays) -> None:
+        """Count one step of the rollout."""
+        self.running += self.discount * outcome.rewards
         self.discount *= self.gamma
+        ended = outcome.ended
         if len(ended):
-            self.finished.extend(self.running[ended].tolist())
+            earned = self.running[ended].tolist()
+            self.finished.extend(earned)
+            for env, value, known in zip(ended.tolist(), earned, outcome.terminated[ended].tolist(), strict=True):
+                self.ends.append(EpisodeEnd(step, env, value if known else None))
             self.running[ended], self.discount[ended] = 0.0, 1.0
 
 

@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from tailguard.ppo.calibration import ENOUGH_EPISODES
 from tailguard.validation import require
 
-# Fewer finished episodes than this say nothing about a tail.
-ENOUGH_EPISODES = 20
 # The budget as the policy sees it: in standard deviations of the return, and not beyond this many.
 BUDGET_REACH = 4.0
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
@@ -123,7 +122,8 @@ class Budget(nn.Module):
 
     def of(self, columns: Tensor) -> Tensor:
         """The budget where the appended columns ``[..., 2 or 3]`` are these, ``[...]`` in float64."""
-        earned, discount = columns[..., 0].double(), columns[..., 1].double()
+        # Rows of a strip that stand for nothing are 0 in every column, and must not become NaN.
+        earned, discount = columns[..., 0].double(), columns[..., 1].double().clamp(min=1e-30)
         cap = self.cap_at(columns[..., 2].double()) if self.dial else self.caps[0]
         return (cap - earned) / discount
 
@@ -146,7 +146,7 @@ class Budget(nn.Module):
             shown.append(((self.of(columns) - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH))
         if self.dial:
             low, high = self.log_alphas[0], self.log_alphas[-1]
-            shown.append(2.0 * (columns[..., 2].double().log() - low) / (high - low) - 1.0)
+            shown.append(2.0 * (columns[..., 2].double().log().clamp(low, high) - low) / (high - low) - 1.0)
         return torch.stack(shown, dim=-1).float()
 
 

@@ -76,11 +76,16 @@ class Rollout:
         self.terminated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.weights = torch.ones(n_steps, n_envs)
+        self.starts_with_episode = torch.ones(n_envs, dtype=torch.bool)
         self._finals: list[tuple[int, Tensor, Tensor]] = []
         self.filled = 0
 
-    def reset(self) -> None:
-        """Make room for new steps; what is stored is overwritten one by one."""
+    def reset(self, starts: NDArray[np.bool_] | None = None) -> None:
+        """Make room for new steps; what is stored is overwritten one by one.
+
+        :param starts: ``[B]`` where the first step begins an episode; None: everywhere.
+        """
+        self.starts_with_episode = torch.ones(self.n_envs, dtype=torch.bool) if starts is None else torch.tensor(starts)
         self.filled = 0
         self._finals.clear()
         self.weights.fill_(1.0)
@@ -116,6 +121,11 @@ class Rollout:
     def ended_since_reset(self) -> NDArray[np.bool_]:
         """``[B]`` where an episode has ended in the steps stored so far."""
         return (self.terminated | self.truncated)[: self.filled].any(0).numpy()
+
+    def starts(self) -> Tensor:
+        """``[T, B]`` where a step begins an episode."""
+        ended = (self.terminated | self.truncated)[:-1]
+        return torch.cat((self.starts_with_episode.unsqueeze(0), ended))
 
     def strips(self) -> tuple[Strips, Tensor]:
         """The layout of this rollout and its observations in it, ``[L, B, D]``."""
