@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tailguard.evaluate.series import ROUNDING, Floats, as_series
 from tailguard.validation import require
@@ -50,7 +50,7 @@ def optimal_block_length(returns: ArrayLike) -> float:
     """Expected block length of the stationary bootstrap after Politis and White (2004), corrected by Patton et al. (2009).
 
     b = (2 G^2 n / D)^(1/3) with G = sum lambda(k/M) |k| gamma_k, D = 2 (sum lambda(k/M) gamma_k)^2 over |k| <= M and the
-    flat-top window lambda. M is twice the last lag before a run of insignificant autocorrelations.
+    flat-top window lambda. M is twice the first lag of the first run of insignificant autocorrelations.
 
     :param returns: ``[T]``, at least 8 bars. A series that does not vary, or forgets at once, has blocks of 1 bar.
     :return: between 1 and min(3 sqrt(T), T / 3).
@@ -63,7 +63,7 @@ def optimal_block_length(returns: ArrayLike) -> float:
     if math.sqrt(max(covariances[0], 0.0)) <= ROUNDING:
         return 1.0
     significant = np.abs(covariances[1:]) / covariances[0] >= 2.0 * math.sqrt(math.log10(n) / n)
-    m = min(2 * max(_lag_before_run(significant, run), 1), last)
+    m = min(2 * _first_quiet_lag(significant, run), last)
     lags = np.arange(1, m + 1)
     flat_top = np.minimum(1.0, 2.0 * (1.0 - lags / m))
     g = 2.0 * float(flat_top * lags @ covariances[1 : m + 1])
@@ -74,11 +74,11 @@ def optimal_block_length(returns: ArrayLike) -> float:
     return float(min(max((g**2 / spectrum_at_0**2 * n) ** (1.0 / 3.0), 1.0), longest))
 
 
-def _lag_before_run(significant: np.ndarray, run: int) -> int:
-    """The last lag before the first `run` lags in a row that are insignificant; without such a run, the last significant."""
+def _first_quiet_lag(significant: NDArray[np.bool_], run: int) -> int:
+    """The first of the first `run` lags in a row that are insignificant; without such a run, the last lag there is."""
     quiet = 0
     for lag, loud in enumerate(significant, start=1):
         quiet = 0 if loud else quiet + 1
         if quiet == run:
-            return lag - run
-    return int(np.flatnonzero(significant)[-1]) + 1 if significant.any() else 0
+            return lag - run + 1
+    return len(significant)

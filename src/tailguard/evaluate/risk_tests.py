@@ -153,7 +153,7 @@ def uniformity(transforms: ArrayLike) -> UniformityTest:
     n, ordered = len(values), np.sort(values)
     ranks = np.arange(n + 1) / n
     distance = float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
-    # Stephens' correction makes the limiting law good to three digits for any n.
+    # Stephens' correction: from 5 outcomes on the limiting law is right to 0.002 below a p-value of 0.1, to 0.025 above.
     return UniformityTest(distance, float(kolmogorov(distance * (np.sqrt(n) + 0.12 + 0.11 / np.sqrt(n)))))
 
 

@@ -43,13 +43,19 @@ class _Leads:
     """Strategies against a benchmark.
 
     :param t: studentised leads ``[K]``.
-    :param noise: studentised resampled leads minus the observed ones, ``[B, K]``.
+    :param noise: studentised resampled leads minus the observed ones, ``[B, K]``: leads as they would be if there were none.
+    :param hopeless: ``[K]``, strategies so far behind that more data would not bring them back (Hansen's threshold).
     :param block: expected length of a block.
     """
 
     t: Floats
     noise: Floats
+    hopeless: NDArray[np.bool_]
     block: float
+
+    def under_the_null(self) -> Floats:
+        """Resampled leads ``[B, K]`` if no strategy were better; the hopeless stay behind and do not disturb the others."""
+        return self.noise + np.where(self.hopeless, self.t, 0.0)
 
 
 def superior_ability(
@@ -69,12 +75,9 @@ def superior_ability(
     :param seed: of the draws.
     """
     leads = _leads(benchmark, strategies, draws, block, seed)
-    n = len(np.asarray(benchmark))
     statistic = max(float(leads.t.max()), 0.0)
-    hopeless = leads.t < -math.sqrt(2.0 * math.log(math.log(n)))
-    # A recentred strategy takes part in the maximum as if it were as good as the benchmark, another one with its own lag.
+    p_value = _p_value(leads.under_the_null(), statistic)
     p_lower = _p_value(leads.noise + np.minimum(leads.t, 0.0), statistic)
-    p_value = _p_value(leads.noise + np.where(hopeless, leads.t, 0.0), statistic)
     p_upper = _p_value(leads.noise, statistic)
     return SuperiorAbility(statistic, p_value, p_lower, p_upper, list(strategies)[int(leads.t.argmax())], leads.block)
 
@@ -98,7 +101,7 @@ def superior_strategies(
     :param seed: of the draws.
     """
     leads = _leads(benchmark, strategies, draws, block, seed)
-    better = _stepwise(leads.t, leads.noise, size)
+    better = _stepwise(leads.t, leads.under_the_null(), size)
     return [name for name, is_better in zip(strategies, better, strict=True) if is_better]
 
 
@@ -131,7 +134,8 @@ def _leads(benchmark: ArrayLike, strategies: Mapping[str, ArrayLike], draws: int
     resampled = np.empty((draws, differences.shape[1]))
     resample_means(differences, 1.0 / block, np.random.default_rng(seed), resampled)
     errors = np.array([_error(column, block) for column in differences.T])
-    return _Leads(*_studentised(means, resampled - means, errors), block)
+    t, noise = _studentised(means, resampled - means, errors)
+    return _Leads(t, noise, t < -math.sqrt(2.0 * math.log(math.log(n))), block)
 
 
 def _error(values: Floats, block: float) -> float:
