@@ -73,7 +73,7 @@ def test_z2_has_the_critical_value_of_the_paper():
 
 
 def test_z2_by_hand_and_for_losses_that_are_twice_as_large():
-    outcomes, limits, shortfalls = [-3.0, 0.0, -1.0, 1.0], [-2.0, -2.0, -2.0, -2.0], [-2.5, -2.5, -2.5, -2.5]
+    outcomes, limits, shortfalls = [-3.0, -2.0, -1.0, 1.0], [-2.0] * 4, [-2.5] * 4  # only the first is beyond its limit
     assert statistics.shortfall_statistic(outcomes, limits, shortfalls, 0.25) == pytest.approx(1.0 - (3.0 / 2.5) / (4 * 0.25))
     limit, shortfall = normal_tail(0.05)
     outcomes = 2.0 * np.random.default_rng(1).standard_normal(200_000)

@@ -255,7 +255,7 @@ def _measured(row: Floats, periods: float) -> dict[str, float]:
 
 
 def _from_sums(sums: Floats, centres: Floats, n: int, periods: float) -> dict[str, Floats]:
-    """The metrics ``[B, S]`` from the kernel's sums ``[B, S, 6 + A]``."""
+    """The metrics ``[B, S]`` from the kernel's sums ``[B, S, FIRST_TAIL + A]``."""
     shift = sums[..., SUM] / n
     mean = centres + shift
     variance = (sums[..., SQUARES] - sums[..., SUM] * shift) / (n - 1)

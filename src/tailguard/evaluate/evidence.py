@@ -85,8 +85,8 @@ def gather_evidence(
 ) -> Evidence:
     """Compare an agent with its baselines on the same test bars.
 
-    :param agent: simple returns ``[T]`` after all costs, at least 8.
-    :param baselines: from names to returns ``[T]`` under the same accounting.
+    :param agent: simple returns ``[T]`` after all costs, at least 8; in excess of the riskless rate if idle cash earns it.
+    :param baselines: from names to returns ``[T]`` under the same accounting, likewise.
     :param periods: bars per year.
     :param market: the baseline that merely holds the market, such as buy-and-hold. What it explains, at any exposure, is no
         skill; a constant mix at the agent's own exposure has an alpha of 0.

@@ -62,7 +62,7 @@ def _metrics(
     generator: np.random.Generator,
     out: NDArray[Any],
 ) -> None:
-    """Fill ``out[B, S, 6 + A]``: one row of sums per resample and strategy.
+    """Fill ``out[B, S, FIRST_TAIL + A]``: one row of sums per resample and strategy.
 
     :param returns: ``[S, n]``.
     :param centres: ``[S]``, subtracted before squaring so that no digits cancel.
@@ -93,8 +93,8 @@ def _metrics(
                 growth += c * logs[s, i]
                 low = min(r, 0.0)
                 downside += c * low * low
-            out[b, s, 0], out[b, s, 1], out[b, s, 2], out[b, s, 3] = total, squares, downside, growth
-            out[b, s, 4], out[b, s, 5] = 1.0 - deepest, ulcer
+            out[b, s, SUM], out[b, s, SQUARES], out[b, s, DOWNSIDE] = total, squares, downside
+            out[b, s, LOG_GROWTH], out[b, s, MAX_DRAWDOWN], out[b, s, ULCER_SQUARES] = growth, 1.0 - deepest, ulcer
             for a in range(len(tails)):
                 mass, left, tail = tails[a] * n, tails[a] * n, 0.0
                 for i in range(n):
@@ -104,7 +104,7 @@ def _metrics(
                     left -= taken
                     if left <= 0.0:
                         break
-                out[b, s, 6 + a] = tail / mass
+                out[b, s, FIRST_TAIL + a] = tail / mass
 
 
 def _paths(logs: NDArray[Any], restart: float, generator: np.random.Generator, at: NDArray[Any], out: NDArray[Any]) -> None:
