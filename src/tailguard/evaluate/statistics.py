@@ -1,59 +1,129 @@
-"""Statistics of an equity curve. Returns are per bar; `periods` is the number of bars per year."""
+"""Everything a quant calls, under one roof; each file behind it is one idea.
 
-import math
+Returns are simple and per bar; `periods` is the number of bars per year, such as
+:func:`tailguard.market.data.periods_per_year` counts it.
+"""
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from tailguard.evaluate.bootstrap import (
+    METRICS,
+    Bootstrap,
+    Difference,
+    Interval,
+    bootstrap,
+    equity_bands,
+    return_block_length,
+    risk_block_length,
+    stationary_indices,
+)
+from tailguard.evaluate.dependence import newey_west_lags, optimal_block_length, variance_ratio
+from tailguard.evaluate.evidence import Edge, Evidence, gather_evidence
+from tailguard.evaluate.overfitting import Overfitting, overfitting
+from tailguard.evaluate.performance import (
+    cagr,
+    calmar,
+    cdar,
+    cost_share,
+    cvar,
+    drawdowns,
+    exposure,
+    hit_rate,
+    lo_sharpe,
+    max_drawdown,
+    net_exposure,
+    rolling_returns,
+    sharpe,
+    sortino,
+    traded,
+    turnover,
+    ulcer,
+    volatility,
+)
+from tailguard.evaluate.regression import AlphaBeta, alpha_beta
+from tailguard.evaluate.risk_tests import (
+    CoverageTest,
+    ShortfallTest,
+    UniformityTest,
+    acerbi_szekely,
+    kupiec,
+    pinball_loss,
+    probability_transform,
+    realised_levels,
+    shortfall_statistic,
+    uniformity,
+)
+from tailguard.evaluate.series import Floats, equity_of, returns_of
+from tailguard.evaluate.significance import (
+    deflated_sharpe,
+    expected_max_sharpe,
+    minimum_backtest_years,
+    minimum_track_record,
+    probabilistic_sharpe,
+)
+from tailguard.evaluate.superiority import SuperiorAbility, step_down, superior_ability, superior_strategies
+from tailguard.evaluate.verdict import Verdict, VerdictRules, decide, judge
 
-from tailguard.validation import require
-
-Floats = NDArray[np.float64]
-
-
-def returns_of(equity: ArrayLike) -> Floats:
-    """Simple returns per bar of an equity curve ``[T]``, as ``[T - 1]``."""
-    values = np.asarray(equity, dtype=np.float64)
-    require(values.ndim == 1 and len(values) >= 2, "equity", values.shape, "one-dimensional with at least 2 entries")
-    require(bool((values > 0).all()), "equity", float(values.min()), "positive everywhere")
-    return values[1:] / values[:-1] - 1.0
-
-
-def cagr(equity: ArrayLike, periods: float) -> float:
-    """Compound growth per year: (V_n / V_0)^(periods / n) - 1."""
-    returns = returns_of(equity)
-    return math.expm1(float(np.log1p(returns).mean()) * periods)
-
-
-def volatility(returns: ArrayLike, periods: float) -> float:
-    """Standard deviation of the returns per year."""
-    return float(np.std(np.asarray(returns, dtype=np.float64), ddof=1)) * math.sqrt(periods)
-
-
-def sharpe(returns: ArrayLike, periods: float) -> float:
-    """Mean over standard deviation of the returns, per year; 0 for an account that never moves."""
-    values = np.asarray(returns, dtype=np.float64)
-    deviation = float(np.std(values, ddof=1))
-    return float(np.mean(values)) / deviation * math.sqrt(periods) if deviation > 0.0 else 0.0
-
-
-def drawdowns(equity: ArrayLike) -> Floats:
-    """How far each bar is below the highest equity so far, as a positive share of it."""
-    values = np.asarray(equity, dtype=np.float64)
-    return 1.0 - values / np.maximum.accumulate(values)
-
-
-def max_drawdown(equity: ArrayLike) -> float:
-    """The largest drawdown, as a positive share."""
-    return float(drawdowns(equity).max())
-
-
-def cvar(returns: ArrayLike, alpha: float) -> float:
-    """Mean of the worst `alpha` share of the returns (negative when they are losses), exact for any sample size.
-
-    With k = alpha n and i = floor(k): the i worst count fully and the next one with the remaining k - i.
-    """
-    require(0.0 < alpha <= 1.0, "alpha", alpha, "in (0, 1]")
-    values = np.sort(np.asarray(returns, dtype=np.float64))
-    mass = alpha * len(values)
-    weights = np.clip(mass - np.arange(len(values)), 0.0, 1.0)
-    return float(values @ weights) / mass
+__all__ = [
+    "METRICS",
+    "AlphaBeta",
+    "Bootstrap",
+    "CoverageTest",
+    "Difference",
+    "Edge",
+    "Evidence",
+    "Floats",
+    "Interval",
+    "Overfitting",
+    "ShortfallTest",
+    "SuperiorAbility",
+    "UniformityTest",
+    "Verdict",
+    "VerdictRules",
+    "acerbi_szekely",
+    "alpha_beta",
+    "bootstrap",
+    "cagr",
+    "calmar",
+    "cdar",
+    "cost_share",
+    "cvar",
+    "decide",
+    "deflated_sharpe",
+    "drawdowns",
+    "equity_bands",
+    "equity_of",
+    "expected_max_sharpe",
+    "exposure",
+    "gather_evidence",
+    "hit_rate",
+    "judge",
+    "kupiec",
+    "lo_sharpe",
+    "max_drawdown",
+    "minimum_backtest_years",
+    "minimum_track_record",
+    "net_exposure",
+    "newey_west_lags",
+    "optimal_block_length",
+    "overfitting",
+    "pinball_loss",
+    "probabilistic_sharpe",
+    "probability_transform",
+    "realised_levels",
+    "return_block_length",
+    "returns_of",
+    "risk_block_length",
+    "rolling_returns",
+    "sharpe",
+    "shortfall_statistic",
+    "sortino",
+    "stationary_indices",
+    "step_down",
+    "superior_ability",
+    "superior_strategies",
+    "traded",
+    "turnover",
+    "ulcer",
+    "uniformity",
+    "variance_ratio",
+    "volatility",
+]

@@ -1,0 +1,124 @@
+"""PSR, DSR and track records against ffn, scipy, numerical integration and simulation."""
+
+import math
+
+import ffn
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import integrate, stats
+
+from tailguard.evaluate import statistics
+
+
+@pytest.fixture(scope="module")
+def returns():
+    return stats.skewnorm(-4).rvs(1000, random_state=0) * 0.01 + 0.0080
+
+
+def test_psr_is_the_formula_with_the_moments_of_scipy(returns):
+    ratio = returns.mean() / returns.std(ddof=1)
+    spread = 1.0 - stats.skew(returns) * ratio + (stats.kurtosis(returns, fisher=False) - 1.0) / 4.0 * ratio**2
+    for hurdle in (0.0, 0.02, 0.1):
+        expected = stats.norm.cdf((ratio - hurdle) * math.sqrt(999) / math.sqrt(spread))
+        assert statistics.probabilistic_sharpe(returns, hurdle) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("trials", [2, 40, 1000])
+def test_dsr_agrees_with_ffn(returns, trials):
+    """ffn corrects the moments for bias, which changes the fifth digit at 1000 bars."""
+    ratios = np.random.default_rng(1).standard_normal(trials) * 0.02
+    theirs = ffn.core.calc_deflated_sharpe_ratio(pd.Series(returns), ratios, nperiods=252, annualized_trials=False)
+    ours = statistics.deflated_sharpe(returns, trials, float(np.std(ratios, ddof=1)))
+    assert 0.01 < theirs < 0.99
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_dsr_of_one_trial_is_the_psr_and_more_trials_deflate(returns):
+    assert statistics.deflated_sharpe(returns, 1) == statistics.probabilistic_sharpe(returns)
+    assert statistics.deflated_sharpe(returns, 1, 0.5) == statistics.probabilistic_sharpe(returns)
+    deflated = [statistics.deflated_sharpe(returns, trials) for trials in (1, 2, 10, 1000)]
+    assert deflated == sorted(deflated, reverse=True)
+    assert statistics.deflated_sharpe(returns, 10) == statistics.deflated_sharpe(returns, 10, 1.0 / math.sqrt(999))
+
+
+@pytest.mark.parametrize("trials", [10, 100, 10_000])
+def test_expected_maximum_of_normals(trials):
+    """E[max] = integral of x N phi(x) Phi(x)^(N-1); the formula is an approximation good to a few per cent."""
+    exact, _ = integrate.quad(
+        lambda x: x * trials * stats.norm.pdf(x) * stats.norm.cdf(x) ** (trials - 1), -10, 10, points=[3.0]
+    )
+    assert statistics.expected_max_sharpe(trials, 0.5) == pytest.approx(0.5 * exact, rel=0.03)
+    assert statistics.expected_max_sharpe(trials, 0.5) >= 0.5 * exact
+    years = statistics.minimum_backtest_years(trials, 1.5)
+    assert 0.5 * 2.0 * math.log(trials) / 1.5**2 < years < 2.0 * math.log(trials) / 1.5**2
+
+
+def test_after_the_minimum_track_record_the_psr_is_the_confidence(returns):
+    """The sample repeated has the same moments (but for n - 1 in the deviation) and more bars."""
+    bars = statistics.minimum_track_record(returns, 0.02, 0.9)
+    assert bars == pytest.approx(len(returns) * 2.0, rel=0.99)  # the same order as the sample, so that the test means something
+    ratio = returns.mean() / returns.std(ddof=1)
+    spread = 1.0 - stats.skew(returns) * ratio + (stats.kurtosis(returns, fisher=False) - 1.0) / 4.0 * ratio**2
+    assert stats.norm.cdf((ratio - 0.02) * math.sqrt(bars - 1.0) / math.sqrt(spread)) == pytest.approx(0.9, rel=1e-12)
+    assert statistics.minimum_track_record(returns, hurdle=ratio) == math.inf
+    assert statistics.minimum_track_record(-returns) == math.inf
+
+
+@pytest.mark.parametrize("law", ["normal", "student"])
+def test_psr_holds_its_size_without_skill(law):
+    rng = np.random.default_rng(2)
+    draws = rng.standard_normal((3000, 500)) if law == "normal" else rng.standard_t(4, (3000, 500))
+    rejected = np.mean([statistics.probabilistic_sharpe(row) > 0.95 for row in draws])
+    assert 0.038 < rejected < 0.063  # three standard errors of 3000 tosses of 5 %
+
+
+def test_psr_holds_its_size_at_a_hurdle_for_skewed_returns():
+    """The true Sharpe ratio of 1 + 0.2 (Exp - 1) is known: what the closed form of the error is for."""
+    rng = np.random.default_rng(3)
+    draws = rng.standard_exponential((2000, 1000)) - 1.0 + 0.1
+    rejected = np.mean([statistics.probabilistic_sharpe(row, 0.1) > 0.95 for row in draws])
+    assert 0.035 < rejected < 0.066
+
+
+def test_the_best_of_many_noise_strategies_passes_the_psr_and_not_the_dsr():
+    """Best of 40: P(PSR > .95) = 1 - .95^40 = 87 %; P(DSR > .95) = 1 - Phi(E[max] + 1.645)^40 = 0.4 %."""
+    rng, trials = np.random.default_rng(4), 40
+    plain = deflated = 0
+    for _ in range(300):
+        returns = rng.standard_normal((trials, 400)) * 0.01
+        ratios = returns.mean(axis=1) / returns.std(axis=1, ddof=1)
+        best = returns[ratios.argmax()]
+        plain += statistics.probabilistic_sharpe(best) > 0.95
+        deflated += statistics.deflated_sharpe(best, trials, float(ratios.std(ddof=1))) > 0.95
+    assert 0.80 < plain / 300 < 0.94
+    assert deflated / 300 <= 0.02
+
+
+def test_dsr_finds_real_skill_among_many():
+    rng, found = np.random.default_rng(5), 0
+    for _ in range(100):
+        skilled = rng.standard_normal(2000) * 0.01 + 0.0015  # Sharpe 0.15 per bar, 6.7 standard errors
+        found += statistics.deflated_sharpe(skilled, 40) > 0.95
+    assert found / 100 > 0.95
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: statistics.probabilistic_sharpe([0.1, 0.2]), r"returns is \(2,\)"),
+        (lambda: statistics.probabilistic_sharpe([0.1, 0.2, math.nan]), r"returns\[2\] is nan"),
+        (lambda: statistics.probabilistic_sharpe(np.zeros(10)), "the deviation of returns is 0.0"),
+        (lambda: statistics.deflated_sharpe(np.full(10, 0.001), 3), "the deviation of returns"),
+        (lambda: statistics.minimum_track_record(np.full(10, 0.001)), "the deviation of returns"),
+        (lambda: statistics.probabilistic_sharpe([0.1, 0.2, 0.3], math.nan), "hurdle is nan"),
+        (lambda: statistics.minimum_track_record([0.1, 0.2, 0.3], math.inf), "hurdle is inf"),
+        (lambda: statistics.minimum_track_record([0.1, 0.2, 0.3], 0.0, 0.5), "confidence is 0.5"),
+        (lambda: statistics.expected_max_sharpe(0, 1.0), "trials is 0"),
+        (lambda: statistics.expected_max_sharpe(2, -1.0), "deviation is -1.0"),
+        (lambda: statistics.minimum_backtest_years(2, 0.0), "annual_sharpe is 0.0"),
+    ],
+)
+def test_what_has_no_sharpe_ratio_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
