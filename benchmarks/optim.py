@@ -159,11 +159,13 @@ def online_accuracy(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     return [float(quarter.mean()) for quarter in np.split(hits, QUARTERS)]
 
 
-def digits_table(seeds: int) -> None:
+def digits_table(seeds: int, learner: str) -> None:
     print(f"\nDigits with permuted labels: {TASKS} tasks of {TASK_STEPS} steps, MLP 64-100-50-10, batch 1; online accuracy\n")
     print("| learner | " + " | ".join(f"seed {seed}, by quarter" for seed in range(seeds)) + " | last quarter, mean |")
     print("|---|" + "---|" * (seeds + 1))
     for name, make in LEARNERS.items():
+        if learner not in name:
+            continue
         runs = [online_accuracy(make, seed) for seed in range(seeds)]
         cells = " | ".join(" ".join(f"{accuracy:.3f}" for accuracy in run) for run in runs)
         print(f"| {name} | {cells} | {np.mean([run[-1] for run in runs]):.3f} |", flush=True)
@@ -263,6 +265,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="one of gradients, quadratic, digits, speed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--learner", default="", help="digits: only the learners whose name contains this")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.only == "digits":
@@ -272,7 +275,7 @@ def main() -> None:
         "gradients": lambda: gradients_table(5 * options.seeds),
         "quadratic": lambda: quadratic_table(2000),
         "speed": lambda: speed_table(options.rounds),
-        "digits": lambda: digits_table(options.seeds),
+        "digits": lambda: digits_table(options.seeds, options.learner),
     }
     for name, table in tables.items():
         if options.only in ("", name):
