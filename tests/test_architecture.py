@@ -11,7 +11,7 @@ SOURCE = Path(tailguard.__file__).parent
 ENVIRONMENTS = ("gymnasium", "stable_baselines3")
 # A room may not import what its row names. A test engine never belongs in the product.
 FORBIDDEN = {
-    "": ("vectorbt", "backtesting", "empyrical"),
+    "": ("vectorbt", "backtesting", "empyrical", "arch", "statsmodels", "ffn"),
     "ppo": ("tailguard.market", "tailguard.population", "tailguard.robust", "tailguard.evaluate"),
     "optim": (
         "tailguard.market",

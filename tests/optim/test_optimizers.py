@@ -369,6 +369,32 @@ def test_zero_gradients_do_no_harm(cls, implementation, warm):
         torch.testing.assert_close(optimizer.state[param]["avg_utility"], expected, rtol=1e-4, atol=0.0)
 
 
+def test_idle_weights_leave_no_denormal_numbers():
+    """Weights whose gradient stays 0: the fused running means end at 0 and not among denormals, which are slow."""
+    (param,) = parameters(((1000,),))
+    set_gradients([param], 0)
+    optimizer = AdaptiveUPGD([param], sigma=0.0, beta_utility=0.9, beta2=0.9, implementation="fused")
+    optimizer.step()
+    param.grad[500:] = 0.0
+    for _ in range(1500):
+        optimizer.step()
+        for key in ("avg_utility", "first_moment", "sec_moment"):
+            size = optimizer.state[param][key].abs()
+            assert ((size == 0.0) | (size > torch.finfo(torch.float32).tiny)).all()
+    assert (optimizer.state[param]["first_moment"][500:] == 0.0).all()
+    assert (optimizer.state[param]["first_moment"][:500] != 0.0).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_gradient_that_is_not_a_number_is_seen(implementation):
+    """It makes weights NaN as in any optimizer; nothing turns it into 0 on the way."""
+    (param,) = parameters(((100,),))
+    set_gradients([param], 0)
+    param.grad[7] = math.nan
+    AdaptiveUPGD([param], lr=0.01, sigma=0.0, implementation=implementation).step()
+    assert param[7].isnan()
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_state_keys(cls):
     """R071."""
