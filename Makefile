@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types pytest bench-env bench-speed bench-learning clean
+.PHONY: demo test lint types pytest bench-env bench-speed bench-learning bench-optim bench-risk bench-verdict clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data btcusd-1h --strategy all --set trading.fee=0.001
@@ -34,6 +34,12 @@ bench-speed: $(VENV)/.bench
 
 bench-learning: $(VENV)/.bench
 	$(BIN)/python benchmarks/learning.py
+
+bench-optim: $(VENV)/.bench
+	$(BIN)/python benchmarks/optim.py
+
+bench-verdict: $(VENV)/.bench
+	$(BIN)/python benchmarks/verdict.py
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -49,6 +49,14 @@ def test_the_same_seed_gives_the_same_table(bars, monkeypatch):
     assert [row.strategy for row in rows][:2] == ["agent", "buy_and_hold"]
 
 
+def test_an_agent_trained_on_a_tail_is_played_with_what_it_has_earned(bars):
+    settings = [*TINY, "training.risk={objective: cvar, alpha: 0.2}", "training.vgs={}", "training.optimizer={name: upgdw}"]
+    rows, _ = train_and_test(bars, load_config(None, settings), lambda done, text: None)
+    neutral, _ = train_and_test(bars, load_config(None, TINY), lambda done, text: None)
+    assert rows[0].total_return != neutral[0].total_return
+    assert rows[1:] == neutral[1:]
+
+
 def test_progress_is_reported(bars):
     reports = []
     train_and_test(bars, load_config(None, TINY), lambda done, text: reports.append((done, text)))

@@ -28,6 +28,10 @@ class TrainingConfig(BaseModel):
     :param n_steps: steps per account between updates.
     :param n_epochs: passes over them.
     :param gamma: discount; 0.95 looks about 20 bars ahead.
+    :param risk: the objective, such as ``{objective: cvar, alpha: 0.2}``; as all that follow, passed on to DistributionalPPO.
+    :param critic: settings of the critics.
+    :param optimizer: such as ``{name: adaptive_upgd}``.
+    :param vgs: variance gradient scaling; ``{}`` switches it on.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +46,11 @@ class TrainingConfig(BaseModel):
     n_steps: Annotated[int, Field(ge=2)] = 128
     n_epochs: Annotated[int, Field(ge=1)] = 4
     gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
+    # Checked where they are used: their classes would make every command wait for PyTorch.
+    risk: dict[str, Any] = Field(default_factory=dict)
+    critic: dict[str, Any] = Field(default_factory=dict)
+    optimizer: dict[str, Any] = Field(default_factory=dict)
+    vgs: dict[str, Any] | None = None
 
 
 class Config(BaseModel):

@@ -43,12 +43,17 @@ def train_and_test(bars: pd.DataFrame, config: Config, report: Report) -> tuple[
         n_steps=training.n_steps,
         n_epochs=training.n_epochs,
         gamma=training.gamma,
+        risk=training.risk,
+        critic=training.critic,
+        optimizer=training.optimizer,
+        vgs=training.vgs,
         policy_kwargs=memory,
         seed=training.seed,
     )
     model.learn(training.steps, callback=_Progress(report))
     span = (first_unseen, len(bars))
-    rows = [play(model, "agent", bars, features, config.trading, span)]
+    watched = training.gamma if model.risk.watches_return else None
+    rows = [play(model, "agent", bars, features, config.trading, span, watched)]
     return rows + [backtest(bars, name, strategy(name), config.trading, span) for name in STRATEGIES], first_unseen
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+import gymnasium as gym
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from tailguard.evaluate.backtest import BacktestRow, summarise
 from tailguard.market.env import TradingEnv
 from tailguard.market.features import FeatureSet
 from tailguard.market.rules import TradingSettings
+from tailguard.running_return import WatchedEnv
 
 
 class Agent(Protocol):
@@ -25,7 +27,13 @@ class Agent(Protocol):
 
 
 def play(
-    agent: Agent, name: str, bars: pd.DataFrame, features: FeatureSet, settings: TradingSettings, span: tuple[int, int]
+    agent: Agent,
+    name: str,
+    bars: pd.DataFrame,
+    features: FeatureSet,
+    settings: TradingSettings,
+    span: tuple[int, int],
+    watched_gamma: float | None = None,
 ) -> BacktestRow:
     """One pass over the rows of `span` with the agent's most likely actions.
 
@@ -35,9 +43,12 @@ def play(
     :param features: what the agent observes.
     :param settings: the rules it was trained under.
     :param span: first and last-plus-one row.
+    :param watched_gamma: for agents that must see what they have earned: the discount that they were trained with.
     """
     rules = settings.model_dump() | {"episode_length": None, "random_start": False}
-    env = TradingEnv(bars, features=features, span=span, **rules)
+    env: gym.Env[Any, Any] = TradingEnv(bars, features=features, span=span, **rules)
+    if watched_gamma is not None:
+        env = WatchedEnv(env, watched_gamma)
     obs, info = env.reset(seed=0)
     equity, turnover, costs = [info["equity"]], 0.0, 0.0
     state, start, over, ruined = None, np.ones(1, bool), False, False
