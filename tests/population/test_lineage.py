@@ -65,6 +65,10 @@ def test_files_are_never_overwritten_and_never_too_short(tmp_path):
         Lineage(path)
     with pytest.raises(ValueError, match="has 6 events, but the state to resume from has seen 7"):
         Lineage(path, keep=7)
+    with path.open("a") as file:
+        file.write('{"event": "repo')
+    with pytest.raises(ValueError, match="has 6 events"):
+        Lineage(path, keep=7)
     assert len(read(path)) == 6
 
 

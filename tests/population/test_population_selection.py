@@ -15,7 +15,7 @@ from tailguard.population.selection import choose_sources, truncation_size, welc
 
 def member(member_id, performance, scores=None, alive=True):
     entry = {"generation": 0, "scores": scores if scores is not None else [performance]}
-    return PopulationMember(member_id, {}, performance=performance, history=[entry], alive=alive, fresh=True)
+    return PopulationMember(member_id, {}, performance=performance, history=[entry], alive=alive, step=1)
 
 
 def chosen(config, members, seed=0):
@@ -28,6 +28,10 @@ class TestTruncation:
     def test_size_is_the_share_rounded_up_but_at_most_half(self, members, hundredths):
         exact = math.ceil(Fraction(hundredths, 100) * members)
         assert truncation_size(members, hundredths / 100) == min(max(1, exact), members // 2)
+
+    def test_a_share_that_floats_overstate_is_not_rounded_up(self):
+        assert 100 * 0.07 > 7.0
+        assert truncation_size(100, 0.07) == 7
 
     def test_small_populations_exploit_too(self):
         assert [truncation_size(n, 0.2) for n in range(2, 11)] == [1, 1, 1, 1, 2, 2, 2, 2, 2]
@@ -103,6 +107,13 @@ class TestWelch:
     def test_without_spread(self):
         assert welch_p_value([2.0, 2.0], [1.0, 1.0]) == 0.0
         assert welch_p_value([1.0, 1.0], [1.0, 1.0]) == welch_p_value([0.0, 0.0], [1.0, 1.0]) == 1.0
+
+    @pytest.mark.parametrize("scale", [1e-300, 1e-92, 1e92, 1e307])
+    def test_the_unit_of_the_score_does_not_matter(self, scale):
+        first, second = [0.0, 3.0, 1.0], [0.0, -1.0]
+        expected = welch_p_value(first, second)
+        assert welch_p_value([scale * x for x in first], [scale * x for x in second]) == pytest.approx(expected)
+        assert 0.0 < welch_p_value([0.0, scale], [0.0, 0.0]) < 1.0
 
     def test_needs_two_evaluations(self):
         with pytest.raises(ValueError, match="at least 2"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from population_strategies import populations, scores
 
-from tailguard.population import HyperparamConfig, PBTConfig, PBTScheduler
+from tailguard.population import HyperparamConfig, PBTConfig, PBTScheduler, PopulationMember
 from tailguard.population.lineage import replay
 from tailguard.population.member import member_seed
 from tailguard.population.selection import truncation_size
@@ -292,6 +292,14 @@ class TestExploits:
         assert through_json(scheduler.state_dict())["members"][1]["performance"] == 0.5
 
 
+def test_broken_means_dead_or_trained_without_a_score():
+    assert not PopulationMember(0, {}).broken
+    assert PopulationMember(0, {}, alive=False).broken
+    assert PopulationMember(0, {}, step=5, decided_step=4).broken
+    assert not PopulationMember(0, {}, step=5, decided_step=5).broken  # a copy that has not trained yet
+    assert not PopulationMember(0, {}, performance=0.0, step=5).broken
+
+
 class TestReadiness:
     def test_a_silent_member_holds_the_others_up_for_ten_checks(self, caplog):
         """R084: one of four is missing; R085: the lines and the metric."""
@@ -353,6 +361,13 @@ class TestReadiness:
             assert scheduler.decide().considered == ()
         scheduler.report(0, 5, 1.0)
         scheduler.report(1, 7, 0.0)
+        decided = scheduler.decide()
+        assert decided.considered == (0, 1)
+        finish(scheduler, decided)
+        scheduler.report(0, 9, 1.0)
+        scheduler.report(1, 12, 0.0)
+        assert scheduler.decide().considered == ()
+        scheduler.report(0, 10, 1.0)
         assert scheduler.decide().considered == (0, 1)
 
 

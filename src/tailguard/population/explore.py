@@ -63,15 +63,12 @@ def _neighbour(choices: tuple[Value, ...], value: Value, rng: np.random.Generato
 
 
 def _multiplied(config: HyperparamConfig, x: float, up: bool) -> float:
-    """Times or over the factor; on 1 - x where that is searched. `up` is the direction of x."""
+    """Times the factor, or over it; on 1 - x where that is searched."""
     low, high = bounds(config)
-    if config.is_one_minus:
-        return 1.0 - _scaled_by(1.0 - x, 1.0 - high, 1.0 - low, config.perturbation_factor, not up)
-    return _scaled_by(x, low, high, config.perturbation_factor, up)
-
-
-def _scaled_by(x: float, low: float, high: float, factor: float, up: bool) -> float:
-    smallest = SMALLEST_SHARE * (high - low)
-    if low <= 0.0 <= high and abs(x) < smallest:
-        return x + (factor - 1.0) * (smallest if up else -smallest)
-    return x * factor if up == (x > 0.0) else x / factor
+    base, start, end = (1.0 - x, 1.0 - high, 1.0 - low) if config.is_one_minus else (x, low, high)
+    smallest = SMALLEST_SHARE * (end - start)
+    if start <= 0.0 <= end and abs(base) < smallest:
+        base += (config.perturbation_factor - 1.0) * (smallest if up else -smallest)
+    else:
+        base = base * config.perturbation_factor if up else base / config.perturbation_factor
+    return 1.0 - base if config.is_one_minus else base

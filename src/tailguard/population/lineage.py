@@ -73,7 +73,6 @@ def apply(members: list[PopulationMember], event: Event) -> None:
         members[event["member"]].alive = False
     elif kind == "round":
         for member_id in event["considered"]:
-            members[member_id].fresh = False
             members[member_id].decided_step = members[member_id].step
     elif kind == "exploit":
         _exploit(members[event["target"]], event)
@@ -105,7 +104,7 @@ def _report(member: PopulationMember, event: Event) -> None:
     )
     member.step = event["step"]
     member.performance = member.baseline = performance
-    member.alive, member.fresh = True, True
+    member.alive = True
     member.checkpoint_path = event["checkpoint_path"]
     member.vecnormalize_stats_path = event["vecnormalize_stats_path"]
 
@@ -116,6 +115,6 @@ def _exploit(target: PopulationMember, event: Event) -> None:
     target.baseline = event["source_performance"]
     target.parent = event["source"]
     target.generation += 1
-    target.alive, target.fresh = True, False
+    target.alive = True
     target.checkpoint_path = event["checkpoint_path"]
     target.vecnormalize_stats_path = event["vecnormalize_stats_path"]

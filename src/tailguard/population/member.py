@@ -24,8 +24,7 @@ class PopulationMember:
     :param generation: how often it has copied another member.
     :param parent: whom it copied last.
     :param alive: False from the engine's word that it died until it is replaced or reports again.
-    :param fresh: whether it has reported since the last decision about it.
-    :param decided_step: its step at that decision.
+    :param decided_step: its step at the last decision about it.
     :param baseline: performance from which the present interval started: its own, or the source's after a copy.
     """
 
@@ -39,14 +38,13 @@ class PopulationMember:
     generation: int = 0
     parent: int | None = None
     alive: bool = True
-    fresh: bool = False
     decided_step: int = 0
     baseline: float | None = None
 
     @property
     def broken(self) -> bool:
-        """Whether anything else is better: dead, or evaluated without a finite score."""
-        return not self.alive or (self.fresh and self.performance is None)
+        """Whether anything else is better: dead, or trained on since the last decision and without a finite score."""
+        return not self.alive or (self.performance is None and self.step > self.decided_step)
 
     def to_dict(self) -> dict[str, Any]:
         """A copy in plain types, for JSON."""

@@ -262,7 +262,7 @@ class PBTScheduler:
 
     def _arrived(self, member: PopulationMember) -> bool:
         due = member.step - member.decided_step >= self.config.perturbation_interval
-        return member.alive and member.fresh and due and member.member_id not in self.open_exploits
+        return member.alive and due and member.member_id not in self.open_exploits
 
     def _ready(self, arrived: Sequence[PopulationMember]) -> Sequence[PopulationMember]:
         """Members that take part: the ones that have arrived, or, asynchronously, that have ever been scored."""

@@ -31,12 +31,16 @@ def welch_p_value(better: Sequence[float], worse: Sequence[float]) -> float:
     """
     for name, scores in (("better", better), ("worse", worse)):
         require(len(scores) >= 2, f"number of evaluations in {name}", len(scores), "at least 2")
-    lead = float(np.mean(better) - np.mean(worse))
-    shares = [float(np.var(scores, ddof=1)) / len(scores) for scores in (better, worse)]
-    total = sum(shares)
+    size = float(np.abs([*better, *worse]).max())
+    if size == 0.0:
+        return 1.0
+    first, second = np.asarray(better) / size, np.asarray(worse) / size  # squares of tiny or huge scores would leave the floats
+    lead = float(first.mean() - second.mean())
+    variances = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
+    total = sum(variances)
     if total == 0.0:
         return 0.0 if lead > 0.0 else 1.0
-    freedom = total**2 / (shares[0] ** 2 / (len(better) - 1) + shares[1] ** 2 / (len(worse) - 1))
+    freedom = 1.0 / ((variances[0] / total) ** 2 / (len(first) - 1) + (variances[1] / total) ** 2 / (len(second) - 1))
     return float(stdtr(freedom, -lead / math.sqrt(total)))
 
 
