@@ -3,10 +3,11 @@
 import json
 import logging
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from population_strategies import populations, scores
 
@@ -17,6 +18,8 @@ from tailguard.population.selection import truncation_size
 from tailguard.population.space import require_legal
 
 NAN = float("nan")
+# A whole life is a large example; how long it takes to draw says more about the load of the machine than about the code.
+LIVES = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 X = HyperparamConfig(name="x", min_value=0.1, max_value=1.0)
 
 
@@ -103,7 +106,7 @@ def live(scheduler, messages, order=None):
 
 class TestWholeLives:
     @given(life=lives())
-    @settings(max_examples=300, deadline=None)
+    @settings(LIVES, max_examples=300)
     def test_rules_of_every_round(self, life):
         config, rounds = life
         scheduler, model = PBTScheduler(config), Bookkeeping(config)
@@ -137,7 +140,7 @@ class TestWholeLives:
             assert scheduler.members[0].hyperparams == protected
 
     @given(life=lives())
-    @settings(max_examples=200, deadline=None)
+    @settings(LIVES, max_examples=200)
     def test_truncation_ranks(self, life):
         """Sources stand among the best of those who took part, targets among the worst, by counting who is ahead of whom."""
         config, rounds = life
@@ -159,7 +162,7 @@ class TestWholeLives:
             model.close(decided)
 
     @given(life=lives(), cut=st.integers(0, 6), seed=st.integers(0, 99))
-    @settings(max_examples=150, deadline=None)
+    @settings(LIVES, max_examples=150)
     def test_a_restored_scheduler_decides_the_same(self, life, cut, seed):
         config, rounds = life
         scheduler, twin = PBTScheduler(config), PBTScheduler(config)
@@ -177,7 +180,7 @@ class TestWholeLives:
         assert twin.state_dict() == scheduler.state_dict()
 
     @given(life=lives())
-    @settings(max_examples=150, deadline=None)
+    @settings(LIVES, max_examples=150)
     def test_the_events_replayed_give_the_same_population(self, life):
         config, rounds = life
         events = []
@@ -241,6 +244,23 @@ class TestExploits:
         told(twin, {1: NAN})
         twin.commit(exploit)
         assert twin.members[2].hyperparams == exploit.hyperparams
+
+    def test_a_member_about_to_be_replaced_is_not_copied(self):
+        scheduler = told(population(2, synchronous=False), {0: 5.0, 1: 4.0})
+        (exploit,) = scheduler.decide().exploits
+        assert exploit.target == 1
+        decided = told(scheduler, {0: NAN}).decide()
+        assert (decided.considered, decided.exploits) == ((0,), ())  # the 4 of member 1 is about to be gone
+
+    @pytest.mark.parametrize("synchronous", [True, False])
+    def test_a_dead_member_is_replaced_once(self, synchronous):
+        scheduler = population(3, synchronous=synchronous)
+        scheduler.mark_dead(2)
+        decided = told(scheduler, {0: 1.0, 1: 1.0}).decide()
+        assert [exploit.target for exploit in decided.exploits] == [2]
+        decided = told(scheduler, {0: 1.0, 1: 1.0}).decide()
+        assert decided.considered == (0, 1)
+        assert 2 not in [exploit.target for exploit in decided.exploits]
 
     def test_the_protected_member_is_copied_but_keeps_its_hyperparameters(self):
         scheduler = population(2, protect_first_member=True, explore_method="perturb", initial=[{"x": 0.5}, {"x": 0.9}])
@@ -344,6 +364,10 @@ class TestReadiness:
             scheduler = population(size, ready_percentage=percent / 100)
             told(scheduler, {i: 0.0 for i in range(ready)})
             assert (scheduler.decide().number == 1) == (100 * ready >= percent * size)
+
+    def test_a_share_that_floats_overstate_is_not_rounded_up(self):
+        assert 25 * 0.28 > 7.0
+        assert told(population(25, ready_percentage=0.28), {i: 0.0 for i in range(7)}).decide().number == 1
 
     def test_stale_scores_do_not_count(self):
         scheduler = told(population(4), {i: float(i) for i in range(4)})
@@ -459,3 +483,5 @@ class TestStart:
             "pbt/max_performance": 6.0,
         }
         assert "pbt/mean_performance" not in population(2).metrics()
+        glossary = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+        assert [key for key in metrics if f"`{key}`" not in glossary] == []
