@@ -1,0 +1,1 @@
+"""Engines carry out what the scheduler decides."""

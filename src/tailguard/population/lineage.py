@@ -1,0 +1,120 @@
+"""Everything that happens to a population, as events, one line of JSON each.
+
+The scheduler changes its members through :func:`apply` and in no other way, so that the events of a run, replayed, give the
+same population. Events are plain JSON; a score that is not finite is null.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailguard.population.member import PopulationMember
+
+VERSION = 1
+Event = Mapping[str, Any]
+
+
+class Lineage:
+    """A file that grows by one line per event. Each line is complete on disk before the next thing happens.
+
+    :param path: the file; folders are made.
+    :param keep: events at its start to keep, for a run that resumes; later ones, which its saved state does not know, are cut
+        off, since they are about to happen again. 0 starts a new file and refuses to overwrite one.
+    """
+
+    def __init__(self, path: str | Path, keep: int = 0) -> None:
+        self.path = Path(path)
+        if keep == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.open("x", encoding="utf-8").close()
+            return
+        with self.path.open("r+b") as file:
+            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+            if len(lines) < keep:
+                raise ValueError(f"{self.path} has {len(lines)} events, but the state to resume from has seen {keep}")
+            file.truncate(sum(map(len, lines[:keep])))
+
+    def __call__(self, event: Event) -> None:
+        """Append an event."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event, allow_nan=False) + "\n")
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """The events of a file. A last line without its end was never finished and is left out."""
+    text = Path(path).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def replay(events: Iterable[Event]) -> list[PopulationMember]:
+    """The population after some events; the first one must be its start."""
+    members: list[PopulationMember] = []
+    for event in events:
+        apply(members, event)
+    return members
+
+
+def apply(members: list[PopulationMember], event: Event) -> None:
+    """Let an event happen to the members.
+
+    ``start``: they come into being. ``report``: one has trained and was scored. ``dead``: one has died. ``round``: some were
+    decided about. ``exploit``: one has become a copy of another. ``abandoned``: a copy failed and nothing has changed.
+    """
+    kind = event["event"]
+    if kind == "start":
+        if event["version"] != VERSION:
+            raise ValueError(f"the lineage has version {event['version']}, but only {VERSION} can be read")
+        members[:] = [PopulationMember(i, dict(values)) for i, values in enumerate(event["hyperparams"])]
+    elif kind == "report":
+        _report(members[event["member"]], event)
+    elif kind == "dead":
+        members[event["member"]].alive = False
+    elif kind == "round":
+        for member_id in event["considered"]:
+            members[member_id].decided_step = members[member_id].step
+    elif kind == "exploit":
+        _exploit(members[event["target"]], event)
+    elif kind != "abandoned":
+        raise ValueError(f"{kind!r} is not an event of a population")
+
+
+def mean_score(scores: Sequence[float | None]) -> float | None:
+    """The performance that evaluations make: None if there are none, or if one of them or their sum is not finite."""
+    finite = [score for score in scores if score is not None]
+    if not finite or len(finite) < len(scores) or not math.isfinite(sum(finite)):
+        return None
+    return sum(finite) / len(finite)
+
+
+def _report(member: PopulationMember, event: Event) -> None:
+    scores = list(event["scores"])
+    performance = mean_score(scores)
+    member.history.append(
+        {
+            "step": event["step"],
+            "scores": scores,
+            "performance": performance,
+            "since": member.step,
+            "baseline": member.baseline,
+            "hyperparams": dict(member.hyperparams),
+            "generation": member.generation,
+        }
+    )
+    member.step = event["step"]
+    member.performance = member.baseline = performance
+    member.alive = True
+    member.checkpoint_path = event["checkpoint_path"]
+    member.vecnormalize_stats_path = event["vecnormalize_stats_path"]
+
+
+def _exploit(target: PopulationMember, event: Event) -> None:
+    target.hyperparams = dict(event["hyperparams"])
+    target.performance = None
+    target.baseline = event["source_performance"]
+    target.parent = event["source"]
+    target.generation += 1
+    target.alive = True
+    target.checkpoint_path = event["checkpoint_path"]
+    target.vecnormalize_stats_path = event["vecnormalize_stats_path"]
