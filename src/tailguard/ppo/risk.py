@@ -133,7 +133,9 @@ class Budget(nn.Module):
         above = torch.searchsorted(self.log_alphas, place.contiguous()).clamp(1, len(self.caps) - 1)
         low, high = self.log_alphas[above - 1], self.log_alphas[above]
         share = (place - low) / (high - low)
-        return torch.where(share > 0.0, self.caps[above] * share + self.caps[above - 1] * (1.0 - share), self.caps[above - 1])
+        # Caps may be infinite still, and infinity times a weight of 0 is not a number: at a level its own cap counts alone.
+        between = self.caps[above] * share + self.caps[above - 1] * (1.0 - share)
+        return torch.where(share <= 0.0, self.caps[above - 1], torch.where(share >= 1.0, self.caps[above], between))
 
     def forward(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """What the policy sees instead of the appended columns: the budget in units of the return, and the tail.
