@@ -34,6 +34,10 @@ from tailguard.validation import require
 ENOUGH_EPISODES = 20
 # The budget as the policy sees it: in standard deviations of the return, and not beyond this many.
 BUDGET_REACH = 4.0
+# The best policy changes its mind where the budget is nearly used up. So it is shown a second time, linear only up to this
+# share of a standard deviation and like a logarithm beyond: asinh(c / (FINE std)), which BUDGET_REACH brings to about 3.
+FINE = 0.02
+FINE_UNIT = 2.0
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
@@ -115,7 +119,7 @@ class Budget(nn.Module):
         super().__init__()
         self.dial, self.observed = config.dial, config.observe_return
         self.columns = (3 if config.dial else 2) if config.watches_return else 0
-        self.features = (int(config.observe_return) + int(config.dial)) if config.watches_return else 0
+        self.features = (2 * int(config.observe_return) + int(config.dial)) if config.watches_return else 0
         alphas = torch.from_numpy(config.alphas())
         self.register_buffer("log_alphas", alphas.log(), persistent=False)
         self.register_buffer("alpha", alphas[0].clone())
@@ -138,14 +142,16 @@ class Budget(nn.Module):
         return torch.where(share <= 0.0, self.caps[above - 1], torch.where(share >= 1.0, self.caps[above], between))
 
     def forward(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """What the policy sees instead of the appended columns: the budget in units of the return, and the tail.
+        """What the policy sees instead of the appended columns: the budget in units of the return, coarse and fine, and the tail.
 
         :param mean: of the return.
         :param std: of the return.
         """
         shown = []
         if self.observed:
-            shown.append(((self.of(columns) - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH))
+            budget = self.of(columns)
+            shown.append(((budget - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH))
+            shown.append(torch.asinh((budget / std).clamp(-BUDGET_REACH, BUDGET_REACH) / FINE) / FINE_UNIT)
         if self.dial:
             low, high = self.log_alphas[0], self.log_alphas[-1]
             shown.append(2.0 * (columns[..., 2].double().log() - low) / (high - low) - 1.0)
