@@ -57,8 +57,8 @@ class RiskConfig(BaseModel):
     :param cap_step: share of the way to the present VaR that the cap goes after each rollout.
     :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
-    :param multiplier_rate: how fast the multiplier of a violated constraint grows: per rollout, for each standard deviation
-        of the return that is missing.
+    :param multiplier_rate: how fast the multiplier of a violated constraint grows: by this share of one plus itself per
+        rollout, for each standard deviation of the return that is missing.
     :param observe_return: show the policy what the episode has earned so far. Without it the best policy for a tail cannot be
         expressed in general; leave it out only where the observation tells it anyway.
     """
@@ -142,7 +142,7 @@ class Budget(nn.Module):
         return torch.where(share <= 0.0, self.caps[above - 1], torch.where(share >= 1.0, self.caps[above], between))
 
     def forward(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """What the policy sees instead of the appended columns: the budget in units of the return, coarse and fine, and the tail.
+        """What the policy sees instead of the appended columns: the budget in units of the return (coarse, fine), the tail.
 
         :param mean: of the return.
         :param std: of the return.
@@ -263,7 +263,8 @@ class RiskObjective:
         if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
             assert config.limit is not None
             missing = config.limit - metrics["risk/cvar"]
-            self.multiplier = max(0.0, self.multiplier + config.multiplier_rate * missing / std)
+            # In proportion to what it is already: one that has to be large gets there, and one that is too large comes back.
+            self.multiplier = max(0.0, self.multiplier + config.multiplier_rate * (1.0 + self.multiplier) * missing / std)
             metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
             if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
                 metrics["warn/cvar_limit_infeasible"] = 1.0
