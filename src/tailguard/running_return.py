@@ -56,10 +56,7 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper):
     """
 
     def __init__(self, venv: VecEnv, gamma: float, alphas: Sequence[float] | None = None, seed: int | None = None) -> None:
-        space = venv.observation_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-            raise ValueError(f"the running return can be appended to a one-dimensional Box only, got {space}")
-        super().__init__(venv, watched_space(space, alphas is not None))
+        super().__init__(venv, watched_space(venv.observation_space, alphas is not None))
         self.running = RunningReturn(venv.num_envs, gamma)
         self.generator = np.random.default_rng(seed)
         self.set_alphas(alphas)
@@ -68,6 +65,11 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper):
         """Draw the tails of coming episodes from these, and those of the running ones at once."""
         self.alphas = None if alphas is None else np.asarray(alphas, np.float64)
         self.alpha = self._draw(self.num_envs)
+
+    def serves(self, gamma: float, alphas: Sequence[float] | None) -> bool:
+        """Whether it shows an agent with these settings what it needs."""
+        same = (self.alphas is None) == (alphas is None) and (alphas is None or np.array_equal(cast(Any, self.alphas), alphas))
+        return self.running.gamma == gamma and bool(same)
 
     def reset(self) -> VecEnvObs:
         """Begin all episodes."""
@@ -119,7 +121,7 @@ class WatchedEnv(gym.Wrapper[NDArray[Any], Any, NDArray[Any], Any]):
 
     def __init__(self, env: gym.Env[NDArray[Any], Any], gamma: float) -> None:
         super().__init__(env)
-        self.observation_space = watched_space(cast(spaces.Box, env.observation_space), False)
+        self.observation_space = watched_space(env.observation_space, False)
         self.running = RunningReturn(1, gamma)
 
     def reset(self, **options: Any) -> tuple[NDArray[Any], dict[str, Any]]:
@@ -138,8 +140,10 @@ class WatchedEnv(gym.Wrapper[NDArray[Any], Any, NDArray[Any], Any]):
         return np.concatenate((obs, self.running.columns()[0])).astype(np.float32)
 
 
-def watched_space(space: spaces.Box, with_alpha: bool) -> spaces.Box:
+def watched_space(space: spaces.Space[Any], with_alpha: bool) -> spaces.Box:
     """The space of observations with the columns that are appended to them."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ValueError(f"the running return can be appended to a one-dimensional Box only, got {space}")
     low = [-np.inf, 0.0, 0.0][: 3 if with_alpha else 2]
     high = [np.inf, 1.0, 1.0][: 3 if with_alpha else 2]
     return spaces.Box(np.append(space.low, low).astype(np.float32), np.append(space.high, high).astype(np.float32))

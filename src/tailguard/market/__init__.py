@@ -23,12 +23,14 @@ from tailguard.market.synthetic import ar1_returns, random_walk
 
 if TYPE_CHECKING:
     from tailguard.market.betting_game import BettingGame
+    from tailguard.market.crash_market import CrashMarket
     from tailguard.market.env import TradingEnv, TradingVecEnv
     from tailguard.market.guarded_maze import GuardedMaze
     from tailguard.market.signal_market import SignalMarket
 
 __all__ = [
     "BettingGame",
+    "CrashMarket",
     "DataError",
     "DataWarning",
     "FeatureConfig",
@@ -55,6 +57,7 @@ __all__ = [
 
 _ON_FIRST_USE = {
     "BettingGame": "betting_game",
+    "CrashMarket": "crash_market",
     "GuardedMaze": "guarded_maze",
     "SignalMarket": "signal_market",
     "TradingEnv": "env",

@@ -60,6 +60,10 @@ class NoiseScale:
             big = float(torch.stack(torch._foreach_norm(self._before)).double().square().sum())
             self.covariance += (1.0 - self.beta) * (batch * (small - big) / (count - 1) - self.covariance)
             self.signal += (1.0 - self.beta) * ((count * big - small) / (count - 1) - self.signal)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Forget the open minibatch: no step is taken with it."""
         self._before, self._samples, self._squares = [], [], []
 
     def state_dict(self) -> dict[str, float]:
@@ -69,4 +73,4 @@ class NoiseScale:
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         self.covariance, self.signal = float(state["covariance"]), float(state["signal"])
-        self._before, self._samples, self._squares = [], [], []
+        self.abandon()

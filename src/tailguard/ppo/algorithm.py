@@ -13,8 +13,9 @@ from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.vec_env import VecEnv, is_vecenv_wrapped, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
 from torch import Tensor
 
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
@@ -140,7 +141,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.risk = _settings(RiskConfig, risk)
         if self.risk.watches_return:
             require(gamma > 0.0, "gamma", gamma, "above 0 for an objective that looks at the return of an episode")
-            env = None if env is None else self._watched(env, gamma, seed)  # type: ignore[arg-type]
+            env = None if env is None else self._watched(env, self.risk, gamma, seed)  # type: ignore[arg-type]
         self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
         self.kl = KLControl(_settings(KLConfig, kl))
         self.obs_norm = (
@@ -235,16 +236,27 @@ class DistributionalPPO(OnPolicyAlgorithm):
             raise ValueError("VecNormalize(norm_reward=True) would scale returns twice: set norm_reward=False, PPO scales them")
         return wrapped
 
-    def _watched(self, env: GymEnv, gamma: float, seed: int | None) -> VecEnv:
+    @classmethod
+    def _watched(cls, env: GymEnv, risk: RiskConfig, gamma: float, seed: int | None) -> VecEnv:
         """The environment with the running return in its observations."""
-        vec_env = self._wrap_env(maybe_make_env(env, 0))
-        if is_vecenv_wrapped(vec_env, ReturnObserver):
-            return vec_env
-        return ReturnObserver(vec_env, gamma, self.risk.alphas().tolist() if self.risk.dial else None, seed)
+        vec_env = cls._wrap_env(maybe_make_env(env, 0))
+        alphas = risk.alphas().tolist() if risk.dial else None
+        if not is_vecenv_wrapped(vec_env, ReturnObserver):
+            return ReturnObserver(vec_env, gamma, alphas, seed)
+        inner, changed = vec_env, False
+        while not isinstance(inner, ReturnObserver):
+            changed |= isinstance(inner, VecNormalize) and inner.norm_obs
+            inner = cast(VecEnvWrapper, inner).venv
+        if changed or not inner.serves(gamma, alphas):
+            raise ValueError(
+                f"the environment brings its own ReturnObserver, which does not fit: it must have gamma = {gamma} and "
+                f"alphas = {alphas}, and nothing may change its observations; leave it out, and the agent adds one"
+            )
+        return vec_env
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """As SB3's, with the running return where the objective needs it."""
-        super().set_env(self._watched(env, self.gamma, self.seed) if self.risk.watches_return else env, force_reset)
+        super().set_env(self._watched(env, self.risk, self.gamma, self.seed) if self.risk.watches_return else env, force_reset)
 
     def set_risk(self, alpha: float) -> None:
         """Choose the tail that :meth:`predict` looks at from now on, where the observation does not say.
@@ -362,7 +374,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         with self.profile.stage("update"):
             log = self._optimise(batch)
         self._log_update(log, experience, lr)
-        if experience.finished is not None:
+        if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
             self._adapt_risk(*experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
             self.policy.normalizer.update(rollout.obs[:-1, :, : self.policy.own_size])
@@ -412,14 +424,16 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _gradient(self, batch: Batch, total_weight: Tensor) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
+        self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
         measures = torch.zeros(len(LOSSES))
         several = self._microbatch_size() < cast(int, self.batch_size)
         for part in batch.split(self._microbatch_size() // self._unit):
             loss, measured = self._loss(part, total_weight)
             loss.backward()
             measures += measured
-            if several and self.vgs.config.enabled:
-                self.vgs.observe_microbatch(part.weights.sum().item())
+            samples = part.weights.sum().item()
+            if several and samples > 0.0 and self.vgs.config.enabled:
+                self.vgs.observe_microbatch(samples)
         return torch.cat((measures, gradient_norms(self.flat.gradient, self._critic_spans)))
 
     def _loss(self, batch: Batch, total_weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -478,7 +492,10 @@ class DistributionalPPO(OnPolicyAlgorithm):
     # --------------------------------------------------------------------------------------------------- logging
 
     def _log_update(self, log: list[Tensor], experience: Experience, lr: float) -> None:
-        if not log:  # no step was taken: there is nothing to report, and nothing for the controls to react to
+        if self.critic.ev_reserve:
+            for name, value in reserve_metrics(self.policy, self.critic, experience).items():
+                self.logger.record(name, value)
+        if not log:  # no step was taken: there is nothing more to report, and nothing for the controls to react to
             return
         means = torch.stack(log).mean(0).tolist()
         metrics = dict(zip((f"train/{name}" for name in LOSSES), means, strict=False))
@@ -494,8 +511,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
             metrics |= memory_metrics(self._last_memory, self._critic_state)
         if self.vgs.config.enabled:
             metrics |= self.vgs.metrics()
-        if self.critic.ev_reserve:
-            metrics |= reserve_metrics(self.policy, self.critic, experience)
         for name, value in (metrics | self.profile.take()).items():
             self.logger.record(name, value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -525,7 +540,12 @@ class DistributionalPPO(OnPolicyAlgorithm):
         force_reset: bool = True,
         **settings: Any,
     ) -> Self:
-        """As SB3's, with a learning rate that is named here winning over one that was set before saving."""
+        """As SB3's; the environment is watched if the agent needs it, and a learning rate that is named here counts."""
+        if env is not None:
+            saved = {**(load_from_zip_file(path, device="cpu", custom_objects=custom_objects)[0] or {}), **settings}
+            risk = saved.get("risk")
+            if isinstance(risk, RiskConfig) and risk.watches_return:
+                env = cls._watched(env, risk, saved["gamma"], saved["seed"])
         model = super().load(path, env, device, custom_objects, print_system_info, force_reset, **settings)
         if "learning_rate" in {**(custom_objects or {}), **settings}:
             model.lr = LearningRate(model.learning_rate)

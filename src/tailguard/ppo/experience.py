@@ -180,7 +180,17 @@ def _risk_advantages(
         for atoms, left in ((at_steps, budget), (at_next, next_budget))
     )
     rewards = objective.rewards(rollout.rewards, columns)
-    return gae(rewards, now, after, rollout.terminated, rollout.truncated, gamma, gae_lambda)
+    advantages = gae(rewards, now, after, rollout.terminated, rollout.truncated, gamma, gae_lambda)
+    return _same_scale(advantages, rollout.weights, columns[..., 2]) if objective.budget.dial else advantages
+
+
+def _same_scale(advantages: Tensor, weights: Tensor, alphas: Tensor) -> Tensor:
+    """Advantages of each tail in its own unit: those of a small one are a fraction of those of a large one, and would drown."""
+    scaled = advantages.clone()
+    for alpha in alphas.unique():
+        chosen = alphas == alpha
+        scaled[chosen] = _standardise(advantages[chosen], weights[chosen])
+    return scaled
 
 
 def _finished_returns(rollout: Rollout, columns: Tensor, at_next: Tensor, gamma: float) -> Finished:

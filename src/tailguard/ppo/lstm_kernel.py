@@ -149,7 +149,7 @@ def lstm_step(inputs: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor
     """
     w_input, w_hidden, b_input, b_hidden = weights
     raw = torch.addmm(b_input + b_hidden, inputs, w_input.t()).addmm_(hidden, w_hidden.t())
-    new_hidden, new_cell = torch.empty_like(hidden), torch.empty_like(hidden)
+    new_hidden, new_cell = hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape)
     _step_compiled(*(tensor.detach().numpy() for tensor in (raw, cell.contiguous(), new_hidden, new_cell)))
     return new_hidden, new_cell
 

@@ -33,6 +33,10 @@ from tailguard.validation import require
 
 # The budget as the policy sees it: in standard deviations of the return, and not beyond this many.
 BUDGET_REACH = 4.0
+# The best policy changes its mind where the budget is nearly used up. So it is shown a second time, linear only up to this
+# share of a standard deviation and like a logarithm beyond: asinh(c / (FINE std)), which BUDGET_REACH brings to about 3.
+FINE = 0.02
+FINE_UNIT = 2.0
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
@@ -52,8 +56,8 @@ class RiskConfig(BaseModel):
     :param cap_step: share of the way to the present VaR that the cap goes after each rollout.
     :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
-    :param multiplier_rate: how fast the multiplier of a violated constraint grows: per rollout, for each standard deviation
-        of the return that is missing.
+    :param multiplier_rate: how fast the multiplier of a violated constraint grows: by this share of one plus itself per
+        rollout, for each standard deviation of the return that is missing.
     :param observe_return: show the policy what the episode has earned so far. Without it the best policy for a tail cannot be
         expressed in general; leave it out only where the observation tells it anyway.
     """
@@ -114,7 +118,7 @@ class Budget(nn.Module):
         super().__init__()
         self.dial, self.observed = config.dial, config.observe_return
         self.columns = (3 if config.dial else 2) if config.watches_return else 0
-        self.features = (int(config.observe_return) + int(config.dial)) if config.watches_return else 0
+        self.features = (2 * int(config.observe_return) + int(config.dial)) if config.watches_return else 0
         alphas = torch.from_numpy(config.alphas())
         self.register_buffer("log_alphas", alphas.log(), persistent=False)
         self.register_buffer("alpha", alphas[0].clone())
@@ -133,19 +137,21 @@ class Budget(nn.Module):
         above = torch.searchsorted(self.log_alphas, place.contiguous()).clamp(1, len(self.caps) - 1)
         low, high = self.log_alphas[above - 1], self.log_alphas[above]
         share = (place - low) / (high - low)
+        # Caps may be infinite still, and infinity times a weight of 0 is not a number: at a level its own cap counts alone.
         between = self.caps[above] * share + self.caps[above - 1] * (1.0 - share)
-        # Not a product with 0: caps are infinite before the first episodes have ended.
         return torch.where(share <= 0.0, self.caps[above - 1], torch.where(share >= 1.0, self.caps[above], between))
 
     def forward(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """What the policy sees instead of the appended columns: the budget in units of the return, and the tail.
+        """What the policy sees instead of the appended columns: the budget in units of the return (coarse, fine), the tail.
 
         :param mean: of the return.
         :param std: of the return.
         """
         shown = []
         if self.observed:
-            shown.append(((self.of(columns) - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH))
+            budget = self.of(columns)
+            shown.append(((budget - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH))
+            shown.append(torch.asinh((budget / std).clamp(-BUDGET_REACH, BUDGET_REACH) / FINE) / FINE_UNIT)
         if self.dial:
             low, high = self.log_alphas[0], self.log_alphas[-1]
             shown.append(2.0 * (columns[..., 2].double().log().clamp(low, high) - low) / (high - low) - 1.0)
@@ -250,14 +256,15 @@ class RiskObjective:
                 continue
             var, _ = returns.tail(alpha**share, masses)
             cap = self.budget.caps[level]
-            cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var))
+            cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
             cvar = returns.tail(alpha, masses)[1]
             metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
         if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
             assert config.limit is not None
             missing = config.limit - metrics["risk/cvar"]
-            self.multiplier = max(0.0, self.multiplier + config.multiplier_rate * missing / std)
+            # In proportion to what it is already: one that has to be large gets there, and one that is too large comes back.
+            self.multiplier = max(0.0, self.multiplier + config.multiplier_rate * (1.0 + self.multiplier) * missing / std)
             metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
             if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
                 metrics["warn/cvar_limit_infeasible"] = 1.0

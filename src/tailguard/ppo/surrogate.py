@@ -131,10 +131,12 @@ def _gaussian_rows(
             continue
         log_ratio, entropy, kl = 0.0, 0.5 * size * math.log(2.0 * math.pi * math.e), 0.0
         for a in range(size):
-            mean, log_std, old_log_std = outputs[m, a], float(outputs[m, size + a]), float(old[m, size + a])
+            # In float64, or the two densities would be rounded differently and their ratio would never be exactly 1.
+            action, mean, old_mean = np.float64(actions[m, a]), np.float64(outputs[m, a]), np.float64(old[m, a])
+            log_std, old_log_std = np.float64(outputs[m, size + a]), np.float64(old[m, size + a])
             inverse[a], old_inverse = math.exp(-log_std), math.exp(-old_log_std)
-            standard[a], old_standard = (actions[m, a] - mean) * inverse[a], (actions[m, a] - old[m, a]) * old_inverse
-            moved[a] = (mean - old[m, a]) * inverse[a]
+            standard[a], old_standard = (action - mean) * inverse[a], (action - old_mean) * old_inverse
+            moved[a] = (mean - old_mean) * inverse[a]
             spread[a] = (inverse[a] / old_inverse) ** 2 + moved[a] ** 2
             log_ratio += 0.5 * (old_standard**2 - standard[a] ** 2) + old_log_std - log_std
             entropy += log_std

@@ -1,0 +1,437 @@
+"""What the objectives that look at the tail reach, against exact optima: `python benchmarks/risk.py`.
+
+Every seed is reported, and every optimum is computed here (dynamic programming or a closed form). One thread per process.
+"""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from scipy.stats import gamma as gamma_law
+from scipy.stats import norm
+from stable_baselines3.common.callbacks import BaseCallback
+
+from tailguard import DistributionalPPO, ReturnObserver, TradingVecEnv
+from tailguard.market import BettingGame, CrashMarket, GuardedMaze, load_dataset
+from tailguard.market.batched import BatchedEnv
+from tailguard.ppo.controls import LinearSchedule
+from tailguard.ppo.quantiles import cvar
+from tailguard.vec_env import GymVectorAdapter
+
+Row = list[str]
+PICTURE = "risk-frontier.svg"
+GAMES = [{}, {"win_probability": 0.7}, {"win_probability": 0.8}, {"win_probability": 0.95}, {"chips": 8}, {"chips": 32}]
+DIAL = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+def share_of(steps: int, quick: bool) -> int:
+    return steps // 10 if quick else steps
+
+
+class Watch(BaseCallback):
+    """Remembers which of the logged names appeared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        self.seen |= set(self.logger.name_to_value)
+
+
+# ------------------------------------------------------------------------------------------------ betting game
+
+
+def betting_settings(rollouts: int) -> dict[str, Any]:
+    """One set of settings for every game and every tail."""
+    return {
+        "n_steps": 24,
+        "batch_size": 3072,
+        "n_epochs": 8,
+        "gamma": 1.0,
+        "gae_lambda": 0.98,
+        "learning_rate": LinearSchedule(2e-3, 0.0),
+        "entropy": {"initial": 0.05, "final": 0.0, "decay_steps": max(int(0.9 * rollouts), 1)},
+        "normalize_obs": True,
+        "critic": {"twin": False},
+    }
+
+
+def play_betting(risk: dict[str, Any], game: dict[str, Any], seed: int, steps: int, watch: Watch | None = None):
+    env = BettingGame(256, **game)
+    model = DistributionalPPO("MlpPolicy", env, seed=seed, risk=risk, **betting_settings(steps // (24 * 256)))
+    return model.learn(steps, callback=watch)
+
+
+def betting_law(model: DistributionalPPO, game: BettingGame, alpha: float | None = None):
+    """The exact law of the result under the most likely actions: results in rising order, and their probabilities.
+
+    Chips and round are all that the player's state is, so that equal amounts are one node of the tree.
+    """
+    chips, mass, p = np.array([float(game.chips)]), np.ones(1), game.win_probability
+    for played in range(game.rounds):
+        columns = [chips / game.cap, np.full(len(chips), played / game.rounds)]
+        if model.risk.watches_return:
+            columns += [chips - game.chips, np.ones(len(chips))]
+        if model.risk.dial:
+            columns.append(np.full(len(chips), alpha))
+        bets = model.predict(np.column_stack(columns).astype(np.float32), deterministic=True)[0]
+        won, lost = game.outcomes(chips, bets)  # nobody can bet with no chips or with all of them: ended games stay as they are
+        chips, node = np.unique(np.concatenate((won, lost)), return_inverse=True)
+        mass = np.bincount(node, np.concatenate((p * mass, (1.0 - p) * mass)), len(chips))
+    return chips - game.chips, mass
+
+
+def tail_mean(values: np.ndarray, mass: np.ndarray, alpha: float) -> float:
+    below = np.cumsum(mass) - mass
+    return float(np.clip(alpha - below, 0.0, mass) @ values / alpha)
+
+
+def betting_cvar(risk: dict[str, Any], game: dict[str, Any], alpha: float, seed: int, steps: int) -> float:
+    return tail_mean(*betting_law(play_betting(risk, game, seed, steps), BettingGame(**game)), alpha)
+
+
+def table_betting(run: "Runner") -> None:
+    run.head(
+        "Betting game, CVaR of the most likely actions, exact", "game", "alpha", "optimum", "goal", "share", "CVaR, each seed"
+    )
+    steps = share_of(600_000, run.quick)
+    for game in GAMES:
+        for alpha, goal in ((0.2, 0.85), (0.05, 0.7)):
+            best = BettingGame(**game).solve(alpha).objective
+            risk = {"objective": "cvar", "alpha": alpha, "anneal": 0.4}
+            reached = run.seeds(betting_cvar, risk, game, alpha, steps=steps)
+            share = f"{np.median(reached) / best:.3f}" if best > 0.0 else "-"
+            run.row(named(game), alpha, f"{best:.2f}", f">= {goal}", share, each(reached))
+
+
+def named(game: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in game.items()) or "win_probability 0.88, chips 16"
+
+
+# ------------------------------------------------------------------------------------------------ guarded maze
+
+
+def maze_way(risk: dict[str, Any], seed: int, steps: int) -> tuple[float, float]:
+    """Whether the most likely actions meet the guard (1) or walk round (0), and whether they arrive."""
+    settings = {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "gamma": 1.0, "learning_rate": LinearSchedule(1e-3, 0.0)}
+    entropy = {"initial": 0.03, "final": 0.0, "decay_steps": max(int(0.9 * steps / (128 * 64)), 1)}
+    model = DistributionalPPO(
+        "MlpPolicy", GuardedMaze(64), seed=seed, risk=risk, entropy=entropy, critic={"twin": False}, **settings
+    )
+    model.learn(steps)
+    maze = GuardedMaze(500)
+    env = GymVectorAdapter(maze, seed + 1000)
+    env = ReturnObserver(env, 1.0) if model.risk.watches_return else env
+    obs, total, arrived, open_ = env.reset(), np.zeros(500), np.zeros(500, bool), np.ones(500, bool)
+    for _ in range(maze.max_steps):
+        obs, rewards, dones, infos = env.step(model.predict(obs, deterministic=True)[0])
+        total += np.where(open_, rewards, 0.0)
+        arrived |= open_ & dones & ~np.array([info.get("TimeLimit.truncated", False) for info in infos])
+        open_ &= ~dones
+    return float(total.std() > 1.0), float(arrived.mean())
+
+
+def table_maze(run: "Runner") -> None:
+    run.head("Guarded maze", "objective", "optimum", "meets the guard, each seed", "arrives, each seed")
+    for alpha in (1.0, 0.5, 0.2):
+        risk = {"objective": "neutral"} if alpha == 1.0 else {"objective": "cvar", "alpha": alpha}
+        ways = run.seeds(maze_way, risk, steps=share_of(600_000, run.quick))
+        best = "meets the guard" if GuardedMaze().solve(alpha).passes_guard else "walks round"
+        run.row(
+            "neutral" if alpha == 1.0 else f"CVaR {alpha}", best, each([way for way, _ in ways]), each([a for _, a in ways])
+        )
+
+
+# -------------------------------------------------------------------------------------------------- constraint
+
+
+def constrained(limit: float, seed: int, steps: int) -> tuple[float, float, float, float]:
+    watch = Watch()
+    risk = {"objective": "constrained", "alpha": 0.2, "limit": limit, "multiplier_rate": 0.5}
+    model = play_betting(risk, {}, seed, steps, watch)
+    values, mass = betting_law(model, BettingGame())
+    infeasible = float("warn/cvar_limit_infeasible" in watch.seen)
+    return tail_mean(values, mass, 0.2), float(mass @ values), model.objective.multiplier, infeasible
+
+
+def table_constrained(run: "Runner") -> None:
+    best = BettingGame().solve(0.2).objective
+    head = ("limit", "CVaR, each seed", "mean, each seed", "multiplier", "reported infeasible")
+    run.head(f"Betting game, mean subject to CVaR .2 >= limit; the highest CVaR is {best:.2f}", *head)
+    for limit in (15.0, 40.0):
+        results = run.seeds(constrained, limit, steps=share_of(900_000, run.quick))
+        run.row(limit, *(each(column) for column in zip(*results, strict=True)))
+
+
+# -------------------------------------------------------------------------------------------------------- dial
+
+
+def dial_frontier(seed: int, steps: int) -> list[tuple[float, float]]:
+    """Mean and CVaR of one agent at each of the tails."""
+    risk = {"objective": "cvar", "alpha": (min(DIAL), max(DIAL)), "levels": len(DIAL), "anneal": 0.4}
+    model, game = play_betting(risk, {}, seed, steps), BettingGame()
+    laws = [betting_law(model, game, alpha) for alpha in DIAL]
+    return [(float(mass @ values), tail_mean(values, mass, alpha)) for alpha, (values, mass) in zip(DIAL, laws, strict=True)]
+
+
+def table_dial(run: "Runner") -> None:
+    run.head(
+        "Betting game, one agent for all tails against one each",
+        "alpha",
+        "optimum",
+        "one for all",
+        "one each",
+        "ratio of medians",
+    )
+    frontiers = run.seeds(dial_frontier, steps=share_of(1_800_000, run.quick))
+    for i, alpha in enumerate(DIAL):
+        risk = {"objective": "cvar", "alpha": alpha, "anneal": 0.4}
+        separate = run.seeds(betting_cvar, risk, {}, alpha, steps=share_of(600_000, run.quick))
+        shared = [frontier[i][1] for frontier in frontiers]
+        best = BettingGame().solve(alpha).objective
+        run.row(alpha, f"{best:.2f}", each(shared), each(separate), f"{np.median(shared) / np.median(separate):.3f}")
+    draw_frontier(frontiers)
+
+
+def draw_frontier(frontiers: list[list[tuple[float, float]]]) -> None:
+    """Mean against CVaR .2 is not one picture: every tail has its own CVaR, so each is drawn against its own optimum."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"\nmatplotlib is not installed: {PICTURE} is not drawn")
+        return
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    alphas = np.geomspace(0.03, 1.0, 40)
+    solutions = [BettingGame().solve(alpha) for alpha in alphas]
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    axes.plot(
+        [s.objective for s in solutions], [s.mean for s in solutions], "k-", lw=1, label="best policy for each tail, exact"
+    )
+    for seed, frontier in enumerate(frontiers):
+        axes.plot(
+            [c for _, c in frontier], [m for m, _ in frontier], "o--", ms=4, label=f"one agent, its dial turned, seed {seed}"
+        )
+    for alpha in DIAL:
+        best = BettingGame().solve(alpha)
+        axes.annotate(f"{alpha:g}", (best.objective, best.mean), textcoords="offset points", xytext=(4, -10))
+    axes.set_xlabel("CVaR at the tail that the policy serves")
+    axes.set_ylabel("mean of the result")
+    axes.legend()
+    figure.savefig(PICTURE)
+    print(f"\n{Path(PICTURE)} shows the frontier")
+
+
+# ------------------------------------------------------------------------------------------------ crash market
+
+
+def crash_position(alpha: float, seed: int, steps: int) -> float:
+    risk = {"objective": "neutral"} if alpha == 1.0 else {"objective": "cvar", "alpha": alpha}
+    env = CrashMarket(512)
+    settings = {"n_steps": 16, "batch_size": 4096, "n_epochs": 4, "gamma": 1.0, "learning_rate": LinearSchedule(2e-3, 1e-4)}
+    model = DistributionalPPO(
+        "MlpPolicy", env, seed=seed, risk=risk, critic={"twin": False}, policy_kwargs={"log_std_init": -1.5}, **settings
+    )
+    model.learn(steps)
+    obs = np.ones((1, 1)) if alpha == 1.0 else np.array([[1.0, 0.0, 1.0]])
+    return float(np.clip(model.predict(obs.astype(np.float32), deterministic=True)[0].item(), -1.0, 1.0) + 1.0) / 2.0
+
+
+def table_crash(run: "Runner") -> None:
+    run.head("Crash market", "tail", "best position", "positions, each seed", "goal", "share of the optimum, each seed")
+    market = CrashMarket()
+    for alpha in (1.0, 0.5, 0.2):
+        best = market.solve(alpha)
+        positions = run.seeds(crash_position, alpha, steps=share_of(1_000_000, run.quick))
+        shares = [market.cvar(position, alpha) / best.objective for position in positions]
+        run.row("mean" if alpha == 1.0 else alpha, f"{best.position:.3f}", each(positions), ">= 0.95", each(shares))
+
+
+# ----------------------------------------------------------------------------------------------- critic's tail
+
+
+class Chain(BatchedEnv):
+    """Eight steps that pay random amounts of mean 0, whatever is done: the law of the return is known in every state.
+
+    :param num_envs: copies.
+    :param skewed: amounts are 1 less an exponential one, with a heavy lower tail, instead of normal.
+    """
+
+    LENGTH = 8
+
+    def __init__(self, num_envs: int, skewed: bool) -> None:
+        super().__init__(num_envs, Box(0.0, 1.0, (self.LENGTH,)), Discrete(2), None)
+        self.skewed, self._at = skewed, np.zeros(num_envs, int)
+
+    def cvar(self, left: int, alpha: float) -> float:
+        """Of the sum of `left` amounts; of a gamma law by E[G; G > g] = n P(G_{n+1} > g)."""
+        if not self.skewed:
+            return -math.sqrt(left) * norm.pdf(norm.ppf(alpha)) / alpha
+        return left - left * gamma_law.sf(gamma_law.isf(alpha, left), left + 1) / alpha
+
+    def _begin(self, rows: Any) -> None:
+        self._at[rows] = 0
+
+    def _observe(self) -> Any:
+        return np.eye(self.LENGTH, dtype=np.float32)[np.minimum(self._at, self.LENGTH - 1)]
+
+    def _advance(self, actions: Any) -> Any:
+        draws = self.np_random
+        self._at += 1
+        rewards = 1.0 - draws.exponential(size=self.num_envs) if self.skewed else draws.standard_normal(self.num_envs)
+        return rewards, self._at == self.LENGTH, np.zeros(self.num_envs, bool)
+
+
+def tail_error(critic: dict[str, Any], skewed: bool, seed: int, steps: int) -> float:
+    """Mean over the states of (predicted - true) / |true| CVaR .05."""
+    env = Chain(128, skewed)
+    settings = {"n_steps": 32, "batch_size": 1024, "n_epochs": 4, "gamma": 1.0, "learning_rate": LinearSchedule(2e-3, 0.0)}
+    model = DistributionalPPO("MlpPolicy", env, seed=seed, critic={"twin": False, **critic}, vf_coef=1.0, **settings)
+    model.learn(steps)
+    with torch.no_grad():
+        atoms = model.policy.raw_atoms(model.policy.inputs(torch.eye(Chain.LENGTH)))[0]
+        predicted = cvar(atoms, 0.05, model.critic.levels()).tolist()
+    true = [env.cvar(Chain.LENGTH - i, 0.05) for i in range(Chain.LENGTH)]
+    return float(np.mean([(a - b) / abs(b) for a, b in zip(predicted, true, strict=True)]))
+
+
+def table_critic(run: "Runner") -> None:
+    run.head(
+        "Critic's tail: error of CVaR .05, mean of the states",
+        "critic",
+        "normal rewards, each seed",
+        "skewed rewards, each seed",
+    )
+    critics: dict[str, dict[str, Any]] = {f"{n} quantiles": {"num_quantiles": n} for n in (21, 32, 51, 101)}
+    critics |= {f"{n} quantiles, 5 in the tail": {"num_quantiles": n, "tail_quantiles": 5} for n in (32, 51)}
+    critics["51 categorical"] = {"num_quantiles": 51, "law": "categorical"}
+    critics["51, Huber loss with kappa 1"] = {"num_quantiles": 51, "huber_kappa": 1.0}
+    critics["51, a lambda-return as target"] = {"num_quantiles": 51, "target": "lambda_return"}
+    critics["51, both"] = {"num_quantiles": 51, "huber_kappa": 1.0, "target": "lambda_return"}
+    for name, critic in critics.items():
+        errors = [run.seeds(tail_error, critic, skewed, steps=share_of(400_000, run.quick)) for skewed in (False, True)]
+        run.row(name, *(", ".join(f"{error:+.1%}" for error in column) for column in errors))
+
+
+# ---------------------------------------------------------------------------------------------- shipped market
+
+
+def market_result(alpha: float, seed: int, steps: int) -> tuple[float, float, float]:
+    """Mean and CVaR .05 of the log-return of a week on the validation span, in percent, and the seconds of training."""
+    bars = load_dataset("btcusd-1h")
+    cut, week = int(0.8 * len(bars)), 168
+    risk = {"objective": "neutral"} if alpha == 1.0 else {"objective": "cvar", "alpha": alpha}
+    env = TradingVecEnv(bars, n_envs=64, episode_length=week, fee=0.0005, span=(0, cut), seed=seed)
+    settings = {"n_steps": 64, "batch_size": 1024, "n_epochs": 4, "gamma": 1.0, "learning_rate": 3e-4}
+    model = DistributionalPPO("MlpPolicy", env, seed=seed, risk=risk, normalize_obs=True, **settings)
+    start = time.process_time()
+    model.learn(steps)
+    seconds = time.process_time() - start
+    test = TradingVecEnv(bars, n_envs=512, episode_length=week, fee=0.0005, span=(cut, len(bars)), seed=seed + 1000)
+    watched = ReturnObserver(test, 1.0) if model.risk.watches_return else test
+    obs, total, open_ = watched.reset(), np.zeros(512), np.ones(512, bool)
+    for _ in range(week):
+        obs, rewards, dones, _ = watched.step(model.predict(obs, deterministic=True)[0])
+        total += np.where(open_, rewards, 0.0)
+        open_ &= ~dones
+    total = np.sort(100.0 * total)
+    return float(total.mean()), tail_mean(total, np.full(512, 1.0 / 512), 0.05), seconds
+
+
+def table_market(run: "Runner") -> None:
+    run.head(
+        "btcusd-1h, weeks of the last fifth of the bars, after training on the others",
+        "objective", "mean %, median", "each seed", "CVaR .05 %, median", "each seed", "seconds of training",
+    )  # fmt: skip
+    for alpha in (1.0, 0.5, 0.2, 0.05):
+        results = run.seeds(market_result, alpha, steps=share_of(300_000, run.quick))
+        means, tails, seconds = zip(*results, strict=True)
+        name = "neutral" if alpha == 1.0 else f"CVaR {alpha}"
+        row = (
+            name,
+            f"{np.median(means):.2f}",
+            each(means),
+            f"{np.median(tails):.2f}",
+            each(tails),
+            f"{np.median(seconds):.1f}",
+        )
+        run.row(*row)
+
+
+# ----------------------------------------------------------------------------------------------------- running
+
+
+def each(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)
+
+
+def alone(function: Callable[..., Any], arguments: tuple[Any, ...], seed: int, steps: int) -> Any:
+    torch.set_num_threads(1)
+    return function(*arguments, seed=seed, steps=steps)
+
+
+class Runner:
+    """Runs the seeds of a row, side by side where there are several workers, and prints tables.
+
+    :param n_seeds: seeds, from 0.
+    :param quick: a tenth of the steps: whether everything runs, not what it reaches.
+    :param workers: processes.
+    """
+
+    def __init__(self, n_seeds: int, quick: bool, workers: int) -> None:
+        self.n_seeds, self.quick = n_seeds, quick
+        self.pool = ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
+
+    def seeds(self, function: Callable[..., Any], *arguments: Any, steps: int) -> list[Any]:
+        waiting = [self.pool.submit(alone, function, arguments, seed, steps) for seed in range(self.n_seeds)]
+        return [one.result() for one in waiting]
+
+    def head(self, title: str, *columns: str) -> None:
+        print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+
+    def row(self, *cells: Any) -> None:
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+TABLES = {
+    "betting": table_betting,
+    "maze": table_maze,
+    "constrained": table_constrained,
+    "crash": table_crash,
+    "critic": table_critic,
+    "dial": table_dial,
+    "market": table_market,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help=f"tables whose name contains this, of {', '.join(TABLES)}")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    options = parser.parse_args()
+    run = Runner(options.seeds, options.quick, options.workers)
+    quick = ", a tenth of the steps" if options.quick else ""
+    print(f"torch {torch.__version__}, seeds 0 to {options.seeds - 1}, one thread each{quick}")
+    for name, table in TABLES.items():
+        if options.only in name:
+            table(run)
+
+
+if __name__ == "__main__":
+    main()
