@@ -271,7 +271,6 @@ def test_a_single_environment_sees_the_same_as_one_of_many():
     assert single.observation_space == many.observation_space
 
 
-@pytest.mark.xfail(strict=True, reason="WatchedEnv casts any space to a Box; ReturnObserver says what it needs")
 def test_a_single_environment_with_other_observations_is_refused():
     env = Countdown()
     env.observation_space = spaces.Box(0.0, 1.0, (2, 2))

@@ -66,9 +66,6 @@ def test_a_reserve_without_weight_is_a_warning():
     assert reserve_metrics(model.policy, model.critic, masked) == {"warn/ev_reserve_all_masked": 1.0}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="without weight no step is taken, and _log_update returns before it asks for the reserve"
-)
 @mlp_and_lstm
 def test_a_training_without_weight_warns_of_its_reserve(kind):
     """R116: the batch is skipped, and the metric says so."""

@@ -97,10 +97,7 @@ def test_inputs_blanks_and_states_may_have_any_strides(lay):
     assert equal(plain, other)
 
 
-KEPT_LAYOUT = pytest.mark.xfail(strict=True, reason="lstm_step lays its results out as the state was: empty_like keeps strides")
-
-
-@pytest.mark.parametrize("lay", [strided, pytest.param(transposed, marks=KEPT_LAYOUT)])
+@pytest.mark.parametrize("lay", [strided, transposed])
 def test_a_step_takes_states_of_any_strides_and_gives_contiguous_ones(lay):
     """Else every layout of a state is compiled for, seconds each, and rounds in its own way."""
     inputs, _, hidden, cell, weights = layer(1, 4, 3, 6)

@@ -220,7 +220,6 @@ def test_no_scaling_is_bit_identical_however_it_is_said(kind):
 # Minibatches that are not stepped with.
 
 
-@pytest.mark.xfail(strict=True, reason="observe_microbatch refuses 0 samples; the algorithm hands it parts without weight")
 @mlp_and_lstm
 def test_a_microbatch_without_weight_is_harmless(kind):
     env = Script()
@@ -233,12 +232,6 @@ def test_a_microbatch_without_weight_is_harmless(kind):
     assert weights(model.policy).isfinite().all()
 
 
-ABANDONED = pytest.mark.xfail(
-    strict=True, reason="microbatches of a minibatch that is skipped stay in the noise scale and are counted to the next one"
-)
-
-
-@ABANDONED
 def test_a_gradient_that_is_not_finite_does_not_spoil_the_noise_scale():
     model = make(vgs=noisy(), batch_size=2 * T, microbatch_size=T)
     spoilt = iter([float("inf")])
@@ -248,7 +241,6 @@ def test_a_gradient_that_is_not_finite_does_not_spoil_the_noise_scale():
     assert np.isfinite(model.vgs.noise_scale.signal)
 
 
-@ABANDONED
 def test_an_early_stop_leaves_no_open_minibatch_behind():
     """The next update must see its own microbatches only: two of T samples each."""
     model = make(vgs=noisy(), batch_size=2 * T, microbatch_size=T, kl={"mode": "early_stop", "target": 1e-5})
