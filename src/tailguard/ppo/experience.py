@@ -92,7 +92,7 @@ class Experience:
 
     :param batch: all of it, with raw targets.
     :param layout: where its steps stand in strips.
-    :param values: ``[T, B]`` values of the states, as the objective sees them.
+    :param values: ``[T, B]`` mean returns from the states, by the critics together.
     :param per_critic: ``[K, T, B]`` mean returns by each critic.
     :param returns: ``[T, B]`` raw lambda-returns.
     :param weights: ``[T, B]`` sample weights.

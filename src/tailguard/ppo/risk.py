@@ -37,6 +37,8 @@ BUDGET_REACH = 4.0
 # share of a standard deviation and like a logarithm beyond: asinh(c / (FINE std)), which BUDGET_REACH brings to about 3.
 FINE = 0.02
 FINE_UNIT = 2.0
+# A tail that has travelled as float32 is still the level that it was.
+AT_LEVEL = 1e-6
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
@@ -139,7 +141,8 @@ class Budget(nn.Module):
         share = (place - low) / (high - low)
         # Caps may be infinite still, and infinity times a weight of 0 is not a number: at a level its own cap counts alone.
         between = self.caps[above] * share + self.caps[above - 1] * (1.0 - share)
-        return torch.where(share <= 0.0, self.caps[above - 1], torch.where(share >= 1.0, self.caps[above], between))
+        at_lower, at_upper = share < AT_LEVEL, share > 1.0 - AT_LEVEL
+        return torch.where(at_lower, self.caps[above - 1], torch.where(at_upper, self.caps[above], between))
 
     def forward(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """What the policy sees instead of the appended columns: the budget in units of the return (coarse, fine), the tail.
@@ -196,6 +199,11 @@ class RiskObjective:
         self.alphas = config.alphas()
         self.returns = [Returns(config.window) for _ in self.alphas]
         self.multiplier = 0.0
+        self.share = self._share(0.0)  # of the way from the whole law to the tail, in logarithms
+
+    def _share(self, progress: float) -> float:
+        annealed = 0.0 if self.config.objective == "constrained" else self.config.anneal
+        return 1.0 if annealed == 0.0 else min(progress / annealed, 1.0)
 
     @property
     def neutral(self) -> bool:
@@ -209,7 +217,7 @@ class RiskObjective:
         if config.objective == "cvar":
             return 0.0, 1.0
         if config.objective == "mean_cvar":
-            return 1.0 - config.weight, config.weight / alpha
+            return 1.0 - config.weight, config.weight / alpha**self.share
         return 1.0, self.multiplier / alpha
 
     def rewards(self, rewards: Tensor, columns: Tensor) -> Tensor:
@@ -249,12 +257,11 @@ class RiskObjective:
         """
         config = self.config
         metrics: dict[str, float] = {}
-        annealed = 0.0 if config.objective == "constrained" else config.anneal
-        share = 1.0 if annealed == 0.0 else min(progress / annealed, 1.0)
+        self.share = self._share(progress)
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            var, _ = returns.tail(alpha**share, masses)
+            var, _ = returns.tail(alpha**self.share, masses)
             cap = self.budget.caps[level]
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
@@ -268,15 +275,19 @@ class RiskObjective:
             metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
             if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
                 metrics["warn/cvar_limit_infeasible"] = 1.0
-        metrics["risk/alpha_annealed"] = float(self.alphas[0] ** share)
+        metrics["risk/alpha_annealed"] = float(self.alphas[0] ** self.share)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings and the caps, in plain numbers."""
-        return {"multiplier": self.multiplier, "returns": [[v.tolist() for v in one.values] for one in self.returns]}
+        return {
+            "multiplier": self.multiplier,
+            "share": self.share,
+            "returns": [[v.tolist() for v in one.values] for one in self.returns],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
-        self.multiplier = state["multiplier"]
+        self.multiplier, self.share = state["multiplier"], state["share"]
         for one, values in zip(self.returns, state["returns"], strict=True):
             one.values = deque((np.asarray(value) for value in values), maxlen=self.config.window)
