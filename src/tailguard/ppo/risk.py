@@ -15,7 +15,8 @@ every cap and every mixture, and moving the cap costs them nothing. R is the dis
 gamma: with gamma = 1 the plain sum. An episode that is cut off counts with its whole predicted law.
 
 Small tails see few episodes, and an agent that starts out careful never finds what it could win. So the tail is annealed: it
-begins as the whole law, where the cap is the best return seen and the objective is the mean, and shrinks to alpha.
+begins as the whole law, where the cap is the best return seen and the objective is the mean, and shrinks to alpha. It may begin
+smaller (`anneal_from`), where the cap rises from below.
 """
 
 from collections import deque
@@ -53,7 +54,10 @@ class RiskConfig(BaseModel):
         :meth:`tailguard.DistributionalPPO.set_risk`.
     :param weight: of the CVaR in ``mean_cvar``.
     :param limit: least CVaR, in units of the return; ``constrained`` needs it.
-    :param anneal: share of the training during which the tail shrinks from the whole law to `alpha`; 0 starts with `alpha`.
+    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`; 0 starts with `alpha`.
+    :param anneal_from: the tail that training starts with; `alpha` if that is larger. 1, the mean, finds what can be won at
+        all. Where the ways of the mean and of the tail have nothing in common it forgets the second before it matters; there,
+        0.5 avoids what is dangerous from the start and still sees success.
     :param cap_step: share of the way to the present VaR that the cap goes after each rollout.
     :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
@@ -70,6 +74,7 @@ class RiskConfig(BaseModel):
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     limit: float | None = None
     anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    anneal_from: Level = 1.0
     cap_step: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     window: Annotated[int, Field(ge=ENOUGH_EPISODES)] = 1000
     levels: Annotated[int, Field(ge=2)] = 6
@@ -254,7 +259,7 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            var, _ = returns.tail(alpha**share, masses)
+            var, _ = returns.tail(self._annealed(alpha, share), masses)
             cap = self.budget.caps[level]
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var))
             name = f"_{alpha:.3g}" if config.dial else ""
@@ -268,8 +273,12 @@ class RiskObjective:
             metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
             if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
                 metrics["warn/cvar_limit_infeasible"] = 1.0
-        metrics["risk/alpha_annealed"] = float(self.alphas[0] ** share)
+        metrics["risk/alpha_annealed"] = self._annealed(self.alphas[0], share)
         return metrics
+
+    def _annealed(self, alpha: float, share: float) -> float:
+        """The tail after a share of the annealing: evenly in its logarithm."""
+        return float(max(self.config.anneal_from, alpha) ** (1.0 - share) * alpha**share)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings and the caps, in plain numbers."""
