@@ -20,7 +20,7 @@ smaller (`anneal_from`), where the cap rises from below.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -176,17 +176,19 @@ class Returns:
         """Episodes remembered."""
         return len(self.values)
 
-    def tail(self, alpha: float, masses: NDArray[np.float64]) -> tuple[float, float]:
-        """VaR and CVaR at `alpha` of all remembered episodes together, each of the same weight."""
-        sizes = [len(value) for value in self.values]
+    def tails(self, alphas: Sequence[float], masses: NDArray[np.float64]) -> list[tuple[float, float]]:
+        """VaR and CVaR at each of `alphas` of all remembered episodes together, each of the same weight."""
         values = np.concatenate(list(self.values))
-        weights = np.concatenate([masses if size > 1 else np.ones(1) for size in sizes]) / len(sizes)
-        order = np.argsort(values, kind="stable")
+        weights = np.concatenate([masses if len(value) > 1 else np.ones(1) for value in self.values]) / len(self.values)
+        order = np.argsort(values)
         values, weights = values[order], weights[order]
         upto = np.cumsum(weights)
-        var = values[min(int(np.searchsorted(upto, alpha - 1e-12)), len(values) - 1)]
-        in_tail = np.clip(alpha - (upto - weights), 0.0, weights)
-        return float(var), float(in_tail @ values / in_tail.sum())
+        found = []
+        for alpha in alphas:
+            var = values[min(int(np.searchsorted(upto, alpha - 1e-12)), len(values) - 1)]
+            in_tail = np.clip(alpha - (upto - weights), 0.0, weights)
+            found.append((float(var), float(in_tail @ values / in_tail.sum())))
+        return found
 
 
 class RiskObjective:
@@ -259,11 +261,10 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            var, _ = returns.tail(self._annealed(alpha, share), masses)
+            (var, _), (_, cvar) = returns.tails((self._annealed(alpha, share), alpha), masses)
             cap = self.budget.caps[level]
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var))
             name = f"_{alpha:.3g}" if config.dial else ""
-            cvar = returns.tail(alpha, masses)[1]
             metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
         if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
             assert config.limit is not None
