@@ -15,11 +15,12 @@ every cap and every mixture, and moving the cap costs them nothing. R is the dis
 gamma: with gamma = 1 the plain sum. An episode that is cut off counts with its whole predicted law.
 
 Small tails see few episodes, and an agent that starts out careful never finds what it could win. So the tail is annealed: it
-begins as the whole law, where the cap is the best return seen and the objective is the mean, and shrinks to alpha.
+begins as the whole law, where the cap is the best return seen and the objective is the mean, and shrinks to alpha. It may begin
+smaller (`anneal_from`), where the cap rises from below.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -54,7 +55,10 @@ class RiskConfig(BaseModel):
         :meth:`tailguard.DistributionalPPO.set_risk`.
     :param weight: of the CVaR in ``mean_cvar``.
     :param limit: least CVaR, in units of the return; ``constrained`` needs it.
-    :param anneal: share of the training during which the tail shrinks from the whole law to `alpha`; 0 starts with `alpha`.
+    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`; 0 starts with `alpha`.
+    :param anneal_from: the tail that training starts with; `alpha` if that is larger. 1, the mean, finds what can be won at
+        all. Where the ways of the mean and of the tail have nothing in common it forgets the second before it matters; there,
+        0.5 avoids what is dangerous from the start and still sees success.
     :param cap_step: share of the way to the present VaR that the cap goes after each rollout.
     :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
@@ -71,6 +75,7 @@ class RiskConfig(BaseModel):
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     limit: float | None = None
     anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    anneal_from: Level = 1.0
     cap_step: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     window: Annotated[int, Field(ge=ENOUGH_EPISODES)] = 1000
     levels: Annotated[int, Field(ge=2)] = 6
@@ -174,17 +179,23 @@ class Returns:
         """Episodes remembered."""
         return len(self.values)
 
-    def tail(self, alpha: float, masses: NDArray[np.float64]) -> tuple[float, float]:
-        """VaR and CVaR at `alpha` of all remembered episodes together, each of the same weight."""
-        sizes = [len(value) for value in self.values]
+    def tails(self, alphas: Sequence[float], masses: NDArray[np.float64]) -> list[tuple[float, float]]:
+        """VaR and CVaR at each of `alphas` of all remembered episodes together, each of the same weight."""
         values = np.concatenate(list(self.values))
-        weights = np.concatenate([masses if size > 1 else np.ones(1) for size in sizes]) / len(sizes)
-        order = np.argsort(values, kind="stable")
+        weights = np.concatenate([masses if len(value) > 1 else np.ones(1) for value in self.values]) / len(self.values)
+        order = np.argsort(values)
         values, weights = values[order], weights[order]
         upto = np.cumsum(weights)
-        var = values[min(int(np.searchsorted(upto, alpha - 1e-12)), len(values) - 1)]
-        in_tail = np.clip(alpha - (upto - weights), 0.0, weights)
-        return float(var), float(in_tail @ values / in_tail.sum())
+        found = []
+        for alpha in alphas:
+            var = values[min(int(np.searchsorted(upto, alpha - 1e-12)), len(values) - 1)]
+            in_tail = np.clip(alpha - (upto - weights), 0.0, weights)
+            found.append((float(var), float(in_tail @ values / in_tail.sum())))
+        return found
+
+    def tail(self, alpha: float, masses: NDArray[np.float64]) -> tuple[float, float]:
+        """VaR and CVaR at one level."""
+        return self.tails((alpha,), masses)[0]
 
 
 class RiskObjective:
@@ -205,6 +216,11 @@ class RiskObjective:
         annealed = 0.0 if self.config.objective == "constrained" else self.config.anneal
         return 1.0 if annealed == 0.0 else min(progress / annealed, 1.0)
 
+    def _annealed(self, alpha: Any) -> Any:
+        """The tail that training is at, for a tail or a tensor of them: evenly in the logarithm."""
+        start = alpha.clamp(min=self.config.anneal_from) if isinstance(alpha, Tensor) else max(self.config.anneal_from, alpha)
+        return start ** (1.0 - self.share) * alpha**self.share
+
     @property
     def neutral(self) -> bool:
         """Whether the mean return is all there is."""
@@ -217,7 +233,7 @@ class RiskObjective:
         if config.objective == "cvar":
             return 0.0, 1.0
         if config.objective == "mean_cvar":
-            return 1.0 - config.weight, config.weight / alpha**self.share
+            return 1.0 - config.weight, config.weight / self._annealed(alpha)
         return 1.0, self.multiplier / alpha
 
     def rewards(self, rewards: Tensor, columns: Tensor) -> Tensor:
@@ -261,11 +277,10 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            var, _ = returns.tail(alpha**self.share, masses)
+            (var, _), (_, cvar) = returns.tails((self._annealed(alpha), alpha), masses)
             cap = self.budget.caps[level]
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
-            cvar = returns.tail(alpha, masses)[1]
             metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
         if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
             assert config.limit is not None
@@ -275,7 +290,7 @@ class RiskObjective:
             metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
             if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
                 metrics["warn/cvar_limit_infeasible"] = 1.0
-        metrics["risk/alpha_annealed"] = float(self.alphas[0] ** self.share)
+        metrics["risk/alpha_annealed"] = float(self._annealed(self.alphas[0]))
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
