@@ -223,6 +223,7 @@ def thread_ticks():
 
 def busy_threads(work, seconds=2.0):
     """How many threads `work` keeps busy; unlike CPU seconds per second it shows them on a full machine too."""
+    work()  # compiling has threads of its own
     before, end = thread_ticks(), time.perf_counter() + seconds
     while time.perf_counter() < end:
         work()

@@ -26,6 +26,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from work import COST, EPISODE, N_BARS, N_FEATURES, WorkEnv
 
+from tailguard.validation import require
+
 OBS, LSTM, HEAD, SEQUENCES, EPOCHS = N_FEATURES + 1, 64, 64, 8, 4
 GAMMA, LAMBDA, CLIP, VF_COEF, MAX_NORM = 0.99, 0.95, 0.2, 0.5, 0.5
 LEARNING_RATE, BETA1, BETA2, EPSILON = 3e-4, 0.9, 0.999, 1e-5
@@ -258,7 +260,7 @@ def rollout(weights: Weights, market: Market, acting: Acting, key: Array, n_step
     end, (obs, keep, actions, log_probs, memories, finals, rewards, ended) = lax.scan(step, acting, (noise, bars))
     values = head(weights.critic, memories.hidden)
 
-    # An episode is longer than a rollout, so an environment has at most one final observation in it.
+    # An episode is no shorter than a rollout, so an environment has at most one final observation in it.
     row, env = jnp.argmax(ended, 0), jnp.arange(n_envs)
     final, final_memory = jax.tree.map(lambda array: array[row, env], (finals, memories))
     ends_obs = jnp.concatenate((observe(market, final), end.obs))
@@ -338,8 +340,8 @@ class JaxPPO:
     """
 
     def __init__(self, n_envs: int = 64, n_steps: int = 128, seed: int = 0, autodiff: bool = False) -> None:
-        if n_envs % SEQUENCES or not 1 <= n_steps <= EPISODE:
-            raise ValueError(f"n_envs {n_envs} must be a multiple of {SEQUENCES} and n_steps {n_steps} in [1, {EPISODE}]")
+        require(n_envs >= 1 and n_envs % SEQUENCES == 0, "n_envs", n_envs, f"a multiple of {SEQUENCES}")
+        require(1 <= n_steps <= EPISODE, "n_steps", n_steps, f"in [1, {EPISODE}]")
         on_one_thread()
         self.n_envs, self.n_steps, self.num_timesteps = n_envs, n_steps, 0
         self.lstm = lstm_by_autodiff if autodiff else lstm_by_hand

@@ -60,7 +60,7 @@ ENGINES = {
     "Tailguard, MLP": lambda: ours("MlpPolicy", SCALAR, net_arch=DEEP),
     "Tailguard, MLP, twin critics of 32 quantiles": lambda: ours("MlpPolicy", {}, net_arch=DEEP),
     "JAX PPO, compiled end to end, shared LSTM": lambda: JaxPPO(ENVS, STEPS),
-    "JAX PPO, the same with autodiff through the LSTM": lambda: JaxPPO(ENVS, STEPS, autodiff=True),
+    "JAX PPO, the same with autodiff through its shared LSTM": lambda: JaxPPO(ENVS, STEPS, autodiff=True),
 }
 RATIOS = [
     ("Tailguard, separate LSTMs, torch", f"{CONTRIB}, separate LSTMs", ">= 12"),
