@@ -1,4 +1,4 @@
-"""Standard normal numbers on the CPU at a fifth of the price of ``Tensor.normal_``; the seed comes from a torch.Generator.
+"""Standard normal numbers on the CPU at less than half the price of ``Tensor.normal_``, seeded by a torch.Generator.
 
 Drawn the usual way, the noise would cost more than the rest of an optimizer's step. Noise that perturbs weights can be had
 for less. Every call takes one 64-bit key from the generator, and SplitMix64 (Steele, Lea and Flood 2014) makes all words from
