@@ -41,6 +41,9 @@ bench-optim: $(VENV)/.bench
 bench-population: $(VENV)/.bench
 	$(BIN)/python benchmarks/population.py
 
+bench-risk: $(VENV)/.bench
+	$(BIN)/python benchmarks/risk.py
+
 bench-verdict: $(VENV)/.bench
 	$(BIN)/python benchmarks/verdict.py
 
