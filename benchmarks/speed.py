@@ -65,8 +65,8 @@ ENGINES = {
 RATIOS = [
     ("Tailguard, separate LSTMs, torch", f"{CONTRIB}, separate LSTMs", ">= 12"),
     ("Tailguard, separate LSTMs, kernel", f"{CONTRIB}, separate LSTMs", ">= 25"),
-    ("Tailguard, shared LSTM, torch", "JAX PPO, the same with autodiff through the LSTM", ">= 0.75"),
-    ("Tailguard, shared LSTM, kernel", "JAX PPO, the same with autodiff through the LSTM", ">= 1.4"),
+    ("Tailguard, shared LSTM, torch", "JAX PPO, the same with autodiff through its shared LSTM", ">= 0.75"),
+    ("Tailguard, shared LSTM, kernel", "JAX PPO, the same with autodiff through its shared LSTM", ">= 1.4"),
     ("Tailguard, shared LSTM, kernel", "JAX PPO, compiled end to end, shared LSTM", ""),
     ("Tailguard, separate LSTMs, kernel", "Tailguard, separate LSTMs, kernel, twin critics of 32 quantiles", "<= 1.5"),
     ("Tailguard, MLP", "Stable-Baselines3 PPO, MLP", ">= 1.5"),
