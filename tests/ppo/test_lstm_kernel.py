@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_trunk import random
 
-from tailguard.ppo.lstm_kernel import lstm_layer, lstm_step
+from tailguard.ppo.lstm_kernel import lstm_layer
 from tailguard.ppo.trunk import LstmTrunk
 
 # Around the widths of vectors (4, 8, 16 floats), and a single one of everything.
@@ -55,26 +55,6 @@ def test_any_size_is_torchs_cell_forwards_and_backwards(sizes):
     close(run(lstm_layer, *parts), run(reference, *parts, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_a_single_step_is_a_sequence_of_one(sizes):
-    inputs, _, hidden, cell, weights = layer(1, *sizes[1:])
-    with torch.inference_mode():
-        new_hidden, new_cell = lstm_step(inputs[0], hidden, cell, weights)
-    expected = reference(
-        inputs.double(), torch.zeros(1, sizes[1], 1), hidden.double(), cell.double(), [w.double() for w in weights]
-    )
-    close([new_hidden, new_cell], [expected[0][0], expected[1][0]])
-
-
-def test_the_step_leaves_what_it_was_given_alone():
-    inputs, _, hidden, cell, weights = layer(1, 4, 3, 6)
-    given = [inputs[0], hidden, cell, *weights]
-    before = [one.clone() for one in given]
-    with torch.no_grad():
-        lstm_step(*given[:3], weights)
-    assert equal(given, before)
-
-
 def strided(tensor):
     """The same numbers with gaps between them."""
     return torch.stack((tensor, torch.full_like(tensor, 7.0)), dim=-1)[..., 0]
@@ -97,24 +77,12 @@ def test_inputs_blanks_and_states_may_have_any_strides(lay):
     assert equal(plain, other)
 
 
-@pytest.mark.parametrize("lay", [strided, transposed])
-def test_a_step_takes_states_of_any_strides_and_gives_contiguous_ones(lay):
-    """Else every layout of a state is compiled for, seconds each, and rounds in its own way."""
-    inputs, _, hidden, cell, weights = layer(1, 4, 3, 6)
-    with torch.no_grad():
-        plain, other = lstm_step(inputs[0], hidden, cell, weights), lstm_step(*map(lay, (inputs[0], hidden, cell)), weights)
-    close(other, plain)
-    assert all(one.is_contiguous() for one in other)
-
-
 def test_an_expanded_state_is_read_as_it_is():
     """One state for all environments, as ``expand`` gives it: no memory of its own for each."""
     inputs, blanks, hidden, cell, weights = layer(5, 4, 3, 6)
     wide = [one[:1].expand(4, 6) for one in (hidden, cell)]
     copies = [one.clone() for one in wide]
     assert equal(lstm_layer(inputs, blanks, *wide, weights), lstm_layer(inputs, blanks, *copies, weights))
-    with torch.no_grad():
-        assert equal(lstm_step(inputs[0], *wide, weights), lstm_step(inputs[0], *copies, weights))
 
 
 def test_a_slope_of_any_strides_goes_back():

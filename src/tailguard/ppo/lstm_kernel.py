@@ -93,14 +93,6 @@ def _forward(z: Array, weights: Array, blanks: Array, start: Array, gates: Array
                 _advance(product[b], gate, before[b], cell, flat, hidden, slope, shift)
 
 
-def _step(raw: Array, before: Array, hidden: Array, cell: Array) -> None:
-    """One step of all environments; `raw` is overwritten."""
-    slope, shift = _gate_shapes(cell.shape[1])
-    flat = np.empty(cell.shape[1], np.float32)
-    for b in range(len(raw)):
-        _advance(raw[b], raw[b], before[b], cell[b], flat, hidden[b], slope, shift)
-
-
 def _backward(
     slopes: Array,
     w_hidden: Array,
@@ -139,19 +131,6 @@ def _backward(
 
 _forward_compiled = cast(Callable[..., None], _compile(_forward))
 _backward_compiled = cast(Callable[..., None], _compile(_backward))
-_step_compiled = cast(Callable[..., None], _compile(_step))
-
-
-def lstm_step(inputs: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """One step of one layer without gradients, for acting: hidden and cell state after it, ``[B, H]``.
-
-    :param inputs: ``[B, D]``; the others as in :func:`lstm_layer`.
-    """
-    w_input, w_hidden, b_input, b_hidden = weights
-    raw = torch.addmm(b_input + b_hidden, inputs, w_input.t()).addmm_(hidden, w_hidden.t())
-    new_hidden, new_cell = hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape)
-    _step_compiled(*(tensor.detach().numpy() for tensor in (raw, cell.contiguous(), new_hidden, new_cell)))
-    return new_hidden, new_cell
 
 
 def lstm_layer(inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:

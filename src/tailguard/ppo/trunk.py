@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailguard.ppo.lstm_kernel import lstm_layer, lstm_step
+from tailguard.ppo.lstm_kernel import lstm_layer
 
 # Added to the three gates at a blank; no finite activation of a trained network comes near it.
 SHUT = -1e4
@@ -51,14 +51,9 @@ class LstmTrunk(nn.Module):
         :param inputs: ``[B, D]``.
         :param state: hidden and cell states, ``[n_layers, B, H]`` each.
         """
-        fast = self._kernel_fits(inputs) and not torch.is_grad_enabled()
         hidden, cells = [], []
         for layer, (old_hidden, old_cell) in enumerate(zip(*state, strict=True)):
-            weights = self._weights(layer)
-            if fast:
-                inputs, cell = lstm_step(inputs, old_hidden, old_cell, weights)
-            else:
-                inputs, cell = torch.lstm_cell(inputs, (old_hidden, old_cell), *weights)
+            inputs, cell = torch.lstm_cell(inputs, (old_hidden, old_cell), *self._weights(layer))
             hidden.append(inputs)
             cells.append(cell)
         return inputs, (torch.stack(hidden), torch.stack(cells))
