@@ -49,7 +49,7 @@ def episodes(model, env, n=50):
 
 def gym_task(make, steps, n_envs, algorithm, policy, **settings):
     def run(seed):
-        model = algorithm(policy, VecMonitor(make_vec_env(make, n_envs, seed=seed)), seed=seed, device="cpu", **settings)
+        model = algorithm(policy, make_vec_env(make, n_envs, seed=seed), seed=seed, device="cpu", **settings)
         model.learn(steps)
         return episodes(model, make_vec_env(make, 5, seed=seed + 1000))
 
@@ -137,7 +137,14 @@ NO_VELOCITY = {
 LSTM = {"lstm_hidden_size": 64, "net_arch": {"pi": [], "vf": [64]}, "ortho_init": False}
 PENDULUM = {"n_steps": 1024, "batch_size": 256, "n_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9, "gae_lambda": 0.95}
 ACROBOT = {"n_steps": 256, "batch_size": 512, "n_epochs": 4, "gae_lambda": 0.94, "learning_rate": 5e-4}
-SIGNAL = {"n_steps": 128, "batch_size": 512, "n_epochs": 4, "gamma": 0.98, "gae_lambda": 0.95, "learning_rate": 1e-3}
+SIGNAL = {
+    "n_steps": 128,
+    "batch_size": 512,
+    "n_epochs": 4,
+    "gamma": 0.98,
+    "gae_lambda": 0.95,
+    "learning_rate": LinearSchedule(1e-3, 1e-4),
+}
 # One step earns 0.0137 at best, and the noise of a return is 1: only large batches and many steps tell the two apart.
 HIDDEN = {
     "n_envs": 256,
