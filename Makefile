@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types pytest bench-env bench-speed bench-learning bench-optim bench-population bench-risk bench-verdict clean
+.PHONY: demo test lint types pytest bench-env clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data btcusd-1h --strategy all --set trading.fee=0.001
@@ -29,23 +29,8 @@ pytest: $(VENV)/.dev
 bench-env: $(VENV)/.bench
 	$(BIN)/python benchmarks/env_speed.py
 
-bench-speed: $(VENV)/.bench
-	$(BIN)/python benchmarks/speed.py
-
-bench-learning: $(VENV)/.bench
-	$(BIN)/python benchmarks/learning.py
-
-bench-optim: $(VENV)/.bench
-	$(BIN)/python benchmarks/optim.py
-
-bench-population: $(VENV)/.bench
-	$(BIN)/python benchmarks/population.py
-
-bench-risk: $(VENV)/.bench
-	$(BIN)/python benchmarks/risk.py
-
-bench-verdict: $(VENV)/.bench
-	$(BIN)/python benchmarks/verdict.py
+bench-%: $(VENV)/.bench
+	$(BIN)/python benchmarks/$*.py
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, is_vecenv_wrapped
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from tailguard.validation import require
@@ -138,6 +138,22 @@ class WatchedEnv(gym.Wrapper[NDArray[Any], Any, NDArray[Any], Any]):
 
     def _watched(self, obs: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate((obs, self.running.columns()[0])).astype(np.float32)
+
+
+def watched(env: VecEnv, gamma: float, alphas: Sequence[float] | None, seed: int | None) -> VecEnv:
+    """The environments with a :class:`ReturnObserver` around them, unless they bring one that fits."""
+    if not is_vecenv_wrapped(env, ReturnObserver):
+        return ReturnObserver(env, gamma, alphas, seed)
+    inner, changed = env, False
+    while not isinstance(inner, ReturnObserver):
+        changed |= isinstance(inner, VecNormalize) and inner.norm_obs
+        inner = cast(VecEnvWrapper, inner).venv
+    if changed or not inner.serves(gamma, alphas):
+        raise ValueError(
+            f"the environment brings its own ReturnObserver, which does not fit: it must have gamma = {gamma} and "
+            f"alphas = {alphas}, and nothing may change its observations; leave it out, and the agent adds one"
+        )
+    return env
 
 
 def watched_space(space: spaces.Space[Any], with_alpha: bool) -> spaces.Box:

@@ -56,7 +56,7 @@ def spied(model, monkeypatch):
         monkeypatch.setattr(owner, name, lambda *a, **k: (calls.append(label), real(*a, **k))[1])
 
     spy(model.flat, "zero_grad", "zero")
-    spy(model, "_loss", "loss")
+    spy(model.update, "_loss", "loss")
     spy(model.vgs, "observe_microbatch", "microbatch")
     spy(model.vgs, "scale_gradients", "scale")
     spy(model.vgs, "update_statistics", "measure")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betaln, chdtrc, kolmogorov, xlogy
+from scipy.special import betaln, kolmogorov
 
+from tailguard.coverage import kupiec_p_value, kupiec_ratio, log_likelihood
 from tailguard.evaluate.series import Floats, as_series, require_finite
 from tailguard.validation import require
 
@@ -69,13 +70,13 @@ def kupiec(outcomes: ArrayLike, value_at_risk: ArrayLike, alpha: float) -> Cover
     require(0.0 < alpha < 1.0, "alpha", alpha, "in (0, 1)")
     n, exceptions = len(values), int((values < limits).sum())
     counts = np.arange(n + 1, dtype=np.float64)
-    ratios = np.maximum(2.0 * (_log_likelihood(counts, n, counts / n) - _log_likelihood(counts, n, alpha)), 0.0)
+    ratios = kupiec_ratio(counts, n, alpha)
     statistic = float(ratios[exceptions])
     # Counts whose ratio is the same up to rounding are as extreme as the observed one.
     as_extreme = ratios >= statistic * (1.0 - 1e-9) - 1e-12
     ways = -betaln(n - counts + 1.0, counts + 1.0) - np.log(n + 1.0)  # logarithm of the binomial coefficient
-    exact = float(np.exp(ways + _log_likelihood(counts, n, alpha))[as_extreme].sum())
-    return CoverageTest(n, exceptions, n * alpha, statistic, float(chdtrc(1, statistic)), min(exact, 1.0))
+    exact = float(np.exp(ways + log_likelihood(counts, n, alpha))[as_extreme].sum())
+    return CoverageTest(n, exceptions, n * alpha, statistic, kupiec_p_value(statistic), min(exact, 1.0))
 
 
 def shortfall_statistic(outcomes: ArrayLike, value_at_risk: ArrayLike, expected_shortfall: ArrayLike, alpha: float) -> float:
@@ -178,10 +179,6 @@ def pinball_loss(outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike) -
     values, predicted, tau = _predictions(outcomes, quantiles, levels)
     misses = values[:, None] - predicted
     return np.asarray((misses * (tau - (misses < 0.0))).mean(axis=0))
-
-
-def _log_likelihood(exceptions: Floats, n: int, probability: Floats | float) -> Floats:
-    return np.asarray(xlogy(exceptions, probability) + xlogy(n - exceptions, 1.0 - probability))
 
 
 def _like(name: str, limits: ArrayLike, values: Floats) -> Floats:

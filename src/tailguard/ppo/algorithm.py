@@ -15,7 +15,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
@@ -23,12 +23,11 @@ from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.experience import Batch, Experience, prepare
+from tailguard.ppo.experience import Experience, prepare
 from tailguard.ppo.health import (
     EpisodeReturns,
     Moments,
     StageProfile,
-    gradient_norms,
     memory_metrics,
     moments_drift,
     reserve_metrics,
@@ -39,12 +38,13 @@ from tailguard.ppo.health import (
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.risk import RiskConfig, RiskObjective
-from tailguard.ppo.rollout import Rollout
+from tailguard.ppo.rollout import Rollout, finite
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
-from tailguard.ppo.surrogate import MEASURES, Coefficients, policy_loss
+from tailguard.ppo.surrogate import Coefficients
 from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State, wipe
-from tailguard.running_return import ReturnObserver
+from tailguard.ppo.update import KL, LOSSES, Update, UpdateSettings, require_fitting
+from tailguard.running_return import watched
 from tailguard.validation import build, require
 from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 
@@ -184,8 +184,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if known is not None:
             self.objective.load_state_dict(known.state_dict())
         self.flat = FlatParameters(self.policy)
-        self._critic_spans = [self.flat.span(f"critics.{k}.") for k in range(self.critic.n_critics)]
         self._setup_optimizer()
+        self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl)
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
@@ -212,18 +212,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _check_batches(self) -> None:
         """Refuse batch sizes that do not fit the rollout, with the nearest that does."""
         samples = self.n_steps * self.n_envs
-        unit, what = self._unit, "whole sequences" if self.policy.recurrent else "samples"
         if self.batch_size is None:
             quarter = max(self.n_envs // 4, 1) * self.n_steps if self.policy.recurrent else max(samples // 4, 1)
             self.batch_size = quarter if samples % quarter == 0 else samples
-        for name, size, total in (
-            ("batch_size", self.batch_size, samples),
-            ("microbatch_size", self._microbatch_size(), self.batch_size),
-        ):
-            fits = size >= 1 and size % unit == 0 and total % size == 0
-            legal = [n for n in range(unit, total + 1, unit) if total % n == 0]
-            nearest = min(legal, key=lambda n: abs(n - size), default=total)
-            require(fits, name, size, f"a divisor of {total} made of {what} of {unit}; the nearest is {nearest}")
+        require_fitting("batch_size", self.batch_size, samples, self._unit)
+        require_fitting("microbatch_size", self._microbatch_size(), self.batch_size, self._unit)
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -239,20 +232,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
     @classmethod
     def _watched(cls, env: GymEnv, risk: RiskConfig, gamma: float, seed: int | None) -> VecEnv:
         """The environment with the running return in its observations."""
-        vec_env = cls._wrap_env(maybe_make_env(env, 0))
-        alphas = risk.alphas().tolist() if risk.dial else None
-        if not is_vecenv_wrapped(vec_env, ReturnObserver):
-            return ReturnObserver(vec_env, gamma, alphas, seed)
-        inner, changed = vec_env, False
-        while not isinstance(inner, ReturnObserver):
-            changed |= isinstance(inner, VecNormalize) and inner.norm_obs
-            inner = cast(VecEnvWrapper, inner).venv
-        if changed or not inner.serves(gamma, alphas):
-            raise ValueError(
-                f"the environment brings its own ReturnObserver, which does not fit: it must have gamma = {gamma} and "
-                f"alphas = {alphas}, and nothing may change its observations; leave it out, and the agent adds one"
-            )
-        return vec_env
+        return watched(cls._wrap_env(maybe_make_env(env, 0)), gamma, risk.alphas().tolist() if risk.dial else None, seed)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """As SB3's, with the running return where the objective needs it."""
@@ -303,7 +283,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         callback.on_rollout_start()
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
-                obs_tensor = rollout.observe(_finite("observation", self._last_obs, n_steps))
+                obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
                 outputs, self._actor_state = self.policy.act(self.policy.inputs(obs_tensor), self._actor_state)
                 sampled = distribution.sample(outputs)
                 actions = sampled.numpy()
@@ -311,9 +291,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
             with self.profile.stage("env"):
                 step, infos = step_with_arrays(env, clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
-            _finite("reward", rewards, n_steps)
+            finite("reward", rewards, n_steps)
             cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
-            _finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
+            finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
             rollout.add(sampled, outputs, step)
             self.episode_returns.add(n_steps, step)
             self._last_memory = self._actor_state
@@ -332,7 +312,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 step.ended
             ):  # wrappers report an episode where it ends; looking at all the others takes longer than stepping
                 self._update_info_buffer([infos[i] for i in step.ended], dones[step.ended])
-        rollout.observe(_finite("observation", self._last_obs, n_rollout_steps))
+        rollout.observe(finite("observation", self._last_obs, n_rollout_steps))
         if before is not None:
             self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))
         callback.update_locals(locals())
@@ -372,8 +352,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self._activate_return_scale_snapshot()
             batch = experience.normalised(self.policy)
         with self.profile.stage("update"):
-            log = self._optimise(batch)
-        self._log_update(log, experience, lr)
+            log = self.update.run(batch, self._update_settings(), self.shuffler)
+        self._n_updates += log.epochs
+        for warning in log.warnings:
+            self.logger.record(warning, 1.0)
+        self._log_update(log.minibatches, experience, lr)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
             self._adapt_risk(*experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
@@ -381,74 +364,22 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self._log_drift(*self.policy.normalizer.drift())
         self._critic_state = wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
 
+    def _update_settings(self) -> UpdateSettings:
+        return UpdateSettings(
+            n_epochs=self.n_epochs,
+            minibatch=cast(int, self.batch_size) // self._unit,
+            microbatch=self._microbatch_size() // self._unit,
+            max_grad_norm=self.max_grad_norm,
+            vf_coef=self.vf_coef,
+            policy=Coefficients(self.clip_range, self.entropy.value, self.kl.coefficient),
+        )
+
     def _adapt_risk(self, returns: list[NDArray[np.float64]], alphas: NDArray[np.float64]) -> None:
         self.objective.remember(returns, alphas)
         masses = self.policy.law.masses.double().numpy()
         metrics = self.objective.adapt(1.0 - self._current_progress_remaining, masses, self._ret_std_snapshot)
         for name, value in metrics.items():
             self.logger.record(name, value)
-
-    def _optimise(self, everything: Batch) -> list[Tensor]:
-        """All gradient steps of an update; fewer when the KL says stop."""
-        log: list[Tensor] = []
-        for _ in range(self.n_epochs):
-            steps_before = len(log)
-            for batch in everything.shuffled(cast(int, self.batch_size) // self._unit, self.shuffler):
-                total_weight = batch.weights.sum()
-                if not total_weight:  # nothing to learn from; a step would only follow old momentum
-                    self.logger.record_mean("warn/empty_batch", 1.0)
-                    continue
-                metrics = self._gradient(batch, total_weight)
-                if not torch.isfinite(metrics).all():  # a step with it would make every weight NaN
-                    self.logger.record("warn/non_finite_gradient", 1.0)
-                    continue
-                log.append(metrics)
-                if self.kl.should_stop(float(metrics[KL])):
-                    return log
-                self._step(metrics[-1])
-            if len(log) == steps_before:
-                self.logger.record("warn/empty_epoch", 1.0)
-            else:
-                self._n_updates += 1
-        return log
-
-    def _step(self, norm: Tensor) -> None:
-        """One step of the optimizer with the gradient of this norm: measured, scaled, clipped."""
-        if self.vgs.config.enabled:
-            self.vgs.scale_gradients()
-            norm = self.flat.gradient.norm()
-        self.flat.gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        self.policy.optimizer.step()
-        self.vgs.step()
-
-    def _gradient(self, batch: Batch, total_weight: Tensor) -> Tensor:
-        """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
-        self.flat.zero_grad()
-        self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
-        measures = torch.zeros(len(LOSSES))
-        several = self._microbatch_size() < cast(int, self.batch_size)
-        for part in batch.split(self._microbatch_size() // self._unit):
-            loss, measured = self._loss(part, total_weight)
-            loss.backward()
-            measures += measured
-            samples = part.weights.sum().item()
-            if several and samples > 0.0 and self.vgs.config.enabled:
-                self.vgs.observe_microbatch(samples)
-        return torch.cat((measures, gradient_norms(self.flat.gradient, self._critic_spans)))
-
-    def _loss(self, batch: Batch, total_weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
-        actor_features, critic_features = batch.features(self.policy)
-        share = batch.weights / total_weight
-        outputs = self.policy.action_outputs(actor_features)
-        coefficients = Coefficients(self.clip_range, self.entropy.value, self.kl.coefficient)
-        policy, measures = policy_loss(
-            self.policy.distribution, outputs, batch.outputs, batch.actions, batch.advantages, share, coefficients
-        )
-        old_atoms = batch.old_atoms if batch.old_atoms.numel() else None
-        errors = self.critic.errors(self.policy.law, self.policy.critic_outputs(critic_features), batch.targets, old_atoms)
-        critic = (share * errors).sum() / len(errors)
-        return policy + self.vf_coef * critic, torch.cat((measures, critic.detach().reshape(1)))
 
     # ------------------------------------------------------------------------------------------ scale of returns
 
@@ -555,6 +486,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         return [
             *super()._excluded_save_params(),
             "flat",
+            "update",
             "shuffler",
             "_rollout_start",
             "_actor_state",
@@ -563,8 +495,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
         ]
 
 
-LOSSES = (*MEASURES, "value_loss")
-KL = LOSSES.index("approx_kl")
 # Episodes whose predicted and realised returns are compared.
 CALIBRATION_WINDOW = 500
 # The tail whose predicted and realised mean are logged.
@@ -575,13 +505,3 @@ def _settings(model: type[Settings], given: Settings | Mapping[str, Any] | None)
     if isinstance(given, model):
         return given
     return build(model, cast(Mapping[str, Any], given or {}))
-
-
-def _finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:
-    """The values ``[B, ...]``, or an error that names the first environment whose value is not finite."""
-    array = np.asarray(values)
-    if not np.isfinite(array).all():
-        bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0]
-        env = bad if envs is None else envs[bad]
-        raise ValueError(f"the {name} of env {env} at step {step} of the rollout is not finite: {array[bad]}")
-    return array

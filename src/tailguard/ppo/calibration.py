@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
 from torch import Tensor
+
+from tailguard.coverage import kupiec_p_value, kupiec_ratio
 
 
 class EpisodeEnd(NamedTuple):
@@ -117,10 +118,4 @@ def pinball_score(atoms: NDArray[np.float32], masses: NDArray[np.float32], earne
 
 def kupiec(breaches: int, n: int, expected: float) -> float:
     """The p-value of Kupiec's test that `breaches` in `n` happen with probability `expected`."""
-
-    def log_likelihood(p: float) -> float:
-        hit = breaches * np.log(p) if breaches else 0.0
-        missed = (n - breaches) * np.log1p(-p) if n > breaches else 0.0
-        return float(hit + missed)
-
-    return float(chi2.sf(2.0 * (log_likelihood(breaches / n) - log_likelihood(expected)), 1))
+    return kupiec_p_value(float(kupiec_ratio(breaches, n, expected)))

@@ -143,8 +143,11 @@ class DistributionalPolicy(BasePolicy):
         """The parameters by what they serve: the actor, each critic, and each memory."""
         heads: dict[str, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
-            part, _, rest = name.partition(".")
-            head = {"log_std": "actor", "critics": f"critic{int(rest[0]) + 1}" if part == "critics" else ""}.get(part, part)
+            head, *rest = name.split(".")
+            if head == "critics":
+                head = f"critic{int(rest[0]) + 1}"
+            elif head == "log_std":
+                head = "actor"
             heads.setdefault(head, []).append(parameter)
         return heads
 
