@@ -30,7 +30,7 @@ HEADS = {"pi": [64], "vf": [64]}
 DEEP = {"pi": [64, 64], "vf": [64, 64]}
 
 
-TORCH, KERNEL = {"compiled_lstm": False}, {"compiled_lstm": True}
+TORCH, KERNEL = {"compiled": False}, {"compiled": True}
 LSTM = {"lstm_hidden_size": 64, "net_arch": HEADS}
 SHARED = {**LSTM, "shared_lstm": True}
 

@@ -10,6 +10,7 @@ from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.controls import KLControl
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
+from tailguard.ppo.fused_update import fused_gradient
 from tailguard.ppo.health import gradient_norms
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
@@ -73,6 +74,7 @@ class Update:
         kl: KLControl,
     ) -> None:
         self.policy, self.flat, self.critic, self.vgs, self.kl = policy, flat, critic, vgs, kl
+        self.fused = fused_gradient(policy, flat, critic)
         self.critic_spans = [flat.span(f"critics.{k}.") for k in range(critic.n_critics)]
 
     def run(self, everything: Batch, settings: UpdateSettings, generator: torch.Generator) -> UpdateLog:
@@ -117,8 +119,11 @@ class Update:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
-        measures = torch.zeros(len(LOSSES))
         several = settings.microbatch < settings.minibatch
+        if self.fused is not None and not several:
+            measured = torch.tensor(self.fused(batch, float(total_weight), settings.policy, settings.vf_coef))
+            return torch.cat((measured, gradient_norms(self.flat.gradient, self.critic_spans)))
+        measures = torch.zeros(len(LOSSES))
         for part in batch.split(settings.microbatch):
             loss, measured = self._loss(part, total_weight, settings)
             loss.backward()

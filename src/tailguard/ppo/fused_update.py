@@ -1,0 +1,128 @@
+"""The gradient of a minibatch in compiled passes from end to end, for the networks that most agents have.
+
+It computes what ``Update`` computes with torch's autograd, in the same order and with the same measures: trunks, heads, the
+policy's loss, the critics' loss, and back. What it does not cover goes the other way; :func:`fused_gradient` is the one place
+where that is decided, once per model.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tailguard.ppo import fused_losses as losses
+from tailguard.ppo.actions import Categorical, Gaussian
+from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.experience import Batch
+from tailguard.ppo.fused_networks import FusedLstm, FusedMlp, has_kernel
+from tailguard.ppo.laws import MeanLaw, QuantileLaw
+from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
+from tailguard.ppo.surrogate import Coefficients, policy_rows
+from tailguard.ppo.trunk import LstmTrunk
+
+Array = NDArray[np.float32]
+NOTHING: Array = np.empty((0, 0), np.float32)
+
+
+def fused_gradient(policy: DistributionalPolicy, flat: FlatParameters, critic: CriticConfig) -> "FusedGradient | None":
+    """The compiled gradient for this policy, or None where torch has to find it.
+
+    Covered: float32 on the CPU; LSTM trunks of one layer, or none; heads with tanh or ReLU; any actions but those with a
+    state-dependent std; critics of one number, or of quantiles with kappa = 0; no clipping of the critics.
+    """
+    plain = type(policy) in (DistributionalPolicy, RecurrentDistributionalPolicy)  # a subclass may compute something else
+    in_memory = flat.tensor.dtype == torch.float32 and flat.tensor.is_cpu
+    trunks = [one for one in (policy.actor_trunk, policy.critic_trunk) if one is not None]
+    heads = [policy.actor, *policy.critics]
+    actions = isinstance(policy.distribution, Categorical) or policy.free_std
+    law = policy.law
+    learnt = type(law) is MeanLaw or (type(law) is QuantileLaw and law.kappa == 0.0)
+    covered = (
+        policy.compiled
+        and plain
+        and in_memory
+        and all(trunk.n_layers == 1 for trunk in trunks)
+        and all(isinstance(head, nn.Sequential) and has_kernel(head) for head in heads)
+        and actions
+        and learnt
+        and critic.clip_range is None
+    )
+    return FusedGradient(policy, flat) if covered else None
+
+
+class FusedGradient:
+    """Writes the gradient of PPO's loss into the flat gradient; made by :func:`fused_gradient`.
+
+    :param policy: that it covers.
+    :param flat: its parameters and their gradients.
+    """
+
+    def __init__(self, policy: DistributionalPolicy, flat: FlatParameters) -> None:
+        self._policy = policy
+        self._actor_trunk, self._critic_trunk = (
+            None if trunk is None else FusedLstm(flat, name, trunk.hidden_size)
+            for name, trunk in (("actor_trunk", policy.actor_trunk), ("critic_trunk", policy.critic_trunk))
+        )
+        self._actor = FusedMlp(flat, "actor", policy.actor)
+        named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
+        self._critics = [FusedMlp(flat, name, head) for name, head in named.items()]
+        self._log_std_slope = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
+        law = policy.law
+        self._levels = law.levels.numpy() if isinstance(law, QuantileLaw) else None
+        self._masses = law.masses.numpy()
+
+    def __call__(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> list[float]:
+        """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
+
+        :param total_weight: the sum of the minibatch's weights.
+        :param vf_coef: weight of the critics' loss.
+        """
+        share = (batch.weights / total_weight).reshape(-1).numpy()
+        features, critic_features = self._features(batch)
+        into = NOTHING if self._actor_trunk is None else self._actor_trunk.into_features
+        into_critic = into if self._critic_trunk is None else self._critic_trunk.into_features
+        measures = self._policy_loss(batch, features, share, coefficients)
+        self._actor.backward(into)
+        critics = 0.0
+        for head, targets in zip(self._critics, batch.targets, strict=True):
+            critics += self._critic_loss(head, critic_features, targets, share, vf_coef / len(self._critics))
+            head.backward(into_critic)
+        for trunk in (self._actor_trunk, self._critic_trunk):
+            if trunk is not None:
+                trunk.backward()
+        return [*measures.tolist(), critics / len(self._critics)]
+
+    def _features(self, batch: Batch) -> tuple[Array, Array]:
+        """What actor and critics see, ``[M, F]``."""
+        if self._actor_trunk is None:
+            return (obs := batch.obs.numpy()), obs
+        features = self._actor_trunk.forward(batch.obs, batch.blanks, batch.actor_hidden[0], batch.actor_cell[0])
+        if self._critic_trunk is None:
+            return features, features
+        return features, self._critic_trunk.forward(batch.obs, batch.blanks, batch.critic_hidden[0], batch.critic_cell[0])
+
+    def _policy_loss(self, batch: Batch, features: Array, share: Array, coefficients: Coefficients) -> NDArray[np.float64]:
+        """Outputs of the actor, and what its loss says of them."""
+        raw, size = self._actor.forward(features), batch.actions.shape[-1]
+        log_std = self._policy.log_std
+        outputs, slopes = raw, self._actor.into_outputs
+        if log_std is not None:
+            outputs, slopes = np.empty((len(raw), 2 * size), np.float32), np.empty((len(raw), 2 * size), np.float32)
+            outputs[:, :size], outputs[:, size:] = raw, log_std.detach().numpy()
+        rows = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
+        measures = policy_rows(
+            self._policy.distribution, outputs, *rows, batch.advantages.reshape(-1).numpy(), share, coefficients, slopes
+        )
+        if self._log_std_slope is not None:
+            self._actor.into_outputs[:] = slopes[:, :size]
+            self._log_std_slope[:] = slopes[:, size:].sum(0, dtype=np.float64)
+        return measures
+
+    def _critic_loss(self, head: FusedMlp, features: Array, targets: Tensor, share: Array, scale: float) -> float:
+        """The loss of one critic; its gradient, times `scale`, is ready for the way back."""
+        outputs, wanted = head.forward(features), targets.reshape(len(features), -1).numpy()
+        if self._levels is None:
+            return losses.mean_loss(outputs, wanted, share, scale, head.into_outputs)
+        masses = self._masses if wanted.shape[1] > 1 else np.ones(1, np.float32)
+        return losses.quantile_loss(outputs, wanted, masses, self._levels, share, scale, head.into_outputs)
