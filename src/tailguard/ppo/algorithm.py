@@ -24,6 +24,7 @@ from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Experience, prepare
+from tailguard.ppo.fused_acting import fused_acting
 from tailguard.ppo.health import (
     EpisodeReturns,
     Moments,
@@ -186,6 +187,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.flat = FlatParameters(self.policy)
         self._setup_optimizer()
         self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl)
+        self.acting = fused_acting(self.policy, self.flat, self.n_envs)
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
@@ -281,10 +283,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self._rollout_start = (self._actor_state, self._critic_state)
         before = self._observation_moments()
         callback.on_rollout_start()
+        act = self.policy.act if self.acting is None else self.acting.begin()
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
                 obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
-                outputs, self._actor_state = self.policy.act(self.policy.inputs(obs_tensor), self._actor_state)
+                outputs, self._actor_state = act(self.policy.inputs(obs_tensor), self._actor_state)
                 sampled = distribution.sample(outputs)
                 actions = sampled.numpy()
                 clipped_actions = distribution.to_env(actions)
@@ -487,6 +490,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             *super()._excluded_save_params(),
             "flat",
             "update",
+            "acting",
             "shuffler",
             "_rollout_start",
             "_actor_state",

@@ -84,6 +84,21 @@ def _transpose(matrix: Floats, scale: np.float32, out: Floats) -> None:
                     out[j, i] = scale * matrix[i, j]
 
 
+@compiled
+def columns_sum(matrix: Floats, out: Floats) -> None:
+    """Sums of the columns of ``[M, N]``, four rows at a time."""
+    whole = len(matrix) // 4 * 4
+    out[:] = ZERO
+    for m in range(0, whole, 4):
+        one, two, three, four = matrix[m], matrix[m + 1], matrix[m + 2], matrix[m + 3]
+        for j in range(len(out)):
+            out[j] += (one[j] + two[j]) + (three[j] + four[j])
+    for m in range(whole, len(matrix)):
+        row = matrix[m]
+        for j in range(len(out)):
+            out[j] += row[j]
+
+
 # ------------------------------------------------------------------------------------------------------------------ LSTM
 #
 # The four gates stand in planes of their own, ``[4, L, B, H]`` in torch's order (input, forget, candidate, output), so that all
@@ -224,17 +239,24 @@ def lstm_backward(
             product(gates[gate, t], w_hidden[gate], into_hidden[gate])
 
 
-# ----------------------------------------------------------------------------------------------------------------- heads
-
-
 @compiled
-def columns_sum(matrix: Floats, out: Floats) -> None:
-    """Sums of the columns of ``[M, N]``."""
-    out[:] = ZERO
-    for m in range(len(matrix)):
-        row = matrix[m]
-        for j in range(len(out)):
-            out[j] += row[j]
+def unpack_lstm_gradient(
+    both: Floats, gates: Floats, into_input: Floats, into_hidden: Floats, into_bias: Floats, into_other: Floats
+) -> None:
+    """Spread the gradient ``[4 H, W]`` of both weight matrices side by side, and find that of the biases, ``[4 H]``."""
+    size, inputs = into_hidden.shape[1], into_input.shape[1]
+    for i in range(4 * size):
+        row, one, other = both[i], into_hidden[i], into_input[i]
+        for j in range(size):
+            one[j] = row[j]
+        for j in range(inputs):
+            other[j] = row[size + j]
+    for gate in range(4):
+        columns_sum(gates[gate], into_bias[gate * size : (gate + 1) * size])
+    into_other[:] = into_bias
+
+
+# ----------------------------------------------------------------------------------------------------------------- heads
 
 
 @inlined
@@ -308,12 +330,14 @@ def mlp_backward(
     values: Floats,
     slopes: Floats,
     into_inputs: Floats,
+    add: bool,
     scratch: Floats,
 ) -> None:
     """Write the gradient of a head's parameters into `gradient`, which is laid out as `flat`.
 
     :param slopes: as `values`; the gradient of the last layer's outputs stands in it already, the others are filled in.
-    :param into_inputs: ``[M, n]``, to which the gradient of the inputs is added; of no rows if nobody wants it.
+    :param into_inputs: ``[M, n]``, the gradient of the inputs; of no rows if nobody wants it.
+    :param add: add to what stands there.
     """
     rows, last = len(inputs), len(table) - 1
     start = 0
@@ -339,6 +363,8 @@ def mlp_backward(
                 else:
                     for j in range(n_in):
                         one[j] = one[j] if y[j] > ZERO else ZERO
+        elif len(into_inputs) and not add:
+            product(slope, weights, into_inputs)
         elif len(into_inputs):
             into = _rows_of(scratch, _padded(n_in * n_out), rows, n_in)
             product(slope, weights, into)

@@ -63,13 +63,21 @@ class FusedMlp:
         kernels.mlp_forward(self._flat, self._table, self._activation, inputs, self._values, self._scratch)
         return self.outputs
 
-    def backward(self, into_inputs: Array) -> None:
+    def backward(self, into_inputs: Array, add: bool = False) -> None:
         """From the gradient of the outputs, :attr:`into_outputs`, to that of the parameters.
 
-        :param into_inputs: ``[M, F]``, to which the gradient of the inputs is added; of no rows if nobody wants it.
+        :param into_inputs: ``[M, F]``, where the gradient of the inputs goes; of no rows if nobody wants it.
+        :param add: add it to what stands there.
         """
         given = self._flat, self._gradient, self._table, self._activation, self._inputs, self._values, self._slopes
-        kernels.mlp_backward(*given, into_inputs, self._scratch)
+        kernels.mlp_backward(*given, into_inputs, add, self._scratch)
+
+
+def lstm_weights(numbers: Tensor, flat: FlatParameters, trunk: str, size: int) -> list[Tensor]:
+    """Where the four parameters of a trunk's first layer stand in `numbers`, which are laid out as `flat`: views, in shape."""
+    names = [f"{trunk}.lstm.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    shapes = [(4 * size, -1), (4 * size, size), (4 * size,), (4 * size,)]
+    return [numbers[flat.slices[name]].view(shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 class FusedLstm:
@@ -77,15 +85,12 @@ class FusedLstm:
 
     :param flat: all parameters.
     :param name: of the trunk among them.
+    :param size: H.
     """
 
     def __init__(self, flat: FlatParameters, name: str, size: int) -> None:
-        names = [f"{name}.lstm.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        values, slopes = flat.tensor.detach(), flat.gradient
-        shapes = [(4 * size, -1), (4 * size, size), (4 * size,), (4 * size,)]
-        pairs = list(zip(names, shapes, strict=True))
-        self._weights = [values[flat.slices[one]].reshape(shape).numpy() for one, shape in pairs]
-        self._into = [slopes[flat.slices[one]].reshape(shape) for one, shape in pairs]
+        self._weights = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, name, size)]
+        self._into = lstm_weights(flat.gradient, flat, name, size)
         self._size, self._n_inputs = size, self._weights[0].shape[1]
         self._aligned = torch.empty(4, size, size)
         self._shape = (-1, -1)
@@ -96,6 +101,7 @@ class FusedLstm:
         self._packed = [one.numpy() for one in packed]
         self._arrays = [one.numpy() for one in self._buffers]
         self._state_slopes = [torch.empty(4, envs, self._size).numpy(), torch.empty(envs, self._size).numpy()]
+        self._both = torch.empty(4, self._size, self._buffers.z.shape[-1])
         self.into_features: Array = torch.empty(rows * envs, self._size).numpy()
         self._shape = (rows, envs)
 
@@ -108,7 +114,6 @@ class FusedLstm:
         self._start: NDArray[Any] = cell.contiguous().numpy()
         given = inputs.numpy(), blanks.reshape(rows, envs).numpy(), hidden.contiguous().numpy(), self._start
         kernels.lstm_forward(*given, *self._packed, *self._arrays)
-        self.into_features.fill(0.0)
         return self._arrays[-1].reshape(rows * envs, self._size)
 
     def backward(self) -> None:
@@ -117,5 +122,4 @@ class FusedLstm:
         self._aligned.numpy()[:] = self._weights[1].reshape(self._aligned.shape)
         slopes = self.into_features.reshape(hidden.shape)
         kernels.lstm_backward(slopes, self._start, self._aligned.numpy(), gates, cells, squashed, *self._state_slopes)
-        into_input, into_hidden, *into_biases = self._into
-        weight_gradients(self._buffers.gates, self._buffers.z, self._n_inputs, into_input, into_hidden, tuple(into_biases))
+        weight_gradients(self._buffers.gates, self._buffers.z, self._both, self._into)

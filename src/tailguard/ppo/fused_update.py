@@ -85,9 +85,9 @@ class FusedGradient:
         measures = self._policy_loss(batch, features, share, coefficients)
         self._actor.backward(into)
         critics = 0.0
-        for head, targets in zip(self._critics, batch.targets, strict=True):
-            critics += self._critic_loss(head, critic_features, targets, share, vf_coef / len(self._critics))
-            head.backward(into_critic)
+        for k, head in enumerate(self._critics):
+            critics += self._critic_loss(head, critic_features, batch.targets[k], share, vf_coef / len(self._critics))
+            head.backward(into_critic, add=k > 0 or self._critic_trunk is None)
         for trunk in (self._actor_trunk, self._critic_trunk):
             if trunk is not None:
                 trunk.backward()

@@ -54,18 +54,15 @@ def lstm_layer(inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor, wei
     return cast(tuple[Tensor, Tensor], _Layer.apply(inputs, blanks, hidden, cell, *weights))  # type: ignore[no-untyped-call]
 
 
-def weight_gradients(
-    gates: Tensor, z: Tensor, n_inputs: int, into_input: Tensor, into_hidden: Tensor, into_biases: tuple[Tensor, ...]
-) -> None:
-    """From the gradient of what went into the gates to that of the weights, written into ``[4 H, D]``, ``[4 H, H]``, ``[4 H]``."""
-    size, width = gates.shape[-1], z.shape[-1]
+def weight_gradients(gates: Tensor, z: Tensor, both: Tensor, into: list[Tensor]) -> None:
+    """From the gradient of what went into the gates to that of the weights.
+
+    :param both: ``[4, H, W]``, scratch.
+    :param into: as `weights` of :func:`lstm_layer`; filled.
+    """
     rows = gates.flatten(1, 2)  # [4, L B, H]
-    both = torch.bmm(rows.transpose(1, 2), z.flatten(0, 1).expand(4, -1, width)).reshape(4 * size, width)
-    into_hidden.copy_(both[:, :size])
-    into_input.copy_(both[:, size : size + n_inputs])
-    bias = rows.sum(1).reshape(-1)
-    for into in into_biases:
-        into.copy_(bias)
+    torch.bmm(rows.transpose(1, 2), z.flatten(0, 1).expand(4, -1, z.shape[-1]), out=both)
+    kernels.unpack_lstm_gradient(*_arrays(both.flatten(0, 1), rows, *into))
 
 
 class _Layer(torch.autograd.Function):
@@ -106,12 +103,12 @@ class _Layer(torch.autograd.Function):
         by_gate = w_hidden.contiguous().reshape(4, size, size)
         given = slopes.contiguous(), start, by_gate, buffers.gates, buffers.cells, buffers.squashed, into_hidden, into_cell
         kernels.lstm_backward(*_arrays(*given))
-        into_weights, into_bias = (torch.empty_like(w_input), torch.empty_like(w_hidden)), w_input.new_empty(4 * size)
-        weight_gradients(buffers.gates, buffers.z, n_inputs, *into_weights, (into_bias,))
+        into = [torch.empty_like(w_input), torch.empty_like(w_hidden), start.new_empty(4 * size), start.new_empty(4 * size)]
+        weight_gradients(buffers.gates, buffers.z, start.new_empty(4, size, buffers.z.shape[-1]), into)
         into_inputs = None
         if ctx.needs_input_grad[0]:
             into_inputs = torch.matmul(buffers.gates, w_input.reshape(4, 1, size, n_inputs)).sum(0)
-        return into_inputs, None, into_hidden.sum(0), into_cell, *into_weights, into_bias, into_bias
+        return into_inputs, None, into_hidden.sum(0), into_cell, *into
 
 
 def _arrays(*tensors: Tensor) -> Any:
