@@ -68,12 +68,15 @@ class FusedGradient:
         named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
         self._critics = [FusedMlp(flat, name, head) for name, head in named.items()]
         self._log_std_slope = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
+        spans = [*(flat.span(f"critics.{k}.") for k in range(len(policy.critics))), slice(0, len(flat.gradient))]
+        self._spans = np.array([span.start for span in spans]), np.array([span.stop for span in spans])
+        self._gradient, self._squares = flat.gradient.numpy(), np.empty(len(spans))
         law = policy.law
         self._levels = law.levels.numpy() if isinstance(law, QuantileLaw) else None
         self._masses = law.masses.numpy()
 
-    def __call__(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> list[float]:
-        """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
+    def __call__(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> Tensor:
+        """Fill the gradient of a minibatch's loss; returns what ``Update`` measures of it.
 
         :param total_weight: the sum of the minibatch's weights.
         :param vf_coef: weight of the critics' loss.
@@ -91,7 +94,8 @@ class FusedGradient:
         for trunk in (self._actor_trunk, self._critic_trunk):
             if trunk is not None:
                 trunk.backward()
-        return [*measures.tolist(), critics / len(self._critics)]
+        losses.sums_of_squares(self._gradient, *self._spans, self._squares)
+        return torch.tensor([*measures.tolist(), critics / len(self._critics), *np.sqrt(self._squares).tolist()])
 
     def _features(self, batch: Batch) -> tuple[Array, Array]:
         """What actor and critics see, ``[M, F]``."""

@@ -99,19 +99,20 @@ class Update:
                 log.append(metrics)
                 if self.kl.should_stop(float(metrics[KL])):
                     return UpdateLog(log, epochs, warnings)
-                self._step(metrics[-1], settings.max_grad_norm)
+                self._step(float(metrics[-1]), settings.max_grad_norm)
             if len(log) == before:
                 warnings.add("warn/empty_epoch")
             else:
                 epochs += 1
         return UpdateLog(log, epochs, warnings)
 
-    def _step(self, norm: Tensor, max_grad_norm: float) -> None:
+    def _step(self, norm: float, max_grad_norm: float) -> None:
         """One step of the optimizer with the gradient of this norm: measured, scaled, clipped."""
         if self.vgs.config.enabled:
             self.vgs.scale_gradients()
-            norm = self.flat.gradient.norm()
-        self.flat.gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            norm = float(self.flat.gradient.norm())
+        if norm + 1e-6 > max_grad_norm:
+            self.flat.gradient.mul_(max_grad_norm / (norm + 1e-6))
         self.policy.optimizer.step()
         self.vgs.step()
 
@@ -121,8 +122,7 @@ class Update:
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
         several = settings.microbatch < settings.minibatch
         if self.fused is not None and not several:
-            measured = torch.tensor(self.fused(batch, float(total_weight), settings.policy, settings.vf_coef))
-            return torch.cat((measured, gradient_norms(self.flat.gradient, self.critic_spans)))
+            return self.fused(batch, float(total_weight), settings.policy, settings.vf_coef)
         measures = torch.zeros(len(LOSSES))
         for part in batch.split(settings.microbatch):
             loss, measured = self._loss(part, total_weight, settings)
