@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo.actions import Categorical
-from tailguard.ppo.fused_networks import FusedMlp, has_kernel, lstm_weights
+from tailguard.ppo.fused_networks import FusedMlp, Memory, has_kernel, lstm_weights
 from tailguard.ppo.lstm_kernel import padded
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
@@ -39,15 +39,15 @@ class FusedActing:
     """
 
     def __init__(self, policy: DistributionalPolicy, flat: FlatParameters, n_envs: int) -> None:
-        self._head = FusedMlp(flat, "actor", policy.actor)
+        self._head = FusedMlp(flat, "actor", policy.actor, Memory())
         self._log_std = None if policy.log_std is None else policy.log_std.detach().numpy()
         self._trunk = None
         if policy.actor_trunk is not None:
             size = policy.actor_trunk.hidden_size
             self._trunk = lstm_weights(flat.tensor.detach(), flat, "actor_trunk", size)
             width = padded(size + self._trunk[0].shape[1])
-            shapes = (4, width, size), (4, n_envs, size), (1, n_envs, width), (4, 1, n_envs, size), (1, n_envs, size)
-            self._weights, self._bias, self._z, self._gates, self._squashed = (torch.empty(one).numpy() for one in shapes)
+            shapes = (4, width, size), (4, n_envs, size), (1, n_envs, width), (4, 1, n_envs, size)
+            self._weights, self._bias, self._z, self._gates = (torch.empty(one).numpy() for one in shapes)
             self._blanks = np.zeros((1, n_envs), np.float32)
 
     def begin(self) -> "FusedActing":
@@ -64,7 +64,7 @@ class FusedActing:
             after = torch.empty(state[0].shape), torch.empty(state[0].shape)
             hidden, cell = after[0].numpy(), after[1].numpy()
             packed = self._weights, self._bias, self._z, self._gates
-            kernels.lstm_forward(features[None], self._blanks, *before, *packed, cell, self._squashed, hidden)
+            kernels.lstm_forward(features[None], self._blanks, *before, *packed, cell, hidden)
             features, state = hidden[0], after
         raw = self._head.forward(features)
         if self._log_std is None:

@@ -153,17 +153,16 @@ def lstm_forward(
     z: Floats,
     gates: Floats,
     cells: Floats,
-    squashed: Floats,
     hidden: Floats,
 ) -> None:
-    """L steps: fill `z`, the activated `gates`, and ``[L, B, H]`` each `cells`, `squashed` (their tanh) and `hidden`.
+    """L steps: fill `z`, the activated `gates`, and ``[L, B, H]`` each `cells` and `hidden`.
 
-    Where no gradient is wanted, `z`, `gates` and `squashed` may have a single row, which is used again and again.
+    Where no gradient is wanted, `z` and `gates` may have a single row, which is used again and again.
     """
     rows, envs, size = cells.shape
     n, several = envs * size, len(z) == rows
     planes, cell_rows, hidden_rows = gates.reshape(4, len(z), n), cells.reshape(rows, n), hidden.reshape(rows, n)
-    flat_rows, shift, start = squashed.reshape(len(z), n), bias.reshape(4, n), first_cell.reshape(n)
+    shift, start = bias.reshape(4, n), first_cell.reshape(n)
     z[:, :, size + inputs.shape[2] :] = ZERO
     for t in range(rows):
         k = t if several else 0
@@ -177,15 +176,14 @@ def lstm_forward(
         by = shift[2]
         for j in range(len(by)):
             candidate[j] = _tanh(candidate[j] + by[j])
-        old, cell, flat, out = start if t == 0 else cell_rows[t - 1], cell_rows[t], flat_rows[k], hidden_rows[t]
+        old, cell, out = start if t == 0 else cell_rows[t - 1], cell_rows[t], hidden_rows[t]
         for j in range(len(old)):
             cell[j] = keep[j] * old[j] + enter[j] * candidate[j]
         for j in range(len(old)):
-            flat[j] = _tanh(cell[j])
-            out[j] = leave[j] * flat[j]
+            out[j] = leave[j] * _tanh(cell[j])
         for b in range(envs):
             if blanks[t, b] != ZERO:
-                gates[:, k, b], cells[t, b], squashed[k, b], hidden[t, b] = ZERO, ZERO, ZERO, ZERO
+                gates[:, k, b], cells[t, b], hidden[t, b] = ZERO, ZERO, ZERO
 
 
 @compiled
@@ -195,7 +193,6 @@ def lstm_backward(
     w_hidden: Floats,
     gates: Floats,
     cells: Floats,
-    squashed: Floats,
     into_hidden: Floats,
     into_cell: Floats,
 ) -> None:
@@ -210,20 +207,17 @@ def lstm_backward(
     rows, envs, size = cells.shape
     into_hidden[:], into_cell[:] = ZERO, ZERO
     n = envs * size
-    planes, cell_rows, flat_rows, slope_rows = (
-        gates.reshape(4, rows, n),
-        cells.reshape(rows, n),
-        squashed.reshape(rows, n),
-        slopes.reshape(rows, n),
-    )
+    planes, cell_rows, slope_rows = gates.reshape(4, rows, n), cells.reshape(rows, n), slopes.reshape(rows, n)
     start, down, parts = first_cell.reshape(n), into_cell.reshape(n), into_hidden.reshape(4, n)
     one, two, three, four = parts[0], parts[1], parts[2], parts[3]
-    above, through = np.empty(n, np.float32), np.empty(n, np.float32)
+    above, through, flat = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
     for t in range(rows - 1, -1, -1):
-        slope, flat, old = slope_rows[t], flat_rows[t], start if t == 0 else cell_rows[t - 1]
+        slope, cell, old = slope_rows[t], cell_rows[t], start if t == 0 else cell_rows[t - 1]
         enter, keep, candidate, leave = planes[0, t], planes[1, t], planes[2, t], planes[3, t]
         for j in range(len(old)):
             above[j] = slope[j] + ((one[j] + two[j]) + (three[j] + four[j]))
+        for j in range(len(old)):
+            flat[j] = _tanh(cell[j])  # again: cheaper than to keep it
         for j in range(len(old)):
             through[j] = down[j] + above[j] * leave[j] * (ONE - flat[j] * flat[j])
         for j in range(len(old)):

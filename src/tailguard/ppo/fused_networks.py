@@ -1,8 +1,11 @@
 """The networks of a policy on its flat parameters: compiled passes whose gradient is written straight into the flat gradient.
 
-Each keeps the memory that it works in, since memory that is allocated anew costs as much as a pass over it.
+They work in memory that is used again and again, since memory that is allocated anew costs as much as a pass over it; and
+several networks share it, since what does not fit the cache costs more than the arithmetic. So a network has to be run
+forwards and backwards before the next of its kind.
 """
 
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +21,24 @@ Array = NDArray[np.float32]
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
 
 
+class Memory:
+    """Arrays by name, which grow as needed and are handed out again and again, whatever stands in them."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """Uninitialised, contiguous, and at a multiple of a cache line."""
+        size, held = math.prod(shape), self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = torch.empty(size)
+        return held[:size].view(shape)
+
+    def array(self, name: str, *shape: int) -> Array:
+        """The same as an array."""
+        return self.tensor(name, *shape).numpy()
+
+
 def has_kernel(head: nn.Sequential) -> bool:
     """Whether :class:`FusedMlp` can run this head: one activation of those it knows, between linear layers."""
     return len({type(module) for module in head[1::2]}) <= 1 and all(type(module) in ACTIVATIONS for module in head[1::2])
@@ -31,9 +52,11 @@ class FusedMlp:
     :param flat: all parameters.
     :param name: of the head among them.
     :param head: linear layers with activations between them.
+    :param memory: to work in, shared with other heads.
     """
 
-    def __init__(self, flat: FlatParameters, name: str, head: nn.Sequential) -> None:
+    def __init__(self, flat: FlatParameters, name: str, head: nn.Sequential, memory: Memory) -> None:
+        self._memory = memory
         self._flat, self._gradient = flat.tensor.detach().numpy(), flat.gradient.numpy()
         layers = [cast(nn.Linear, module) for module in head[::2]]
         self._table = np.array(
@@ -48,8 +71,8 @@ class FusedMlp:
     def _make_room(self, rows: int) -> None:
         sizes, n_in, n_out = [padded(rows * n) for n in self._table[:, 3]], self._table[0, 2], self._table[-1, 3]
         weights = padded(int((self._table[:, 2] * self._table[:, 3]).max()))
-        self._values, self._slopes = torch.empty(sum(sizes)).numpy(), torch.empty(sum(sizes)).numpy()
-        self._scratch = torch.empty(weights + rows * int(n_in)).numpy()
+        self._values, self._slopes = (self._memory.array(name, sum(sizes)) for name in ("values", "slopes"))
+        self._scratch = self._memory.array("scratch", weights + rows * int(n_in))
         last = slice(sum(sizes[:-1]), sum(sizes[:-1]) + rows * int(n_out))
         self.outputs: Array = self._values[last].reshape(rows, n_out)
         self.into_outputs: Array = self._slopes[last].reshape(rows, n_out)
@@ -86,23 +109,26 @@ class FusedLstm:
     :param flat: all parameters.
     :param name: of the trunk among them.
     :param size: H.
+    :param memory: to work in, shared with other trunks.
     """
 
-    def __init__(self, flat: FlatParameters, name: str, size: int) -> None:
+    def __init__(self, flat: FlatParameters, name: str, size: int, memory: Memory) -> None:
+        self._memory = memory
         self._weights = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, name, size)]
         self._into = lstm_weights(flat.gradient, flat, name, size)
         self._size, self._n_inputs = size, self._weights[0].shape[1]
-        self._aligned = torch.empty(4, size, size)
         self._shape = (-1, -1)
 
     def _make_room(self, rows: int, envs: int) -> None:
-        self._buffers = LstmBuffers.empty(rows, rows, envs, self._n_inputs, self._size)
-        packed = torch.empty(4, self._buffers.z.shape[-1], self._size), torch.empty(4, envs, self._size)
-        self._packed = [one.numpy() for one in packed]
+        shapes = LstmBuffers.shapes(rows, rows, envs, self._n_inputs, self._size)
+        take, size, width = self._memory, self._size, shapes[0][-1]
+        named = zip(LstmBuffers._fields, shapes, strict=True)
+        self._buffers = LstmBuffers(*(take.tensor(name, *shape) for name, shape in named))
         self._arrays = [one.numpy() for one in self._buffers]
-        self._state_slopes = [torch.empty(4, envs, self._size).numpy(), torch.empty(envs, self._size).numpy()]
-        self._both = torch.empty(4, self._size, self._buffers.z.shape[-1])
-        self.into_features: Array = torch.empty(rows * envs, self._size).numpy()
+        self._packed = take.array("weights", 4, width, size), take.array("bias", 4, envs, size)
+        self._aligned, self._both = take.array("aligned", 4, size, size), take.tensor("both", 4, size, width)
+        self._state_slopes = take.array("into_hidden", 4, envs, size), take.array("into_cell", envs, size)
+        self.into_features: Array = take.array("into_features", rows * envs, size)
         self._shape = (rows, envs)
 
     def forward(self, inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor) -> Array:
@@ -118,8 +144,9 @@ class FusedLstm:
 
     def backward(self) -> None:
         """From the gradient of the features, :attr:`into_features`, to that of the weights."""
-        _, gates, cells, squashed, hidden = self._arrays
-        self._aligned.numpy()[:] = self._weights[1].reshape(self._aligned.shape)
-        slopes = self.into_features.reshape(hidden.shape)
-        kernels.lstm_backward(slopes, self._start, self._aligned.numpy(), gates, cells, squashed, *self._state_slopes)
+        _, gates, cells, _ = self._arrays
+        self._aligned[:] = self._weights[1].reshape(self._aligned.shape)
+        kernels.lstm_backward(
+            self.into_features.reshape(cells.shape), self._start, self._aligned, gates, cells, *self._state_slopes
+        )
         weight_gradients(self._buffers.gates, self._buffers.z, self._both, self._into)

@@ -14,12 +14,11 @@ from tailguard.ppo import fused_losses as losses
 from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.fused_networks import FusedLstm, FusedMlp, has_kernel
+from tailguard.ppo.fused_networks import FusedLstm, FusedMlp, Memory, has_kernel
 from tailguard.ppo.laws import MeanLaw, QuantileLaw
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.surrogate import Coefficients, policy_rows
-from tailguard.ppo.trunk import LstmTrunk
 
 Array = NDArray[np.float32]
 NOTHING: Array = np.empty((0, 0), np.float32)
@@ -60,13 +59,14 @@ class FusedGradient:
 
     def __init__(self, policy: DistributionalPolicy, flat: FlatParameters) -> None:
         self._policy = policy
+        memory = Memory()
         self._actor_trunk, self._critic_trunk = (
-            None if trunk is None else FusedLstm(flat, name, trunk.hidden_size)
+            None if trunk is None else FusedLstm(flat, name, trunk.hidden_size, memory)
             for name, trunk in (("actor_trunk", policy.actor_trunk), ("critic_trunk", policy.critic_trunk))
         )
-        self._actor = FusedMlp(flat, "actor", policy.actor)
+        self._actor = FusedMlp(flat, "actor", policy.actor, memory)
         named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
-        self._critics = [FusedMlp(flat, name, head) for name, head in named.items()]
+        self._critics = [FusedMlp(flat, name, head, memory) for name, head in named.items()]
         self._log_std_slope = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
         spans = [*(flat.span(f"critics.{k}.") for k in range(len(policy.critics))), slice(0, len(flat.gradient))]
         self._spans = np.array([span.start for span in spans]), np.array([span.stop for span in spans])
@@ -81,30 +81,27 @@ class FusedGradient:
         :param total_weight: the sum of the minibatch's weights.
         :param vf_coef: weight of the critics' loss.
         """
-        share = (batch.weights / total_weight).reshape(-1).numpy()
-        features, critic_features = self._features(batch)
-        into = NOTHING if self._actor_trunk is None else self._actor_trunk.into_features
-        into_critic = into if self._critic_trunk is None else self._critic_trunk.into_features
+        share, obs = (batch.weights / total_weight).reshape(-1).numpy(), batch.obs
+        actor, critic = self._actor_trunk, self._critic_trunk
+        features, into = (obs.numpy(), NOTHING) if actor is None else self._remember(actor, batch, *batch[-4:-2])
         measures = self._policy_loss(batch, features, share, coefficients)
         self._actor.backward(into)
-        critics = 0.0
+        if critic is not None and actor is not None:
+            actor.backward()
+            features, into = self._remember(critic, batch, *batch[-2:])
+        critic_loss = 0.0
         for k, head in enumerate(self._critics):
-            critics += self._critic_loss(head, critic_features, batch.targets[k], share, vf_coef / len(self._critics))
-            head.backward(into_critic, add=k > 0 or self._critic_trunk is None)
-        for trunk in (self._actor_trunk, self._critic_trunk):
-            if trunk is not None:
-                trunk.backward()
+            critic_loss += self._critic_loss(head, features, batch.targets[k], share, vf_coef / len(self._critics))
+            head.backward(into, add=k > 0 or critic is None)
+        last = critic or actor
+        if last is not None:
+            last.backward()
         losses.sums_of_squares(self._gradient, *self._spans, self._squares)
-        return torch.tensor([*measures.tolist(), critics / len(self._critics), *np.sqrt(self._squares).tolist()])
+        return torch.tensor([*measures.tolist(), critic_loss / len(self._critics), *np.sqrt(self._squares).tolist()])
 
-    def _features(self, batch: Batch) -> tuple[Array, Array]:
-        """What actor and critics see, ``[M, F]``."""
-        if self._actor_trunk is None:
-            return (obs := batch.obs.numpy()), obs
-        features = self._actor_trunk.forward(batch.obs, batch.blanks, batch.actor_hidden[0], batch.actor_cell[0])
-        if self._critic_trunk is None:
-            return features, features
-        return features, self._critic_trunk.forward(batch.obs, batch.blanks, batch.critic_hidden[0], batch.critic_cell[0])
+    def _remember(self, trunk: FusedLstm, batch: Batch, hidden: Tensor, cell: Tensor) -> tuple[Array, Array]:
+        """Features ``[M, F]`` of a trunk that had this memory before, and where their gradient goes."""
+        return trunk.forward(batch.obs, batch.blanks, hidden[0], cell[0]), trunk.into_features
 
     def _policy_loss(self, batch: Batch, features: Array, share: Array, coefficients: Coefficients) -> NDArray[np.float64]:
         """Outputs of the actor, and what its loss says of them."""

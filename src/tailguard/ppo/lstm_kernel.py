@@ -18,22 +18,23 @@ class LstmBuffers(NamedTuple):
     :param z: ``[L, B, W]``, hidden state and inputs of each step side by side, padded with 0.
     :param gates: ``[4, L, B, H]``; after the backward pass the gradient of what goes into them.
     :param cells: ``[L, B, H]``.
-    :param squashed: ``[L, B, H]``, tanh of the cells.
     :param hidden: ``[L, B, H]``.
     """
 
     z: Tensor
     gates: Tensor
     cells: Tensor
-    squashed: Tensor
     hidden: Tensor
 
     @classmethod
     def empty(cls, rows: int, kept: int, envs: int, n_inputs: int, size: int) -> "LstmBuffers":
         """New buffers; `kept` is `rows` where a gradient will be wanted, else 1."""
-        width = padded(n_inputs + size)
-        shapes = ((kept, envs, width), (4, kept, envs, size), (rows, envs, size), (kept, envs, size), (rows, envs, size))
-        return cls(*(torch.empty(shape) for shape in shapes))
+        return cls(*map(torch.empty, cls.shapes(rows, kept, envs, n_inputs, size)))
+
+    @staticmethod
+    def shapes(rows: int, kept: int, envs: int, n_inputs: int, size: int) -> tuple[tuple[int, ...], ...]:
+        """How large they are."""
+        return (kept, envs, padded(n_inputs + size)), (4, kept, envs, size), (rows, envs, size), (rows, envs, size)
 
 
 def padded(count: int) -> int:
@@ -101,7 +102,7 @@ class _Layer(torch.autograd.Function):
         buffers, size, n_inputs = LstmBuffers(*saved), w_hidden.shape[1], w_input.shape[1]
         into_hidden, into_cell = torch.empty(4, *start.shape), torch.empty_like(start)
         by_gate = w_hidden.contiguous().reshape(4, size, size)
-        given = slopes.contiguous(), start, by_gate, buffers.gates, buffers.cells, buffers.squashed, into_hidden, into_cell
+        given = slopes.contiguous(), start, by_gate, buffers.gates, buffers.cells, into_hidden, into_cell
         kernels.lstm_backward(*_arrays(*given))
         into = [torch.empty_like(w_input), torch.empty_like(w_hidden), start.new_empty(4 * size), start.new_empty(4 * size)]
         weight_gradients(buffers.gates, buffers.z, start.new_empty(4, size, buffers.z.shape[-1]), into)
