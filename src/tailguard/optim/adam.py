@@ -11,41 +11,44 @@ from typing_extensions import override
 
 from tailguard.optim import kernels
 from tailguard.optim.fused import fits, flat_array
+from tailguard.validation import require
 
 
 class Adam(torch.optim.Adam):
-    """``torch.optim.Adam`` in everything, state included; only its step is faster where a parameter is one large tensor.
+    """``torch.optim.Adam`` with its plain options, state and all; only the step is faster where a parameter is one large tensor.
 
-    A step of torch's costs as much for what surrounds it as for the arithmetic. It is still left to torch where a parameter
-    lies elsewhere than in contiguous float32 memory of the CPU, in the first step, which makes the state, with a closure, and for
-    the options amsgrad, maximize, capturable and differentiable.
+    A step of torch's costs more for what surrounds it than for the arithmetic.
+
+    :param params: contiguous float32 tensors in memory of the CPU, as :func:`tailguard.optim.fused.fits` says.
+    :param options: ``lr``, ``betas``, ``eps`` and ``weight_decay`` of torch's.
     """
 
     @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step, as torch's."""
-        if closure is not None or not all(self._is_plain(group) for group in self.param_groups):
-            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
+            for option in ("amsgrad", "maximize", "capturable", "differentiable"):
+                require(not group[option], option, group[option], "False; torch.optim.Adam knows it")
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    _move(parameter.detach(), parameter.grad, self.state[parameter], group)
-        return None
+                    self._move(parameter.detach(), parameter.grad, self.state[parameter], group)
+        return loss
 
-    def _is_plain(self, group: dict[str, Any]) -> bool:
-        """Whether the compiled pass does the same as torch for all parameters of the group."""
-        if any(group[option] for option in ("amsgrad", "maximize", "capturable", "differentiable")):
-            return False
-        pairs = [(one, one.grad) for one in group["params"] if one.grad is not None]
-        return all(len(self.state[one]) == 3 and fits([one, grad]) for one, grad in pairs)
-
-
-def _move(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    step, (beta1, beta2) = state["step"].item() + 1.0, group["betas"]
-    state["step"].fill_(step)
-    # m / w1 / (sqrt(v / w2) + eps) with both corrections moved out of the loop
-    root = math.sqrt(1.0 - beta2**step)
-    size = float(group["lr"]) * root / (1.0 - beta1**step)
-    numbers = (1.0 - beta1, beta2, 1.0 - beta2, size, group["eps"] * root, group["weight_decay"])
-    arrays = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
-    kernels.adam(*map(flat_array, arrays), *map(np.float32, numbers))
+    def _move(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not fits([parameter, gradient]):
+            raise ValueError("this Adam needs contiguous float32 tensors on the CPU; torch.optim.Adam takes any")
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        step, (beta1, beta2) = state["step"].item() + 1.0, group["betas"]
+        state["step"].fill_(step)
+        # m / w1 / (sqrt(v / w2) + eps) with both corrections moved out of the loop
+        root = math.sqrt(1.0 - beta2**step)
+        size = float(group["lr"]) * root / (1.0 - beta1**step)
+        numbers = (1.0 - beta1, beta2, 1.0 - beta2, size, group["eps"] * root, group["weight_decay"])
+        arrays = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
+        kernels.adam(*map(flat_array, arrays), *map(np.float32, numbers))

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tailguard.optim.adam import Adam
+from tailguard.optim.fused import fits
 from tailguard.optim.gate import Gate
 from tailguard.optim.gradient_statistics import Estimator
 from tailguard.optim.upgd import UPGD, UPGDW, AdaptiveUPGD
@@ -119,8 +120,11 @@ def build_optimizer(
     if name in ("adam", "adamw", "upgdw"):
         options["betas"] = options.pop("beta1", 0.9), options.pop("beta2", 0.999)
     if name in ("adam", "adamw", "sgd"):
-        classes: dict[str, Any] = {"adam": Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        made: Optimizer = classes[name](params, lr=lr, fused=True, **options)
+        params = list(params)
+        tensors = [one for one in params if isinstance(one, torch.Tensor)]
+        compiled = name == "adam" and len(tensors) == len(params) and fits(tensors)
+        classes: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        made: Optimizer = (Adam if compiled else classes[name])(params, lr=lr, fused=True, **options)
         return made
     if vgs:
         options.setdefault("adaptive_noise", True)

@@ -69,14 +69,3 @@ def quantile_loss(
             loss += levels[i] * (mean - whole * q[i]) - negative[i]
         total += np.float64(weight) * loss / n
     return total
-
-
-@compiled
-def sums_of_squares(gradient: Floats, starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[np.float64]) -> None:
-    """The sum of squares of each part of a gradient."""
-    for k in range(len(starts)):
-        part = gradient[starts[k] : ends[k]]
-        total = ZERO
-        for i in range(len(part)):
-            total += part[i] * part[i]
-        out[k] = total

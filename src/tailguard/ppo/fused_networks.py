@@ -61,7 +61,11 @@ class FusedMlp:
         layers = [cast(nn.Linear, module) for module in head[::2]]
         self._table = np.array(
             [
-                (flat.slices[f"{name}.{2 * k}.weight"].start, flat.slices[f"{name}.{2 * k}.bias"].start, *one.weight.shape[::-1])
+                (
+                    flat.slices[f"{name}.{2 * k}.weight"].start,
+                    flat.slices[f"{name}.{2 * k}.bias"].start,
+                    *one.weight.shape[::-1],
+                )
                 for k, one in enumerate(layers)
             ]
         )

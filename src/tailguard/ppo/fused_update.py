@@ -68,15 +68,16 @@ class FusedGradient:
         named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
         self._critics = [FusedMlp(flat, name, head, memory) for name, head in named.items()]
         self._log_std_slope = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
-        spans = [*(flat.span(f"critics.{k}.") for k in range(len(policy.critics))), slice(0, len(flat.gradient))]
-        self._spans = np.array([span.start for span in spans]), np.array([span.stop for span in spans])
-        self._gradient, self._squares = flat.gradient.numpy(), np.empty(len(spans))
         law = policy.law
         self._levels = law.levels.numpy() if isinstance(law, QuantileLaw) else None
         self._masses = law.masses.numpy()
 
-    def __call__(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> Tensor:
-        """Fill the gradient of a minibatch's loss; returns what ``Update`` measures of it.
+    def is_needed_whole(self) -> bool:
+        """Whether everything is learnt, and nobody has hung a hook on a parameter: only autograd leaves out and calls."""
+        return all(one.requires_grad and not one._backward_hooks for one in self._policy.parameters())
+
+    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> Tensor:
+        """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
 
         :param total_weight: the sum of the minibatch's weights.
         :param vf_coef: weight of the critics' loss.
@@ -96,8 +97,7 @@ class FusedGradient:
         last = critic or actor
         if last is not None:
             last.backward()
-        losses.sums_of_squares(self._gradient, *self._spans, self._squares)
-        return torch.tensor([*measures.tolist(), critic_loss / len(self._critics), *np.sqrt(self._squares).tolist()])
+        return torch.tensor([*measures.tolist(), critic_loss / len(self._critics)])
 
     def _remember(self, trunk: FusedLstm, batch: Batch, hidden: Tensor, cell: Tensor) -> tuple[Array, Array]:
         """Features ``[M, F]`` of a trunk that had this memory before, and where their gradient goes."""

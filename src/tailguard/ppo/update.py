@@ -10,8 +10,8 @@ from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.controls import KLControl
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.fused_update import fused_gradient
-from tailguard.ppo.health import gradient_norms
+from tailguard.ppo.fused_update import FusedGradient, fused_gradient
+from tailguard.ppo.health import gradient_norm, gradient_norms
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.surrogate import MEASURES, Coefficients, policy_loss
@@ -85,6 +85,7 @@ class Update:
         log: list[Tensor] = []
         warnings: set[str] = set()
         epochs = 0
+        fused = self._fused_now(settings)
         for _ in range(settings.n_epochs):
             before = len(log)
             for batch in everything.shuffled(settings.minibatch, generator):
@@ -92,7 +93,7 @@ class Update:
                 if not total_weight:  # nothing to learn from; a step would only follow old momentum
                     warnings.add("warn/empty_batch")
                     continue
-                metrics = self._gradient(batch, total_weight, settings)
+                metrics = self._gradient(batch, total_weight, settings, fused)
                 if not torch.isfinite(metrics).all():  # a step with it would make every weight NaN
                     warnings.add("warn/non_finite_gradient")
                     continue
@@ -110,20 +111,27 @@ class Update:
         """One step of the optimizer with the gradient of this norm: measured, scaled, clipped."""
         if self.vgs.config.enabled:
             self.vgs.scale_gradients()
-            norm = float(self.flat.gradient.norm())
+            norm = gradient_norm(self.flat.gradient)
         if norm + 1e-6 > max_grad_norm:
             self.flat.gradient.mul_(max_grad_norm / (norm + 1e-6))
         self.policy.optimizer.step()
         self.vgs.step()
 
-    def _gradient(self, batch: Batch, total_weight: Tensor, settings: UpdateSettings) -> Tensor:
+    def _fused_now(self, settings: UpdateSettings) -> FusedGradient | None:
+        """The compiled gradient, unless microbatches, frozen parameters or hooks need torch's."""
+        whole = settings.microbatch >= settings.minibatch
+        return self.fused if self.fused is not None and whole and self.fused.is_needed_whole() else None
+
+    def _gradient(
+        self, batch: Batch, total_weight: Tensor, settings: UpdateSettings, fused: FusedGradient | None = None
+    ) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
-        several = settings.microbatch < settings.minibatch
-        if self.fused is not None and not several:
-            return self.fused(batch, float(total_weight), settings.policy, settings.vf_coef)
-        measures = torch.zeros(len(LOSSES))
+        if fused is not None:
+            measures = fused.gradient(batch, float(total_weight), settings.policy, settings.vf_coef)
+            return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
+        measures, several = torch.zeros(len(LOSSES)), settings.microbatch < settings.minibatch
         for part in batch.split(settings.microbatch):
             loss, measured = self._loss(part, total_weight, settings)
             loss.backward()
