@@ -15,7 +15,7 @@ from tailguard.validation import require
 
 
 class Adam(torch.optim.Adam):
-    """``torch.optim.Adam`` with its plain options, state and all; only the step is faster where a parameter is one large tensor.
+    """``torch.optim.Adam`` with its plain options, state and all; the step is faster where a parameter is one large tensor.
 
     A step of torch's costs more for what surrounds it than for the arithmetic.
 
@@ -24,7 +24,7 @@ class Adam(torch.optim.Adam):
     """
 
     @override
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step, as torch's."""
         loss = None
         if closure is not None:
@@ -50,5 +50,5 @@ class Adam(torch.optim.Adam):
         root = math.sqrt(1.0 - beta2**step)
         size = float(group["lr"]) * root / (1.0 - beta1**step)
         numbers = (1.0 - beta1, beta2, 1.0 - beta2, size, group["eps"] * root, group["weight_decay"])
-        arrays = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
-        kernels.adam(*map(flat_array, arrays), *map(np.float32, numbers))
+        moments = flat_array(state["exp_avg"]), flat_array(state["exp_avg_sq"])
+        kernels.adam(flat_array(parameter), flat_array(gradient), *moments, *map(np.float32, numbers))

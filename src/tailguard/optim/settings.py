@@ -120,11 +120,10 @@ def build_optimizer(
     if name in ("adam", "adamw", "upgdw"):
         options["betas"] = options.pop("beta1", 0.9), options.pop("beta2", 0.999)
     if name in ("adam", "adamw", "sgd"):
-        params = list(params)
-        tensors = [one for one in params if isinstance(one, torch.Tensor)]
-        compiled = name == "adam" and len(tensors) == len(params) and fits(tensors)
+        given: list[Any] = list(params)
+        compiled = name == "adam" and all(isinstance(one, torch.Tensor) for one in given) and fits(given)
         classes: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        made: Optimizer = (Adam if compiled else classes[name])(params, lr=lr, fused=True, **options)
+        made: Optimizer = (Adam if compiled else classes[name])(given, lr=lr, fused=True, **options)
         return made
     if vgs:
         options.setdefault("adaptive_noise", True)

@@ -53,14 +53,14 @@ class FusedActing:
     def begin(self) -> "FusedActing":
         """Take over the weights as they are now."""
         if self._trunk is not None:
-            kernels.pack_lstm(*(one.numpy() for one in self._trunk), self._weights, self._bias)
+            kernels.pack_lstm(*self._trunk, self._weights, self._bias)
         return self
 
     def __call__(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """As :meth:`DistributionalPolicy.act`, with the weights of the last :meth:`begin`."""
         features = inputs.numpy()
         if self._trunk is not None:
-            before = [one.numpy()[0] for one in state]
+            before = state[0].numpy()[0], state[1].numpy()[0]
             after = torch.empty(state[0].shape), torch.empty(state[0].shape)
             hidden, cell = after[0].numpy(), after[1].numpy()
             packed = self._weights, self._bias, self._z, self._gates

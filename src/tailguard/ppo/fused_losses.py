@@ -42,7 +42,7 @@ def mean_loss(values: Floats, targets: Floats, weights: Floats, scale: float, sl
 def quantile_loss(
     quantiles: Floats, targets: Floats, masses: Floats, levels: Floats, weights: Floats, scale: float, slopes: Floats
 ) -> float:
-    """The pinball loss of ``quantiles[M, N]`` against ``targets[M, J]`` of `masses` ``[J]``; fills ``slopes[M, N]`` as above."""
+    """The pinball loss of ``quantiles[M, N]`` against ``targets[M, J]`` of masses ``[J]``; fills ``slopes[M, N]``."""
     (rows, n), whole, total = quantiles.shape, masses.sum(), 0.0
     below, above, negative = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
     for m in range(rows):

@@ -41,7 +41,8 @@ class Memory:
 
 def has_kernel(head: nn.Sequential) -> bool:
     """Whether :class:`FusedMlp` can run this head: one activation of those it knows, between linear layers."""
-    return len({type(module) for module in head[1::2]}) <= 1 and all(type(module) in ACTIVATIONS for module in head[1::2])
+    kinds = {type(module) for module in list(head)[1::2]}
+    return len(kinds) <= 1 and kinds <= ACTIVATIONS.keys()
 
 
 class FusedMlp:
@@ -58,17 +59,11 @@ class FusedMlp:
     def __init__(self, flat: FlatParameters, name: str, head: nn.Sequential, memory: Memory) -> None:
         self._memory = memory
         self._flat, self._gradient = flat.tensor.detach().numpy(), flat.gradient.numpy()
-        layers = [cast(nn.Linear, module) for module in head[::2]]
-        self._table = np.array(
-            [
-                (
-                    flat.slices[f"{name}.{2 * k}.weight"].start,
-                    flat.slices[f"{name}.{2 * k}.bias"].start,
-                    *one.weight.shape[::-1],
-                )
-                for k, one in enumerate(layers)
-            ]
-        )
+        rows = []
+        for k, layer in enumerate(list(head)[::2]):
+            weight, bias = (flat.slices[f"{name}.{2 * k}.{part}"].start for part in ("weight", "bias"))
+            rows.append((weight, bias, *reversed(cast(nn.Linear, layer).weight.shape)))
+        self._table = np.array(rows)
         self._activation = ACTIVATIONS[type(head[1])] if len(head) > 1 else kernels.TANH
         self._rows = -1
 
@@ -100,11 +95,12 @@ class FusedMlp:
         kernels.mlp_backward(*given, into_inputs, add, self._scratch)
 
 
-def lstm_weights(numbers: Tensor, flat: FlatParameters, trunk: str, size: int) -> list[Tensor]:
+def lstm_weights(numbers: Tensor, flat: FlatParameters, trunk: str, size: int) -> tuple[Array, Array, Array, Array]:
     """Where the four parameters of a trunk's first layer stand in `numbers`, which are laid out as `flat`: views, in shape."""
     names = [f"{trunk}.lstm.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     shapes = [(4 * size, -1), (4 * size, size), (4 * size,), (4 * size,)]
-    return [numbers[flat.slices[name]].view(shape) for name, shape in zip(names, shapes, strict=True)]
+    one, two, three, four = (numbers[flat.slices[name]].view(shape) for name, shape in zip(names, shapes, strict=True))
+    return one.numpy(), two.numpy(), three.numpy(), four.numpy()
 
 
 class FusedLstm:
@@ -118,7 +114,7 @@ class FusedLstm:
 
     def __init__(self, flat: FlatParameters, name: str, size: int, memory: Memory) -> None:
         self._memory = memory
-        self._weights = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, name, size)]
+        self._weights = lstm_weights(flat.tensor.detach(), flat, name, size)
         self._into = lstm_weights(flat.gradient, flat, name, size)
         self._size, self._n_inputs = size, self._weights[0].shape[1]
         self._shape = (-1, -1)
@@ -128,7 +124,8 @@ class FusedLstm:
         take, size, width = self._memory, self._size, shapes[0][-1]
         named = zip(LstmBuffers._fields, shapes, strict=True)
         self._buffers = LstmBuffers(*(take.tensor(name, *shape) for name, shape in named))
-        self._arrays = [one.numpy() for one in self._buffers]
+        buffers = self._buffers
+        self._arrays = buffers.z.numpy(), buffers.gates.numpy(), buffers.cells.numpy(), buffers.hidden.numpy()
         self._packed = take.array("weights", 4, width, size), take.array("bias", 4, envs, size)
         self._aligned, self._both = take.array("aligned", 4, size, size), take.tensor("both", 4, size, width)
         self._state_slopes = take.array("into_hidden", 4, envs, size), take.array("into_cell", envs, size)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailguard.ppo import fused_losses as losses
-from tailguard.ppo.actions import Categorical, Gaussian
+from tailguard.ppo.actions import Categorical
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
 from tailguard.ppo.fused_networks import FusedLstm, FusedMlp, Memory, has_kernel
@@ -111,10 +111,9 @@ class FusedGradient:
         if log_std is not None:
             outputs, slopes = np.empty((len(raw), 2 * size), np.float32), np.empty((len(raw), 2 * size), np.float32)
             outputs[:, :size], outputs[:, size:] = raw, log_std.detach().numpy()
-        rows = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
-        measures = policy_rows(
-            self._policy.distribution, outputs, *rows, batch.advantages.reshape(-1).numpy(), share, coefficients, slopes
-        )
+        old, actions = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
+        advantages = batch.advantages.reshape(-1).numpy()
+        measures = policy_rows(self._policy.distribution, outputs, old, actions, advantages, share, coefficients, slopes)
         if self._log_std_slope is not None:
             self._actor.into_outputs[:] = slopes[:, :size]
             self._log_std_slope[:] = slopes[:, size:].sum(0, dtype=np.float64)

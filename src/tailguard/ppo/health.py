@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.ppo.calibration import ENOUGH_EPISODES, EpisodeEnd
 from tailguard.optim.kernels import sum_of_squares
+from tailguard.ppo.calibration import ENOUGH_EPISODES, EpisodeEnd
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Experience
 from tailguard.ppo.policy import DistributionalPolicy

@@ -4,6 +4,7 @@ The kernel works on float32 on the CPU. Everything else, and whoever asks for it
 against which this is tested.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -55,15 +56,15 @@ def lstm_layer(inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor, wei
     return cast(tuple[Tensor, Tensor], _Layer.apply(inputs, blanks, hidden, cell, *weights))  # type: ignore[no-untyped-call]
 
 
-def weight_gradients(gates: Tensor, z: Tensor, both: Tensor, into: list[Tensor]) -> None:
+def weight_gradients(gates: Tensor, z: Tensor, both: Tensor, into: Sequence[Any]) -> None:
     """From the gradient of what went into the gates to that of the weights.
 
     :param both: ``[4, H, W]``, scratch.
-    :param into: as `weights` of :func:`lstm_layer`; filled.
+    :param into: arrays as the `weights` of :func:`lstm_layer`; filled.
     """
     rows = gates.flatten(1, 2)  # [4, L B, H]
     torch.bmm(rows.transpose(1, 2), z.flatten(0, 1).expand(4, -1, z.shape[-1]), out=both)
-    kernels.unpack_lstm_gradient(*_arrays(both.flatten(0, 1), rows, *into))
+    kernels.unpack_lstm_gradient(both.flatten(0, 1).numpy(), rows.numpy(), *into)
 
 
 class _Layer(torch.autograd.Function):
@@ -105,7 +106,7 @@ class _Layer(torch.autograd.Function):
         given = slopes.contiguous(), start, by_gate, buffers.gates, buffers.cells, into_hidden, into_cell
         kernels.lstm_backward(*_arrays(*given))
         into = [torch.empty_like(w_input), torch.empty_like(w_hidden), start.new_empty(4 * size), start.new_empty(4 * size)]
-        weight_gradients(buffers.gates, buffers.z, start.new_empty(4, size, buffers.z.shape[-1]), into)
+        weight_gradients(buffers.gates, buffers.z, start.new_empty(4, size, buffers.z.shape[-1]), list(_arrays(*into)))
         into_inputs = None
         if ctx.needs_input_grad[0]:
             into_inputs = torch.matmul(buffers.gates, w_input.reshape(4, 1, size, n_inputs)).sum(0)
