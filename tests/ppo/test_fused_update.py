@@ -80,7 +80,7 @@ def both_ways(update, batch, coefficients=None):
     found = []
     for fused in (update.fused, None):
         update.flat.gradient.fill_(torch.nan)  # what stood there must not matter
-        measures = update._gradient(batch, batch.weights.sum(), settings_of(coefficients), fused)
+        measures = update._gradient(batch, float(batch.weights.sum()), settings_of(coefficients), fused)
         found.append((measures.double(), update.flat.gradient.double().clone()))
     return found
 

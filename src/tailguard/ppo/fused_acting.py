@@ -69,7 +69,6 @@ class FusedActing:
         raw = self._head.forward(features)
         if self._log_std is None:
             return torch.from_numpy(raw.copy()), state
-        size = len(self._log_std)
-        outputs = np.empty((len(raw), 2 * size), np.float32)
-        outputs[:, :size], outputs[:, size:] = raw, self._log_std
+        outputs = np.empty((len(raw), 2 * len(self._log_std)), np.float32)
+        kernels.beside_constant(raw, self._log_std, outputs)
         return torch.from_numpy(outputs), state

@@ -299,6 +299,27 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, 
 
 
 @compiled
+def beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
+    """``out = [left, constant]``, the same constants ``[A]`` in every row."""
+    size = left.shape[1]
+    for m in range(len(left)):
+        for a in range(size):
+            out[m, a], out[m, size + a] = left[m, a], constant[a]
+
+
+@compiled
+def apart_from_constant(slopes: Floats, into_left: Floats, into_constant: Floats) -> None:
+    """The way back: the gradient of `left`, and that of the constants, which is a sum over all rows."""
+    size = into_left.shape[1]
+    for a in range(size):
+        total = 0.0
+        for m in range(len(slopes)):
+            into_left[m, a] = slopes[m, a]
+            total += slopes[m, size + a]
+        into_constant[a] = total
+
+
+@compiled
 def _outer(slopes: Floats, inputs: Floats, out: Floats, scratch: Floats) -> None:
     """``out = slopes.T @ inputs``, in blocks of rows whose products are added up in `scratch`."""
     n_out, n_in = out.shape

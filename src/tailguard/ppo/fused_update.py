@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo import fused_losses as losses
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.critic import CriticConfig
@@ -67,6 +68,7 @@ class FusedGradient:
         self._actor = FusedMlp(flat, "actor", policy.actor, memory)
         named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
         self._critics = [FusedMlp(flat, name, head, memory) for name, head in named.items()]
+        self._log_std = None if policy.log_std is None else policy.log_std.detach().numpy()
         self._log_std_slope = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
         law = policy.law
         self._levels = law.levels.numpy() if isinstance(law, QuantileLaw) else None
@@ -105,18 +107,17 @@ class FusedGradient:
 
     def _policy_loss(self, batch: Batch, features: Array, share: Array, coefficients: Coefficients) -> NDArray[np.float64]:
         """Outputs of the actor, and what its loss says of them."""
-        raw, size = self._actor.forward(features), batch.actions.shape[-1]
-        log_std = self._policy.log_std
+        raw = self._actor.forward(features)
         outputs, slopes = raw, self._actor.into_outputs
-        if log_std is not None:
-            outputs, slopes = np.empty((len(raw), 2 * size), np.float32), np.empty((len(raw), 2 * size), np.float32)
-            outputs[:, :size], outputs[:, size:] = raw, log_std.detach().numpy()
+        if self._log_std is not None:
+            shape = len(raw), 2 * len(self._log_std)
+            outputs, slopes = np.empty(shape, np.float32), np.empty(shape, np.float32)
+            kernels.beside_constant(raw, self._log_std, outputs)
         old, actions = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
         advantages = batch.advantages.reshape(-1).numpy()
         measures = policy_rows(self._policy.distribution, outputs, old, actions, advantages, share, coefficients, slopes)
         if self._log_std_slope is not None:
-            self._actor.into_outputs[:] = slopes[:, :size]
-            self._log_std_slope[:] = slopes[:, size:].sum(0, dtype=np.float64)
+            kernels.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
         return measures
 
     def _critic_loss(self, head: FusedMlp, features: Array, targets: Tensor, share: Array, scale: float) -> float:

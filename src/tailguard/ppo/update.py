@@ -1,5 +1,6 @@
 """The gradient steps of one update: PPO's loss on minibatches, its gradient scaled and clipped, and the KL that may stop it."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,18 +90,19 @@ class Update:
         for _ in range(settings.n_epochs):
             before = len(log)
             for batch in everything.shuffled(settings.minibatch, generator):
-                total_weight = batch.weights.sum()
+                total_weight = float(batch.weights.sum())
                 if not total_weight:  # nothing to learn from; a step would only follow old momentum
                     warnings.add("warn/empty_batch")
                     continue
                 metrics = self._gradient(batch, total_weight, settings, fused)
-                if not torch.isfinite(metrics).all():  # a step with it would make every weight NaN
+                values = metrics.tolist()
+                if not all(map(math.isfinite, values)):  # a step with it would make every weight NaN
                     warnings.add("warn/non_finite_gradient")
                     continue
                 log.append(metrics)
-                if self.kl.should_stop(float(metrics[KL])):
+                if self.kl.should_stop(values[KL]):
                     return UpdateLog(log, epochs, warnings)
-                self._step(float(metrics[-1]), settings.max_grad_norm)
+                self._step(values[-1], settings.max_grad_norm)
             if len(log) == before:
                 warnings.add("warn/empty_epoch")
             else:
@@ -123,13 +125,13 @@ class Update:
         return self.fused if self.fused is not None and whole and self.fused.is_needed_whole() else None
 
     def _gradient(
-        self, batch: Batch, total_weight: Tensor, settings: UpdateSettings, fused: FusedGradient | None = None
+        self, batch: Batch, total_weight: float, settings: UpdateSettings, fused: FusedGradient | None = None
     ) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
         if fused is not None:
-            measures = fused.gradient(batch, float(total_weight), settings.policy, settings.vf_coef)
+            measures = fused.gradient(batch, total_weight, settings.policy, settings.vf_coef)
             return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
         measures, several = torch.zeros(len(LOSSES)), settings.microbatch < settings.minibatch
         for part in batch.split(settings.microbatch):
@@ -141,7 +143,7 @@ class Update:
                 self.vgs.observe_microbatch(samples)
         return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
 
-    def _loss(self, batch: Batch, total_weight: Tensor, settings: UpdateSettings) -> tuple[Tensor, Tensor]:
+    def _loss(self, batch: Batch, total_weight: float, settings: UpdateSettings) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
         actor_features, critic_features = batch.features(self.policy)
         share = batch.weights / total_weight
