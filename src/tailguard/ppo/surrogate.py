@@ -83,7 +83,7 @@ def policy_rows(
         raise TypeError(f"no closed form for {type(distribution).__name__}")
     totals = np.zeros(len(MEASURES))
     slopes.fill(0.0)
-    kernel(outputs, old_outputs, actions, advantages, weights, counts, coefficients, slopes, totals)
+    kernel(outputs, old_outputs, actions, advantages, weights, counts, *map(float, coefficients), slopes, totals)
     return totals
 
 
@@ -135,7 +135,9 @@ def _gaussian_rows(
     advantages: Array,
     weights: Array,
     _counts: NDArray[np.int64],
-    coefficients: Coefficients,
+    clip: float,
+    for_entropy: float,
+    for_kl: float,
     slope: Array,
     totals: NDArray[np.float64],
 ) -> None:
@@ -165,10 +167,10 @@ def _gaussian_rows(
             kl += 0.5 * (spread[a] - 1.0) - old_log_std + log_std
         totals[1] += weight * entropy
         totals[2] += weight * kl
-        pull = _surrogate(log_ratio, advantages[m], weight, coefficients.clip, totals)
+        pull = _surrogate(log_ratio, advantages[m], weight, clip, totals)
         for a in range(size):
-            by_mean = (pull * standard[a] + coefficients.kl * moved[a]) * inverse[a]
-            by_log_std = pull * (standard[a] ** 2 - 1.0) - coefficients.entropy + coefficients.kl * (1.0 - spread[a])
+            by_mean = (pull * standard[a] + for_kl * moved[a]) * inverse[a]
+            by_log_std = pull * (standard[a] ** 2 - 1.0) - for_entropy + for_kl * (1.0 - spread[a])
             slope[m, a], slope[m, size + a] = weight * by_mean, weight * by_log_std
 
 
@@ -179,7 +181,9 @@ def _categorical_rows(
     advantages: Array,
     weights: Array,
     counts: NDArray[np.int64],
-    coefficients: Coefficients,
+    clip: float,
+    for_entropy: float,
+    for_kl: float,
     slope: Array,
     totals: NDArray[np.float64],
 ) -> None:
@@ -205,7 +209,7 @@ def _categorical_rows(
             first = last
         totals[1] += weight * entropies.sum()
         totals[2] += weight * kl
-        pull = _surrogate(log_ratio, advantages[m], weight, coefficients.clip, totals)
+        pull = _surrogate(log_ratio, advantages[m], weight, clip, totals)
         first = 0
         for k in range(len(counts)):
             chosen = first + int(actions[m, k])
@@ -213,7 +217,7 @@ def _categorical_rows(
                 by_log_prob = (1.0 if j == chosen else 0.0) - probs[j]
                 by_entropy = -probs[j] * (logs[j] + entropies[k])
                 by_kl = probs[j] - old_probs[j]
-                slope[m, j] = weight * (pull * by_log_prob - coefficients.entropy * by_entropy + coefficients.kl * by_kl)
+                slope[m, j] = weight * (pull * by_log_prob - for_entropy * by_entropy + for_kl * by_kl)
             first += counts[k]
 
 
