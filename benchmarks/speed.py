@@ -2,8 +2,8 @@
 
 Work (work.py): 64 envs x 128 steps, 4 epochs, minibatches of 1,024 samples, LSTM 64 and one layer of 64 per head (or two of
 64 without memory), Adam, one thread. Equal networks, samples and gradient steps. The engines take turns; medians of rounds.
-"torch": networks and autograd are torch's (``compiled=False``). "compiled": the compiled update and acting step. On a machine that
-others use as well, ``--clock cpu`` counts processor time instead of time.
+"torch": networks and autograd are torch's (``compiled=False``). "compiled": the compiled update and acting step. On a machine
+that others use as well, ``--clock cpu`` counts processor time instead of time.
 """
 
 import argparse
@@ -140,9 +140,8 @@ def main() -> None:
     peak = gemm_flops()
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, SB3 {stable_baselines3.__version__}"
     print(f"{platform.machine()}, {versions},")
-    print(
-        f"one thread, {options.clock} clock, {options.rounds} rounds of {samples} steps, seed 0; GEMM {peak / 1e9:.0f} GFLOP/s\n"
-    )
+    print(f"one thread, {options.clock} clock, {options.rounds} rounds of {samples} steps, seed 0;")
+    print(f"GEMM {peak / 1e9:.0f} GFLOP/s\n")
     print("| engine | steps/s, median | min .. max | rollout, ms | update, ms | share of GEMM: acting, update |")
     print("|---|---|---|---|---|---|")
     for name, seconds in times.items():
