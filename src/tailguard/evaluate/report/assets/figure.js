@@ -1,0 +1,116 @@
+// A figure is one or more panels under one title: stacked over one time axis, or side by side as small multiples.
+
+class Figure {
+  constructor(host, spec) {
+    this.host = host;
+    this.spec = spec;
+    this.chosen = null; // the series that somebody has picked in the legend
+    this.left = 0;
+    this.width = 0;
+    this.legend(host);
+    this.frame = element("div", spec.columns > 1 ? "panels multiples" : "panels", host);
+    this.voice = element("div", "unseen", host);
+    this.voice.setAttribute("aria-live", "polite");
+    this.panels = spec.panels.map((one) => this.panel(one));
+    new ResizeObserver(() => this.fit()).observe(this.frame);
+  }
+
+  panel(spec) {
+    const box = element("div", "panel", this.frame);
+    if (spec.title) element("p", "panel-title", box, spec.title);
+    const plot = element("div", "plot", box);
+    return spec.rows ? new Rows(plot, spec, this) : new Panel(plot, spec, this);
+  }
+
+  // Every series that has a name, once; a click brings one forward.
+  legend(host) {
+    const seen = new Map();
+    for (const panel of this.spec.panels) {
+      for (const mark of panel.marks || []) if (mark.name && mark.legend !== false) seen.set(mark.name, mark);
+      for (const entry of panel.key || []) seen.set(entry.name, entry);
+    }
+    if (seen.size < 2) return;
+    const list = element("div", this.spec.choose ? "legend choose" : "legend", host);
+    for (const [name, mark] of seen) {
+      const item = element(this.spec.choose ? "button" : "span", "key", list);
+      const swatch = element("i", `c-${mark.color}`, item);
+      if (mark.type === "band") swatch.classList.add("wide");
+      if (mark.dash || mark.hollow) swatch.classList.add("open");
+      item.append(name);
+      if (!this.spec.choose) continue;
+      item.type = "button";
+      item.setAttribute("aria-pressed", "false");
+      item.addEventListener("click", () => this.choose(name, list));
+    }
+  }
+
+  choose(name, list) {
+    this.chosen = this.chosen === name ? null : name;
+    for (const item of list.children) item.setAttribute("aria-pressed", String(item.textContent === this.chosen));
+    this.draw();
+  }
+
+  state(mark) {
+    if (this.chosen === null || !mark.name) return "";
+    return mark.name === this.chosen || mark.keep ? "chosen" : "faded";
+  }
+
+  words(panel) {
+    return [this.spec.title, panel.title, panel.summary || this.spec.summary].filter(Boolean).join(". ");
+  }
+
+  fit() {
+    const width = this.panels[0].host.clientWidth;
+    if (width > 0 && Math.abs(width - this.width) > 0.5) this.draw(width);
+  }
+
+  draw(width) {
+    this.width = width || this.width;
+    this.left = 0;
+    if (this.width <= 0) return;
+    // Stacked panels share one left edge, so that a day stands above itself.
+    const stacked = !(this.spec.columns > 1) && this.panels.length > 1 && this.panels.every((panel) => panel instanceof Panel);
+    if (stacked) this.left = Math.max(...this.panels.map((panel) => tickWidth(panel.spec, airy(extents(panel.spec).y, panel.spec.y.log, false))));
+    for (const panel of this.panels) panel.draw(this.width);
+  }
+
+  point(panel, at, aloud) {
+    for (const other of this.panels) {
+      if (other === panel || !(this.spec.shared && other instanceof Panel)) continue;
+      other.read(at);
+      other.tip.hidden = true;
+    }
+    const found = panel.read(at);
+    panel.show(at, found);
+    if (aloud) this.say(`${panel.xText(at)}: ${found.map((one) => `${one.name} ${one.text}`).join(", ")}`);
+  }
+
+  say(text) {
+    this.voice.textContent = text;
+  }
+
+  clear() {
+    for (const panel of this.panels) panel.hide();
+  }
+
+  // The numbers behind the figure, one row per point.
+  csv() {
+    const rows = [["panel", "series", "x", "y", "low", "high"]];
+    const cell = (value) => (value === null || value === undefined ? "" : value);
+    for (const panel of this.spec.panels) {
+      const when = (value) => (panel.x && panel.x.kind === "time" ? utc(value).toISOString() : value);
+      for (const row of panel.rows || []) {
+        rows.push([panel.title, row.name, "", cell(row.value), cell(row.low), cell(row.high)]);
+        for (const dot of row.dots) rows.push([panel.title, `${row.name}: ${dot.name}`, "", cell(dot.value), "", ""]);
+      }
+      for (const mark of panel.marks || []) {
+        mark.x.forEach((value, i) => {
+          const y = mark.y ? mark.y[i] : mark.to ? mark.to[i] : null;
+          rows.push([panel.title, mark.name || "", when(value), cell(y), cell(mark.low && mark.low[i]), cell(mark.high && mark.high[i])]);
+        });
+      }
+    }
+    const quote = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replace(/"/g, '""')}"` : String(value));
+    return `${rows.map((row) => row.map(quote).join(",")).join("\n")}\n`;
+  }
+}
