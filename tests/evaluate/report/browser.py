@@ -119,7 +119,9 @@ class Browser:
 
     def pdf(self, path):
         """The page as it would be printed on A4."""
-        data = self.call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True)["data"]
+        data = self.call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True)[
+            "data"
+        ]
         Path(path).write_bytes(base64.b64decode(data))
 
     def _receive(self):

@@ -77,7 +77,9 @@ def _render(block: Block) -> Html:
 
 def _figure(chart: Chart) -> Html:
     """The summary is read aloud with the chart; on the page the title and the note say the same to the eye."""
-    download = tag("button", "Data as CSV", type="button", class_="quiet", data_csv=chart.id, aria_label=f"Data as CSV: {chart.title}")
+    download = tag(
+        "button", "Data as CSV", type="button", class_="quiet", data_csv=chart.id, aria_label=f"Data as CSV: {chart.title}"
+    )
     caption = tag(
         "figcaption",
         tag("h3", chart.title, id=f"{chart.id}-title"),

@@ -7,15 +7,15 @@ import yaml
 
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section, Tabs
-from tailguard.evaluate.report.figures import Axis, Chart, Color, Mark, Panel, Row, Rows, finite, seconds
+from tailguard.evaluate.report.figures import Axis, Chart, Color, Mark, Panel, Rows, figure_row, seconds
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.markup import Html, table, tag
 from tailguard.evaluate.report.page import page
 from tailguard.evaluate.report.report import is_intraday
-from tailguard.evaluate.report.sections.overview import MARKS
-from tailguard.evaluate.report.series import LOG_FROM, TIME, title_of
+from tailguard.evaluate.report.sections.overview import MARKS, in_words
+from tailguard.evaluate.report.series import LOG_FROM, TIME
 from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import capital, day, plain, say, with_interval
+from tailguard.evaluate.report.words import capital, day, say, with_interval
 from tailguard.validation import require
 
 STATISTICS = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
@@ -30,7 +30,12 @@ def compare(evaluations: Sequence[Evaluation], names: Sequence[str] | None = Non
     :param names: what to call them, all different; None takes their titles, numbered where titles repeat.
     """
     names = _names(evaluations, names)
-    sections = [_verdicts(evaluations, names), _equities(evaluations, names), _figures(evaluations, names), _settings(evaluations, names)]
+    sections = [
+        _verdicts(evaluations, names),
+        _equities(evaluations, names),
+        _figures(evaluations, names),
+        _settings(evaluations, names),
+    ]
     top = tag(
         "header",
         tag("p", "Tailguard", tag("span", "comparison"), class_="masthead"),
@@ -54,7 +59,12 @@ def comparison_rows(evaluations: Sequence[Evaluation], names: Sequence[str] | No
         figures = one.statistics[one.agent.name]
         known = {term(key).label: with_interval(figures[key], term(key).kind) for key in STATISTICS if key in figures}
         market = one.statistics[one.market]["sharpe"].value
-        head = {"run": name, "data": one.source, "bars": f"{len(one.agent.times):,}", "verdict": plain(one.verdict.headline)}
+        head = {
+            "run": name,
+            "data": one.source,
+            "bars": f"{len(one.agent.times):,}",
+            "verdict": in_words(one, one.verdict.headline),
+        }
         rows.append(head | known | {"Market's Sharpe": say(market)})
     return rows
 
@@ -84,8 +94,8 @@ def _verdicts(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
         tag(
             "article",
             tag("p", name, class_="kicker"),
-            tag("h3", f"{capital(plain(one.verdict.headline))}."),
-            tag("p", one.verdict.reasons[0] if one.verdict.reasons else ""),
+            tag("h3", f"{capital(in_words(one, one.verdict.headline))}."),
+            tag("p", in_words(one, one.verdict.reasons[0]) if one.verdict.reasons else ""),
             tag("p", f"{one.source} · {day(one.agent.times[0])} to {day(one.agent.times[-1])}", class_="where"),
             class_=f"verdict {MARKS[one.verdict.outcome]}",
         )
@@ -93,7 +103,9 @@ def _verdicts(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
     ]
     skilled = sum(one.verdict.outcome == "evidence of skill" for one in evaluations)
     headline = f"{skilled} of {len(evaluations)} runs show evidence of skill"
-    return Section("verdicts", "Verdicts", headline, "Each run with the first of its reasons.", [tag("div", *cards, class_="cards")])
+    return Section(
+        "verdicts", "Verdicts", headline, "Each run with the first of its reasons.", [tag("div", *cards, class_="cards")]
+    )
 
 
 def _equities(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
@@ -120,14 +132,20 @@ def _figures(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
         words = term(key)
         figures = [one.statistics[one.agent.name][key] for one in evaluations]
         rows = [
-            Row(name, with_interval(one, words.kind), finite(one.value), finite(one.low), finite(one.high), COLORS[min(i, len(COLORS) - 1)], label=words.label)
-            for i, (name, one) in enumerate(zip(names, figures, strict=True))
+            figure_row(name, figure, words.kind, COLORS[min(i, len(COLORS) - 1)], words.label)
+            for i, (name, figure) in enumerate(zip(names, figures, strict=True))
         ]
         said = "; ".join(f"{row.name} {row.text}" for row in rows)
         panel = Rows(f"{words.label} with 95% intervals", rows, words.kind)
         panes[words.label] = [Chart(f"compare-{key}", f"{words.label} of the runs", f"{said}.", [panel], words.meaning)]
     panes["All figures"] = [_table(evaluations, names)]
-    return Section("figures", "Figures", "The same figures for every run", "Where bars overlap by much, the order may be luck.", [Tabs("figures-tabs", "Which figure", panes)])
+    return Section(
+        "figures",
+        "Figures",
+        "The same figures for every run",
+        "Where bars overlap by much, the order may be luck.",
+        [Tabs("figures-tabs", "Which figure", panes)],
+    )
 
 
 def _table(evaluations: Sequence[Evaluation], names: list[str]) -> Html:
@@ -136,10 +154,9 @@ def _table(evaluations: Sequence[Evaluation], names: list[str]) -> Html:
     for key in keys:
         cells = [one.statistics[one.agent.name].get(key) for one in evaluations]
         rows.append([term(key).label, *("none" if cell is None else with_interval(cell, term(key).kind) for cell in cells)])
-    for one_key in ("sharpe", "cagr"):
-        cells = [one.statistics[one.market][one_key] for one in evaluations]
-        label = f"{capital(title_of(evaluations[0], evaluations[0].market))}: {term(one_key).label}"
-        rows.append([label, *(with_interval(cell, term(one_key).kind) for cell in cells)])
+    for key in ("sharpe", "cagr"):
+        holding = [one.statistics[one.market][key] for one in evaluations]
+        rows.append([f"The market: {term(key).label}", *(with_interval(figure, term(key).kind) for figure in holding)])
     return table(["agent's figure", *names], rows, "Every figure of every run, with 95% intervals in brackets.")
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from tailguard.evaluate.report.words import Kind
+from tailguard.evaluate.record import Figure
+from tailguard.evaluate.report.words import Kind, with_interval
 
 Color = Literal["agent", "market", "third", "fourth", "other", "seed"]
 Json = dict[str, Any]
@@ -54,7 +55,8 @@ class Mark:
     :param name: in the legend and under the cursor; a mark without a name is scenery.
     :param color: its role.
     :param label: whether the name is written at the line's end where there is room.
-    :param options: ``dash``, ``thin``, ``step``, ``hollow``, ``size``, ``keep`` (never faded), ``legend`` (False leaves it out).
+    :param options: ``dash``, ``thin``, ``step``, ``hollow``, ``size``, ``keep`` (never faded), ``legend``
+        (False leaves it out).
     """
 
     type: Literal["line", "area", "band", "bars", "dots", "links"]
@@ -180,8 +182,8 @@ class Rows:
         ]
         key = {dot.name.split(",")[0]: dot for row in self.rows for dot in row.dots}
         values = {row.label: row for row in self.rows if row.value is not None and row.dots}
-        legend = [{"name": name, "color": one.color} for name, one in values.items()]
-        legend += [{"name": name, "color": dot.color, "hollow": dot.hollow} for name, dot in key.items()]
+        legend: list[Json] = [{"type": "dot", "name": name, "color": one.color} for name, one in values.items()]
+        legend += [{"type": "dot", "name": name, "color": dot.color, "hollow": dot.hollow} for name, dot in key.items()]
         rules = [rule.data() for rule in self.rules]
         head = {"title": self.title, "format": self.format, "include": list(self.include), "rules": rules}
         return head | {"rows": shown, "key": legend}
@@ -214,6 +216,11 @@ class Chart:
         """For the page."""
         drawn = {"title": self.title, "summary": self.summary, "panels": [panel.data() for panel in self.panels]}
         return drawn | {"columns": self.columns, "shared": self.shared, "choose": self.choose}
+
+
+def figure_row(name: str, figure: Figure, kind: Kind, color: Color, label: str) -> Row:
+    """A row for a statistic of the record."""
+    return Row(name, with_interval(figure, kind), figure.value, figure.low, figure.high, color, label=label)
 
 
 def numbers(values: ArrayLike) -> list[float | int | None]:

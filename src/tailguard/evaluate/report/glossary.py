@@ -24,7 +24,7 @@ class Term:
 TERMS = {
     "total_return": Term("Total return", "percent", "What the account gained over the whole test, after all costs."),
     "cagr": Term("Return per year", "percent", "The steady yearly growth that leads to the same end."),
-    "sharpe": Term("Sharpe ratio", "number", "Mean return per year over its volatility: 0 is a coin toss, 1 is good, 3 is suspicious."),
+    "sharpe": Term("Sharpe ratio", "number", "Mean return over volatility, per year: 0 is a coin toss, 1 good, 3 suspicious."),
     "lo_sharpe": Term("Sharpe ratio (Lo)", "number", "The Sharpe ratio corrected for returns that follow one another."),
     "sortino": Term("Sortino ratio", "number", "Like the Sharpe ratio, but only falls count as risk."),
     "calmar": Term("Calmar ratio", "number", "Return per year over the deepest fall."),
@@ -38,17 +38,17 @@ TERMS = {
     "exposure": Term("Exposure", "percent", "Mean share of the account that stood in the market, long or short.", None),
     "net_exposure": Term("Net exposure", "percent", "The same with shorts counted against longs.", None),
     "hit_rate": Term("Hit rate", "percent", "Share of the bars with a gain, among those with a gain or a loss."),
-    "cost_share": Term("Cost share", "percent", "Part of the gain before costs that costs took away; infinite if there was no gain.", False),
+    "cost_share": Term("Cost share", "percent", "Part of the gross gain that costs took; infinite if there was none.", False),
     "alpha": Term("Alpha per year", "percent", "What is left of the return once the market's part is taken out."),
     "alpha_t": Term("Alpha, t value", "number", "Alpha in units of its own error; beyond 2 it is seldom luck."),
     "beta": Term("Beta", "number", "How much the account moves when the market moves by one.", None),
-    "r_squared": Term("Share explained by the market", "percent", "Part of the account's movement that holding the market explains.", None),
+    "r_squared": Term("Share explained by the market", "percent", "Part of its moves that holding the market explains.", None),
     "psr": Term("Probabilistic Sharpe", "number", "Confidence that the true Sharpe ratio is above 0."),
     "probabilistic_sharpe": Term("Probabilistic Sharpe", "number", "Confidence that the true Sharpe ratio is above 0."),
-    "dsr": Term("Deflated Sharpe", "number", "The same confidence once every trial that was made is counted; 0.95 is asked for."),
-    "deflated_sharpe": Term("Deflated Sharpe", "number", "The same confidence once every trial that was made is counted; 0.95 is asked for."),
-    "pbo": Term("Probability of overfitting", "percent", "How often the best trial of one half of the data is poor in the other.", False),
-    "minimum_track_record": Term("Track record needed", "count", "Bars after which this Sharpe ratio could no longer be luck.", False),
+    "dsr": Term("Deflated Sharpe", "number", "The same, once every trial is counted; 0.95 is needed."),
+    "deflated_sharpe": Term("Deflated Sharpe", "number", "The same, once every trial is counted; 0.95 is needed."),
+    "pbo": Term("Overfitting (PBO)", "percent", "How often the best trial of one half is poor in the other.", False),
+    "minimum_track_record": Term("Track record needed", "count", "Bars after which it is no longer luck.", False),
 }  # fmt: skip
 
 

@@ -21,8 +21,8 @@ def tag(name: str, /, *children: str, **attributes: Attribute) -> Html:
 
     :param name: of the element, such as ``p``.
     :param children: text, which is escaped, or markup, which is not.
-    :param attributes: an underscore in a name stands for a hyphen, one at its end for nothing (``class_``); None and False leave
-        the attribute out, True gives it without a value.
+    :param attributes: an underscore in a name stands for a hyphen, one at its end for nothing (``class_``); None and
+        False leave the attribute out, True gives it without a value.
     """
     written = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
     opened = f"<{name}{written}>"

@@ -18,7 +18,9 @@ SCRIPTS = ("scales.js", "marks.js", "panel.js", "rows.js", "figure.js", "page.js
 STYLES = ("tokens.css", "page.css", "charts.css", "print.css")
 
 
-def page(title: str, top: Html, sections: Sequence[Section], files: dict[str, dict[str, str]], *, intraday: bool = False) -> str:
+def page(
+    title: str, top: Html, sections: Sequence[Section], files: dict[str, dict[str, str]], *, intraday: bool = False
+) -> str:
     """A whole page.
 
     :param title: of the window.

@@ -63,7 +63,10 @@ def metrics_csv(evaluation: Evaluation) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["track", "statistic", "value", "low", "high"])
     for name, figures in evaluation.statistics.items():
-        writer.writerows([name, key, *("" if number is None else repr(float(number)) for number in figure)] for key, figure in figures.items())
+        writer.writerows(
+            [name, key, *("" if number is None else repr(float(number)) for number in figure)]
+            for key, figure in figures.items()
+        )
     return file.getvalue()
 
 

@@ -24,9 +24,9 @@ def color_of(evaluation: Evaluation, name: str) -> Color:
     return "seed" if name in {track.name for track in evaluation.seeds} else "other"
 
 
-def title_of(evaluation: Evaluation, name: str) -> str:
-    """A track's name on the page."""
-    return "constant mix at its exposure" if name == OWN_MIX else plain(name)
+def title_of(name: str) -> str:
+    """A track's name on the page. The mix at the agent's own exposure has a name that needs no knowledge of the record."""
+    return "constant mix" if name == OWN_MIX else plain(name)
 
 
 def line(evaluation: Evaluation, track: Track, values: Floats) -> Mark:
@@ -39,7 +39,7 @@ def line(evaluation: Evaluation, track: Track, values: Floats) -> Mark:
     at = keep(values)
     options = {"keep": True} if color == "agent" else {"thin": True} if color in ("other", "seed") else {}
     shown = color in ("agent", "market", "third")
-    name = title_of(evaluation, track.name)
+    name = title_of(track.name)
     return Mark("line", seconds(track.times)[at], {"y": values[at]}, name, color, shown, options)
 
 

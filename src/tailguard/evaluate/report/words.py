@@ -8,7 +8,7 @@ import pandas as pd
 
 from tailguard.evaluate.record import Figure
 
-Kind = Literal["percent", "number", "multiple", "count", "price"]
+Kind = Literal["percent", "number", "free", "multiple", "count", "price"]
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
@@ -16,13 +16,18 @@ YEAR = pd.Timedelta(days=365.25)
 
 
 def say(value: float | None, kind: Kind = "number") -> str:
-    """A figure in words: with a true minus, and with a word where there is no number."""
+    """A figure in words: with a true minus, and with a word where there is no number.
+
+    :param value: the figure.
+    :param kind: ``number`` has two decimals, as ratios are read; ``free`` shows three digits of whatever size it is.
+    """
     if value is None or math.isnan(value):
         return "none"
     if math.isinf(value):
         return "infinite" if value > 0.0 else f"{MINUS}infinite"
     if kind == "percent":
-        return f"{_fixed(value * 100.0, 2 if abs(value) < 0.1 else 1)}%"
+        whole = value in (0.0, 1.0)
+        return f"{_fixed(value * 100.0, 0 if whole else 2 if abs(value) < 0.1 else 1)}%"
     if kind == "multiple":
         return f"{_fixed(value, 2)}{TIMES}"
     if kind == "count":
@@ -30,9 +35,16 @@ def say(value: float | None, kind: Kind = "number") -> str:
     if kind == "price":
         return _fixed(value, 0 if abs(value) >= 1000.0 else 4 if abs(value) < 10.0 else 2)
     size = abs(value)
+    if kind == "number":
+        return _fixed(value, 2 if size < 100.0 else 0)
     if size != 0.0 and (size < 1e-3 or size >= 1e6):
         return f"{value:.2e}".replace("-", MINUS)
-    return _fixed(value, 4 if 0.0 < size < 0.1 else 2 if size < 100.0 else 0)
+    return _fixed(value, 4 if 0.0 < size < 0.1 else 3 if size < 1.0 else 2 if size < 100.0 else 0)
+
+
+def chance(p_value: float) -> str:
+    """A p-value: three decimals are all that anybody can use."""
+    return "below 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
 def signed(value: float, kind: Kind = "number") -> str:
@@ -76,7 +88,8 @@ def years(times: pd.DatetimeIndex) -> float:
 
 def duration(length: float) -> str:
     """A length in years, in months where it is short."""
-    return f"{length:.1f} years" if length >= 1.0 else f"{length * 12.0:.1f} months"
+    number, unit = (length, "years") if length >= 1.0 else (length * 12.0, "months")
+    return f"{f'{number:.1f}'.removesuffix('.0')} {unit}"
 
 
 def day(time: pd.Timestamp) -> str:

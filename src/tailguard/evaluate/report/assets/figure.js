@@ -6,9 +6,10 @@ class Figure {
     this.spec = spec;
     this.chosen = null; // the series that somebody has picked in the legend
     this.left = 0;
+    this.right = 0;
     this.width = 0;
     this.legend(host);
-    this.frame = element("div", spec.columns > 1 ? "panels multiples" : "panels", host);
+    this.frame = element("div", `panels columns-${Math.min(spec.columns, 3)}`, host);
     this.voice = element("div", "unseen", host);
     this.voice.setAttribute("aria-live", "polite");
     this.panels = spec.panels.map((one) => this.panel(one));
@@ -22,11 +23,13 @@ class Figure {
     return spec.rows ? new Rows(plot, spec, this) : new Panel(plot, spec, this);
   }
 
-  // Every series that has a name, once; a click brings one forward.
+  // Every series that has a name, once, the foremost first; a click brings one forward. A panel with a single series is named
+  // by its title.
   legend(host) {
     const seen = new Map();
     for (const panel of this.spec.panels) {
-      for (const mark of panel.marks || []) if (mark.name && mark.legend !== false) seen.set(mark.name, mark);
+      const named = (panel.marks || []).filter((mark) => mark.name && mark.legend !== false).reverse();
+      if (named.length > 1) for (const mark of named) seen.set(mark.name, mark);
       for (const entry of panel.key || []) seen.set(entry.name, entry);
     }
     if (seen.size < 2) return;
@@ -35,7 +38,7 @@ class Figure {
       const item = element(this.spec.choose ? "button" : "span", "key", list);
       const swatch = element("i", `c-${mark.color}`, item);
       if (mark.type === "band") swatch.classList.add("wide");
-      if (mark.dash || mark.hollow) swatch.classList.add("open");
+      if (mark.type === "dots" || mark.type === "dot") swatch.classList.add(mark.hollow ? "open" : "round");
       item.append(name);
       if (!this.spec.choose) continue;
       item.type = "button";
@@ -67,10 +70,14 @@ class Figure {
   draw(width) {
     this.width = width || this.width;
     this.left = 0;
+    this.right = 0;
     if (this.width <= 0) return;
-    // Stacked panels share one left edge, so that a day stands above itself.
+    // Stacked panels share their edges, so that a day stands above itself.
     const stacked = !(this.spec.columns > 1) && this.panels.length > 1 && this.panels.every((panel) => panel instanceof Panel);
-    if (stacked) this.left = Math.max(...this.panels.map((panel) => tickWidth(panel.spec, airy(extents(panel.spec).y, panel.spec.y.log, false))));
+    if (stacked) {
+      this.left = Math.max(...this.panels.map(({ spec }) => tickWidth(spec, airy(extents(spec).y, spec.y.log, false))));
+      this.right = Math.max(...this.panels.map(({ spec }) => endWidth(labelled(spec))));
+    }
     for (const panel of this.panels) panel.draw(this.width);
   }
 

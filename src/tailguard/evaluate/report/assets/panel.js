@@ -53,7 +53,7 @@ function axisY(panel, group, y, box) {
 }
 
 function axisX(panel, group, x, box) {
-  const count = Math.max(2, Math.floor((box.right - box.left) / 78));
+  const count = Math.max(2, Math.floor((box.right - box.left) / 66));
   const time = panel.x.kind === "time";
   const made = time ? timeTicks(...x.domain, count) : panel.x.kind === "log" ? logTicks(...x.domain, count) : linearTicks(...x.domain, count);
   svg("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "base" }, group);
@@ -72,6 +72,10 @@ function tickWidth(panel, domain) {
 }
 
 const labelled = (panel) => panel.marks.filter((mark) => mark.label && mark.type === "line");
+
+function endWidth(marks) {
+  return marks.length ? Math.min(Math.max(...marks.map((mark) => mark.name.length)), 22) * LETTER + 18 : 14;
+}
 
 // Labels at the ends of lines, moved apart where they would lie on one another.
 function endLabels(panel, group, y, box) {
@@ -115,7 +119,7 @@ class Panel {
     const domain = { x: spec.x.domain || reach.x, y: spec.y.domain || airy(reach.y, spec.y.log, spec.y.tight) };
     if (domain.x[0] === domain.x[1]) domain.x = [domain.x[0] - 0.5, domain.x[1] + 0.5];
     const ends = width >= WIDE ? labelled(spec) : [];
-    const right = ends.length ? Math.min(Math.max(...ends.map((mark) => mark.name.length)), 22) * LETTER + 18 : 14;
+    const right = Math.max(endWidth(ends), width >= WIDE ? this.figure.right : 0);
     const height = spec.height * (width < WIDE ? Math.max(0.8, Math.min(1, width / WIDE + 0.25)) : 1);
     const foot = spec.hideX ? 8 : spec.x.label ? 42 : 26;
     const left = Math.max(tickWidth(spec, domain.y), this.figure.left);

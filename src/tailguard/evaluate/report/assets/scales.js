@@ -4,12 +4,12 @@ const MINUS = "\u2212";
 const DAY = 86400;
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-// Nice steps are 1, 2 and 5 times a power of ten.
+// Nice steps are 1, 2, 2.5 and 5 times a power of ten.
 function niceStep(span, count) {
   const raw = span / Math.max(count, 1);
   const power = Math.pow(10, Math.floor(Math.log10(raw)));
   const ratio = raw / power;
-  return power * (ratio <= 1.0001 ? 1 : ratio <= 2.0001 ? 2 : ratio <= 5.0001 ? 5 : 10);
+  return power * (ratio <= 1.0001 ? 1 : ratio <= 2.0001 ? 2 : ratio <= 2.5001 ? 2.5 : ratio <= 5.0001 ? 5 : 10);
 }
 
 function linearTicks(low, high, count) {
@@ -91,7 +91,10 @@ function fixed(value, decimals) {
 }
 
 function decimalsFor(step) {
-  return step > 0 ? Math.min(Math.max(0, -Math.floor(Math.log10(step) + 1e-9)), 8) : 0;
+  if (!(step > 0)) return 0;
+  const power = Math.floor(Math.log10(step) + 1e-9);
+  const half = Math.abs(step / Math.pow(10, power) - 2.5) < 1e-6 ? 1 : 0;
+  return Math.min(Math.max(0, half - power), 8);
 }
 
 function compact(value) {
@@ -108,7 +111,7 @@ function format(value, kind, step) {
   if (!Number.isFinite(value)) return value > 0 ? "infinite" : `${MINUS}infinite`;
   const axis = step !== undefined;
   if (kind === "percent") {
-    const digits = axis ? decimalsFor(step * 100) : Math.abs(value) < 0.1 ? 2 : 1;
+    const digits = axis ? decimalsFor(step * 100) : value === 0 || value === 1 ? 0 : Math.abs(value) < 0.1 ? 2 : 1;
     return `${fixed(value * 100, digits)}%`;
   }
   if (kind === "multiple") return `${fixed(value, axis ? Math.max(decimalsFor(step), step < 1 ? 1 : 0) : 2)}\u00d7`;
@@ -119,8 +122,9 @@ function format(value, kind, step) {
     return fixed(value, decimalsFor(step));
   }
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("-", MINUS).replace("e-", `e${MINUS}`);
-  return fixed(value, size < 0.1 ? 4 : size < 100 ? 2 : 0);
+  if (kind === "number") return fixed(value, size < 100 ? 2 : 0);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/-/g, MINUS);
+  return fixed(value, size > 0 && size < 0.1 ? 4 : size < 1 ? 3 : size < 100 ? 2 : 0);
 }
 
 function makeScale(kind, domain, range) {

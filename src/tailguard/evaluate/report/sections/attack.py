@@ -1,14 +1,13 @@
 """What happens to the agent when somebody tampers with what it sees."""
 
+import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Section
-from tailguard.evaluate.report.figures import Axis, Chart, Color, Mark, Panel
+from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.words import capital, plain, say
-
-COLORS: tuple[Color, ...] = ("agent", "market", "third", "fourth", "other")
 
 
 def attack(evaluation: Evaluation) -> Section | None:
@@ -16,36 +15,52 @@ def attack(evaluation: Evaluation) -> Section | None:
     table = evaluation.attack
     if table is None or not len(table):
         return None
-    panels = [_panel(str(key), rows) for key, rows in table.groupby("statistic", sort=False)]
+    panels = [panel for key, rows in table.groupby("statistic", sort=False) for panel in _panels(str(key), rows)]
     first = str(table["statistic"].iloc[0])
     kind = term(first).kind
     rows = table[table["statistic"] == first]
-    worst = rows.loc[rows["value"].idxmin()]
-    quiet = rows.loc[rows["epsilon"].idxmin()]
+    worst = rows.iloc[int(rows["value"].argmin())]
+    quiet = rows.iloc[int(rows["epsilon"].argmin())]
     name = term(first).label
-    said = f"from {say(quiet['value'], kind)} to {say(worst['value'], kind)} under {plain(str(worst['attack']))} of strength {worst['epsilon']:g}"
-    summary = f"{name} goes {said}."
+    change = f"from {say(quiet['value'], kind)} to {say(worst['value'], kind)}"
+    said = f"{change} under {plain(str(worst['attack']))} of strength {worst['epsilon']:g}"
     chart = Chart(
         "attack",
-        f"{name} goes {said}",
-        summary,
+        f"{name} by kind and strength of the attack",
+        f"{name} goes {said}.",
         panels,
         "Strength is how far each observed feature may be moved, in its own standard deviations. Shaded: 95% intervals.",
-        columns=min(len(panels), 2),
+        columns=min(len(panels), 3),
     )
-    lead = "An attack moves what the agent observes by a little, in the direction that hurts it most; the market itself stays as it is. An "
-    lead += "agent that breaks at once has learnt something brittle."
-    return Section("attack", "Under attack", capital(f"{name.lower()} under attack: {said}"), lead, [chart])
+    lead = (
+        "An attack moves what the agent observes by a little, in the direction that hurts it most; the market stays as it is. "
+    )
+    lead += "An agent that breaks at once has learnt something brittle."
+    return Section(
+        "attack",
+        "Under attack",
+        f"{name} falls by {say(float(quiet['value'] - worst['value']), kind)} under the strongest attack",
+        lead,
+        [chart],
+    )
 
 
-def _panel(statistic: str, table: pd.DataFrame) -> Panel:
-    marks = []
-    for i, (name, unordered) in enumerate(table.groupby("attack", sort=False)):
-        rows = unordered.sort_values("epsilon")
-        color = COLORS[min(i, len(COLORS) - 1)]
-        x = rows["epsilon"].to_numpy()
-        marks.append(Mark("band", x, {"low": rows["low"].to_numpy(), "high": rows["high"].to_numpy()}, "", color))
-        marks.append(Mark("line", x, {"y": rows["value"].to_numpy()}, plain(str(name)), color, True))
+def _panels(statistic: str, table: pd.DataFrame) -> list[Panel]:
+    """One panel per attack, all on the same scale."""
     words = term(statistic)
-    x_axis = Axis(label="strength of the attack", tip="strength")
-    return Panel(words.label, marks, x_axis, Axis(words.kind, include=(0.0,)), 300)
+    reach = table[["value", "low", "high"]].to_numpy(dtype=float)
+    axis = Axis(words.kind, include=(0.0, float(np.nanmin(reach)), float(np.nanmax(reach))))
+    return [
+        _panel(f"{capital(plain(str(name)))}: {words.label}", rows.sort_values("epsilon"), axis)
+        for name, rows in table.groupby("attack", sort=False)
+    ]
+
+
+def _panel(title: str, rows: pd.DataFrame, axis: Axis) -> Panel:
+    x = rows["epsilon"].to_numpy(dtype=float)
+    marks = [
+        Mark("band", x, {"low": rows["low"].to_numpy(dtype=float), "high": rows["high"].to_numpy(dtype=float)}, "95% interval"),
+        Mark("line", x, {"y": rows["value"].to_numpy(dtype=float)}, "under attack"),
+        Mark("dots", x, {"y": rows["value"].to_numpy(dtype=float)}, ""),
+    ]
+    return Panel(title, marks, Axis("free", label="strength", tip="strength"), axis, 240)

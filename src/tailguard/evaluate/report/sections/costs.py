@@ -7,16 +7,18 @@ import numpy as np
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Section
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel, Rule
-from tailguard.evaluate.report.markup import Html, table
-from tailguard.evaluate.report.words import TIMES, say, signed
 from tailguard.evaluate.report.glossary import term
+from tailguard.evaluate.report.markup import Html, table
+from tailguard.evaluate.report.words import TIMES, chance, say, signed
 
 POINT = 1e4  # basis points of 1
 
 
 def costs(evaluation: Evaluation) -> Section:
     """The agent's own decisions under other costs, delayed, and permuted."""
-    lead = "The same decisions, replayed. Costs are never known to a digit, and an edge that dies when they double was hardly there."
+    lead = (
+        "The same decisions, replayed. Costs are never known to a digit; an edge that dies when they double was hardly there."
+    )
     return Section("costs", "Costs and delay", _headline(evaluation), lead, [_curve(evaluation), _checks(evaluation)])
 
 
@@ -63,8 +65,12 @@ def _curve(evaluation: Evaluation) -> Chart:
         axis = Axis("percent" if form == "percent" else "number", include=(0.0,))
         panels.append(Panel(title, [line, dots], x, axis, 260, rules))
     first, last = curve[0], curve[-1]
-    summary = f"The Sharpe ratio falls from {say(first.sharpe)} at {say(first.multiple, 'multiple')} the costs to {say(last.sharpe)} at "
-    summary += f"{say(last.multiple, 'multiple')}; the total return from {say(first.total_return, 'percent')} to {say(last.total_return, 'percent')}."
+    returns = f"from {say(first.total_return, 'percent')} to {say(last.total_return, 'percent')}"
+    sharpes = f"from {say(first.sharpe)} to {say(last.sharpe)}"
+    summary = (
+        f"From {first.multiple:g}{TIMES} to {last.multiple:g}{TIMES} the costs, the Sharpe ratio goes {sharpes} and the total "
+    )
+    summary += f"return {returns}."
     title = f"Sharpe {say(first.sharpe)} without costs, {say(last.sharpe)} at {last.multiple:g}{TIMES}"
     return Chart("costs-curve", title, summary, panels, _note(evaluation, even), columns=2)
 
@@ -84,15 +90,15 @@ def _checks(evaluation: Evaluation) -> Html:
     rows = [
         [
             extra,
-            f"Sharpe {say(delay.sharpe_before)} becomes {say(delay.sharpe)}, return {signed(delay.total_return_before, 'percent')} becomes "
-            f"{signed(delay.total_return, 'percent')}",
+            f"Sharpe {say(delay.sharpe_before)} becomes {say(delay.sharpe)}, return "
+            f"{signed(delay.total_return_before, 'percent')} becomes {signed(delay.total_return, 'percent')}",
             "A real edge fades slowly; one that vanishes hung on the very next price.",
         ],
         [
             "own positions, permuted",
-            f"p = {say(sanity.permutation_p)}",
-            f"How often the same positions in another order (blocks of {sanity.permutation_block} bars) do as well: the smaller, the more "
-            "the timing mattered.",
+            f"p = {chance(sanity.permutation_p)}",
+            f"How often the same positions in another order (blocks of {sanity.permutation_block} bars) do as well: the "
+            "smaller, the more the timing mattered.",
         ],
     ]
     share = evaluation.statistics[evaluation.agent.name].get("cost_share")

@@ -6,7 +6,7 @@ import pandas as pd
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Evaluation, Track
 from tailguard.evaluate.report.blocks import Section
-from tailguard.evaluate.report.figures import Chart, Dot, Row, Rows, Rule
+from tailguard.evaluate.report.figures import Chart, Dot, Row, Rows, Rule, figure_row
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import title_of
 from tailguard.evaluate.report.words import capital, day, plain, say
@@ -22,8 +22,10 @@ def folds(evaluation: Evaluation) -> Section | None:
     headline += "seed" if len(evaluation.seeds) == 1 else "seeds"
     if spread is not None:
         headline = f"The training seeds lie between Sharpe {say(spread.worst)} and {say(spread.best)}"
-    lead = "Each fold trains on the past and is tested on what follows, after a gap. Seeds differ in their random numbers only: if they "
-    lead += "are further apart than the agent is ahead, there is no result."
+    lead = (
+        "Each fold trains on the past and is tested on what follows, after a gap. Seeds differ in their random numbers only: "
+    )
+    lead += "if they are further apart than the agent is ahead, there is no result."
     blocks = [_fold_chart(evaluation), _seed_chart(evaluation), _fold_table(evaluation)]
     return Section("folds", "Folds and seeds", headline, lead, [block for block in blocks if block is not None])
 
@@ -42,7 +44,7 @@ def _sharpe(evaluation: Evaluation, track: Track, fold: pd.Series) -> float:
 
 def _fold_chart(evaluation: Evaluation) -> Chart:
     market = evaluation.track(evaluation.market)
-    name = title_of(evaluation, market.name)
+    name = title_of(market.name)
     rows, ahead, own = [], 0, []
     for _, fold in evaluation.folds.iterrows():
         agent, other = (_sharpe(evaluation, track, fold) for track in (evaluation.agent, market))
@@ -51,32 +53,45 @@ def _fold_chart(evaluation: Evaluation) -> Chart:
         dots = [Dot("seed", _sharpe(evaluation, track, fold), "seed", True) for track in evaluation.seeds]
         dots = [Dot(name, other, "market"), *dots]
         label = f"{_year(fold['test_from'])} to {_year(fold['test_to'])}"
-        rows.append(Row(label, f"{say(agent)} against {say(other)}", agent if np.isfinite(agent) else None, dots=dots, label="agent"))
-    summary = f"The agent's Sharpe ratio by fold runs from {say(min(own))} to {say(max(own))}; it is ahead of {name} in {ahead} of {len(rows)}."
+        rows.append(
+            Row(label, f"{say(agent)} against {say(other)}", agent if np.isfinite(agent) else None, dots=dots, label="agent")
+        )
+    summary = f"The agent's Sharpe ratio by fold runs from {say(min(own))} to {say(max(own))}; "
+    summary += f"it is ahead of {name} in {ahead} of {len(rows)}."
     panel = Rows(f"Sharpe ratio per year, by fold: agent, seeds and {name}", rows)
     title = f"Ahead of {name} in {ahead} of {len(rows)} {'fold' if len(rows) == 1 else 'folds'}"
-    return Chart("fold-rows", title, summary, [panel], "The agent trades the mean position of its seeds, so it need not lie in their middle.")
+    return Chart(
+        "fold-rows",
+        title,
+        summary,
+        [panel],
+        "The agent trades the mean position of its seeds, so it need not lie in their middle.",
+    )
 
 
 def _seed_chart(evaluation: Evaluation) -> Chart | None:
     spread = evaluation.sanity.dispersion
     if spread is None:
         return None
-    figures = {track.name: evaluation.statistics.get(track.name, {}).get("sharpe") for track in evaluation.seeds}
-    rows = [
-        Row(capital(plain(name)), f"{say(one.value)} [{say(one.low)} to {say(one.high)}]", one.value, one.low, one.high, "seed", label="Sharpe")
-        for name, one in figures.items()
-        if one is not None
-    ]
-    own = evaluation.statistics[evaluation.agent.name]["sharpe"]
-    rows.append(Row("Agent, all seeds", f"{say(own.value)} [{say(own.low)} to {say(own.high)}]", own.value, own.low, own.high, label="Sharpe"))
-    middle = f"interquartile mean {say(spread.interquartile_mean)} [{say(spread.interquartile_low)} to {say(spread.interquartile_high)}]"
-    summary = f"Over {len(figures)} seeds the median Sharpe ratio is {say(spread.median)}, the middle half from {say(spread.low)} to "
-    summary += f"{say(spread.high)}; {middle}."
+    figures = {track.name: evaluation.statistics[track.name]["sharpe"] for track in evaluation.seeds}
+    rows = [figure_row(capital(plain(name)), figure, "number", "seed", "Sharpe") for name, figure in figures.items()]
+    rows.append(
+        figure_row("Agent, all seeds", evaluation.statistics[evaluation.agent.name]["sharpe"], "number", "agent", "Sharpe")
+    )
+    ends = f"[{say(spread.interquartile_low)} to {say(spread.interquartile_high)}]"
+    middle = f"interquartile mean {say(spread.interquartile_mean)} {ends}"
+    summary = (
+        f"Over {len(figures)} seeds the median Sharpe ratio is {say(spread.median)}, the middle half from {say(spread.low)} "
+    )
+    summary += f"to {say(spread.high)}; {middle}."
     market = evaluation.statistics[evaluation.market]["sharpe"].value
-    panel = Rows("Sharpe ratio per year, all folds, with 95% intervals", rows, rules=[Rule(title_of(evaluation, evaluation.market), x=market)])
+    panel = Rows(
+        "Sharpe ratio per year, all folds, with 95% intervals", rows, rules=[Rule(title_of(evaluation.market), x=market)]
+    )
     title = f"Median seed {say(spread.median)}, worst {say(spread.worst)}, best {say(spread.best)}"
-    return Chart("seed-rows", title, summary, [panel], capital(f"{middle}: the mean of the middle half of all folds and seeds."))
+    return Chart(
+        "seed-rows", title, summary, [panel], capital(f"{middle}: the mean of the middle half of all folds and seeds.")
+    )
 
 
 def _year(time: pd.Timestamp) -> str:
@@ -84,7 +99,7 @@ def _year(time: pd.Timestamp) -> str:
 
 
 def _fold_table(evaluation: Evaluation) -> Html:
-    market = title_of(evaluation, evaluation.market)
+    market = title_of(evaluation.market)
     rows = []
     for _, fold in evaluation.folds.iterrows():
         agent, other = (within(track, fold) for track in (evaluation.agent, evaluation.track(evaluation.market)))
@@ -100,4 +115,6 @@ def _fold_table(evaluation: Evaluation) -> Html:
             ]
         )
     head = ["fold", "trained on", "gap", "tested on", "bars", "agent's return", f"{market}: return"]
-    return table(head, rows, "What each fold saw. The gap keeps features and memory from reaching into the test.", numbers_from=4)
+    return table(
+        head, rows, "What each fold saw. The gap keeps features and memory from reaching into the test.", numbers_from=4
+    )

@@ -1,10 +1,12 @@
 """The verdict and the key figures: what a reader needs who reads nothing else."""
 
+import re
+
 from tailguard.evaluate.record import Evaluation, Figure
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.markup import Html, join, tag
 from tailguard.evaluate.report.series import title_of
-from tailguard.evaluate.report.words import capital, day, duration, interval, plain, say, years
+from tailguard.evaluate.report.words import MINUS, capital, day, duration, interval, plain, say, years
 
 KEY_FIGURES = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
 MEANINGS = {
@@ -22,16 +24,21 @@ def overview(evaluation: Evaluation) -> Html:
     verdict, times = evaluation.verdict, evaluation.agent.times
     span = f"{day(times[0])} to {day(times[-1])}"
     where = f"{evaluation.source} · {span} · {len(times):,} unseen bars · {_trainings(evaluation)}"
-    headline = capital(plain(verdict.headline))
+    headline = capital(in_words(evaluation, verdict.headline))
     return tag(
         "header",
         tag("p", "Tailguard", tag("span", evaluation.title), class_="masthead"),
-        tag("div", tag("p", "The verdict", class_="kicker"), tag("h1", f"{headline}."), class_=f"verdict {MARKS[verdict.outcome]}"),
+        tag(
+            "div",
+            tag("p", "The verdict", class_="kicker"),
+            tag("h1", f"{headline}."),
+            class_=f"verdict {MARKS[verdict.outcome]}",
+        ),
         tag("p", MEANINGS[verdict.outcome], class_="standfirst"),
         tag("p", _story(evaluation), class_="story"),
         tag("p", where, class_="where"),
         key_figures(evaluation),
-        _reasons(verdict.reasons),
+        _reasons([in_words(evaluation, reason) for reason in verdict.reasons]),
         class_="top",
         id="verdict",
     )
@@ -40,7 +47,7 @@ def overview(evaluation: Evaluation) -> Html:
 def key_figures(evaluation: Evaluation) -> Html:
     """Six numbers with their intervals, each beside the market's."""
     agent, market = evaluation.statistics[evaluation.agent.name], evaluation.statistics[evaluation.market]
-    market_name = title_of(evaluation, evaluation.market)
+    market_name = title_of(evaluation.market)
     cards = [_card(key, agent[key], market.get(key), market_name) for key in KEY_FIGURES if key in agent]
     return tag("dl", *cards, class_="figures")
 
@@ -56,7 +63,7 @@ def _story(evaluation: Evaluation) -> str:
     length = duration(years(agent.times)) if len(agent.times) > 1 else "one bar"
     return (
         f"Over {length} that it had never seen, the agent turned 1.00 into {say(agent.equity[-1])} after all costs; "
-        f"{title_of(evaluation, market.name)} turned it into {say(market.equity[-1])}. "
+        f"{title_of(market.name)} turned it into {say(market.equity[-1])}. "
         f"On the way the agent lost up to {say(fall, 'percent')} from a peak."
     )
 
@@ -69,7 +76,12 @@ def _card(key: str, figure: Figure, market: Figure | None, market_name: str) -> 
         "div",
         tag("dt", words.label),
         tag("dd", say(figure.value, words.kind), class_="value", data_statistic=key),
-        tag("dd", _gauge(figure, market), f"95% interval {ends}" if ends else "No interval: it is a count, not an estimate", class_="ends"),
+        tag(
+            "dd",
+            _gauge(figure, market),
+            f"95% interval {ends}" if ends else "No interval: it is a count, not an estimate",
+            class_="ends",
+        ),
         tag("dd", against, class_="against"),
         tag("dd", words.meaning, class_="meaning"),
     )
@@ -95,6 +107,14 @@ def _gauge(figure: Figure, market: Figure | None) -> Html:
     return tag("svg", *marks, viewBox=f"0 0 {GAUGE:g} 16", class_="gauge", aria_hidden="true")
 
 
-def _reasons(reasons: tuple[str, ...]) -> Html:
+def in_words(evaluation: Evaluation, sentence: str) -> str:
+    """A sentence of the verdict with the page's names of the accounts and true minus signs."""
+    for name in sorted((track.name for track in evaluation.tracks), key=len, reverse=True):
+        if name != plain(name):
+            sentence = sentence.replace(name, title_of(name))
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, sentence)
+
+
+def _reasons(reasons: list[str]) -> Html:
     items = join(*(tag("li", reason) for reason in reasons))
     return tag("div", tag("h2", "Why"), tag("ol", items), class_="why")

@@ -44,10 +44,14 @@ def population(evaluation: Evaluation) -> Section | None:
         return None
     lives, copies = read_lineage(evaluation.lineage)
     lives = {member: life for member, life in lives.items() if life.steps}
-    lead = "Members train side by side; now and then a poor one becomes a copy of a good one and tries other hyperparameters. All of them "
-    lead += "count as trials when luck is estimated."
+    lead = "Members train side by side; now and then a poor one becomes a copy of a good one and tries other hyperparameters. "
+    lead += "All of them count as trials when luck is estimated."
     if not lives:
-        text = tag("p", f"The lineage has {len(evaluation.lineage)} entries and no scores, so there is nothing to draw.", class_="remark")
+        text = tag(
+            "p",
+            f"The lineage has {len(evaluation.lineage)} entries and no scores, so there is nothing to draw.",
+            class_="remark",
+        )
         return Section("population", "Population", "A population without scores", lead, [text])
     blocks = [_scores(lives, copies)]
     hyperparameters = _trajectories(lives, copies)
@@ -93,44 +97,64 @@ def ancestry(lives: dict[int, Life], copies: list[Copy], last: int) -> set[tuple
 
 
 def _best(lives: dict[int, Life]) -> int:
-    return max(lives, key=lambda member: (np.isfinite(lives[member].scores[-1]), np.nan_to_num(lives[member].scores[-1], nan=-np.inf)))
+    return max(
+        lives, key=lambda member: (np.isfinite(lives[member].scores[-1]), np.nan_to_num(lives[member].scores[-1], nan=-np.inf))
+    )
 
 
 def _scores(lives: dict[int, Life], copies: list[Copy]) -> Chart:
     best = _best(lives)
     marks = [_member_line(lives, member, np.array(life.scores)) for member, life in lives.items()]
-    known = [copy for copy in copies if _score_at(lives, copy.source, copy.step) is not None and _score_at(lives, copy.target, copy.step) is not None]
+    known = [
+        copy
+        for copy in copies
+        if _score_at(lives, copy.source, copy.step) is not None and _score_at(lives, copy.target, copy.step) is not None
+    ]
     if known:
         ends = {
             "from": [_score_at(lives, copy.source, copy.step) or 0.0 for copy in known],
             "to": [_score_at(lives, copy.target, copy.step) or 0.0 for copy in known],
         }
-        marks.append(Mark("links", [copy.step for copy in known], {key: np.array(value) for key, value in ends.items()}, "", "market"))
+        marks.append(
+            Mark("links", [copy.step for copy in known], {key: np.array(value) for key, value in ends.items()}, "", "market")
+        )
     marks.append(_ancestor_line(lives, copies, best, [life.scores for life in lives.values()], list(lives)))
     first = [life.scores[0] for life in lives.values()]
     last = lives[best].scores[-1]
-    summary = f"Scores start between {say(min(first))} and {say(max(first))}; the best member, {best}, ends at {say(last)} after "
+    summary = (
+        f"Scores start between {say(min(first))} and {say(max(first))}; the best member, {best}, ends at {say(last)} after "
+    )
     summary += f"{len(copies)} copies in the population."
-    panel = Panel("Score of each member", marks, STEPS, Axis(), 320)
-    note = "Grey: members. Curved links: a member takes over the state of another. Bold: the line of ancestors of the best member at the end."
+    panel = Panel("Score of each member", marks, STEPS, Axis("free"), 320)
+    note = (
+        "Grey: members. Curved links: one takes over the state of another. Bold: the ancestors of the best member at the end."
+    )
     return Chart("lineage", f"The best member ends at {say(last)}", summary, [panel], note)
 
 
 def _score_at(lives: dict[int, Life], member: int, step: float) -> float | None:
     if member not in lives:
         return None
-    known = [score for at, score in zip(lives[member].steps, lives[member].scores, strict=True) if at <= step and np.isfinite(score)]
+    known = [
+        score for at, score in zip(lives[member].steps, lives[member].scores, strict=True) if at <= step and np.isfinite(score)
+    ]
     return known[-1] if known else None
 
 
 def _member_line(lives: dict[int, Life], member: int, values: np.ndarray) -> Mark:
-    return Mark("line", lives[member].steps, {"y": values}, f"member {member}", "other", options={"thin": True, "legend": False})
+    return Mark(
+        "line", lives[member].steps, {"y": values}, f"member {member}", "other", options={"thin": True, "legend": False}
+    )
 
 
-def _ancestor_line(lives: dict[int, Life], copies: list[Copy], best: int, values: list[list[float]], members: list[int]) -> Mark:
+def _ancestor_line(
+    lives: dict[int, Life], copies: list[Copy], best: int, values: list[list[float]], members: list[int]
+) -> Mark:
     by_member = dict(zip(members, values, strict=True))
     points = sorted((lives[member].steps[i], by_member[member][i]) for member, i in ancestry(lives, copies, best))
-    return Mark("line", [step for step, _ in points], {"y": np.array([value for _, value in points])}, "ancestors of the best", "agent")
+    return Mark(
+        "line", [step for step, _ in points], {"y": np.array([value for _, value in points])}, "ancestors of the best", "agent"
+    )
 
 
 def _trajectories(lives: dict[int, Life], copies: list[Copy]) -> Chart | None:
@@ -146,13 +170,19 @@ def _trajectories(lives: dict[int, Life], copies: list[Copy]) -> Chart | None:
         marks = [_member_line(lives, member, np.array(column)) for member, column in zip(lives, columns, strict=True)]
         marks.append(_ancestor_line(lives, copies, best, columns, list(lives)))
         log = bool(flat.min() > 0.0 and flat.max() / flat.min() > 5.0)
-        panels.append(Panel(capital(plain(name)), marks, STEPS, Axis(kind="log" if log else "linear"), 200))
+        panels.append(Panel(capital(plain(name)), marks, STEPS, Axis("free", "log" if log else "linear"), 200))
     if not panels:
         return None
     panels = panels[:MOST_PANELS]
-    ends = ", ".join(f"{plain(name)} {say(_number(value))}" for name, value in lives[best].values[-1].items() if np.isfinite(_number(value)))
+    ends = ", ".join(
+        f"{plain(name)} {say(_number(value), 'free')}"
+        for name, value in lives[best].values[-1].items()
+        if np.isfinite(_number(value))
+    )
     summary = f"The best member ends with {ends}." if ends else "How the hyperparameters of the members moved."
-    return Chart("hyperparameters", "How hyperparameters moved", summary, panels, "Bold: the ancestors of the best member.", columns=3)
+    return Chart(
+        "hyperparameters", "How hyperparameters moved", summary, panels, "Bold: the ancestors of the best member.", columns=3
+    )
 
 
 def _number(value: Any) -> float:

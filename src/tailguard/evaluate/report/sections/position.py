@@ -19,13 +19,20 @@ def position(evaluation: Evaluation) -> Section:
     weights = evaluation.agent.weights
     net, gross = weights.sum(axis=1), np.abs(weights).sum(axis=1)
     habit = _habit(net, gross)
-    lead = "A position is a share of the account: 100% is all of it in the market, below zero is short. An agent that hardly moves is "
-    lead += "a constant mix in disguise."
+    lead = "A position is a share of the account: 100% is all of it in the market, below zero is short. An agent that hardly "
+    lead += "moves is a constant mix in disguise."
     summary = f"The agent's net position runs from {say(net.min(), 'percent')} to {say(net.max(), 'percent')} with a mean of "
     summary += f"{say(net.mean(), 'percent')}; its mean exposure is {say(gross.mean(), 'percent')}."
     panels = [_prices(evaluation), _held(evaluation, net, gross), _traded(evaluation)]
     note = "Lines are means over a few bars, the shade behind them goes from the lowest to the highest."
-    chart = Chart("position", f"Position between {say(net.min(), 'percent')} and {say(net.max(), 'percent')}", summary, panels, note, shared=True)
+    chart = Chart(
+        "position",
+        f"Position between {say(net.min(), 'percent')} and {say(net.max(), 'percent')}",
+        summary,
+        panels,
+        note,
+        shared=True,
+    )
     return Section("position", "Behaviour", habit, lead, [chart])
 
 
@@ -35,7 +42,7 @@ def _habit(net: Floats, gross: Floats) -> str:
     if net.std() < STUCK:
         return f"The agent held {say(net.mean(), 'percent')} almost all the time"
     long, short = float((net > STUCK).mean()), float((net < -STUCK).mean())
-    return f"Long in {say(long, 'percent')} of the bars, short in {say(short, 'percent')}, mean exposure {say(gross.mean(), 'percent')}"
+    return f"Long in {long:.0%} of the bars, short in {short:.0%}, mean exposure {gross.mean():.0%}"
 
 
 def _prices(evaluation: Evaluation) -> Panel:

@@ -11,7 +11,11 @@ def provenance(evaluation: Evaluation) -> Section:
     source = evaluation.provenance
     versions = table(["package", "version"], [[name, version] for name, version in source.versions.items()], "Versions.", 2)
     config = tag("pre", tag("code", source.config), tabindex=0, role="region", aria_label="Configuration")
-    panes = Tabs("provenance-tabs", "Details", {"Data and seeds": [_facts(evaluation)], "Configuration": [config], "Versions": [versions]})
+    panes = Tabs(
+        "provenance-tabs",
+        "Details",
+        {"Data and seeds": [_facts(evaluation)], "Configuration": [config], "Versions": [versions]},
+    )
     lead = "With the same data, configuration, versions and seeds the same figures come out."
     return Section("provenance", "Provenance", "How to get the same figures again", lead, [panes, _downloads()])
 

@@ -10,7 +10,7 @@ from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel, Rule, se
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import TIME, title_of
 from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import say
+from tailguard.evaluate.report.words import chance, say
 from tailguard.evaluate.series import Floats
 
 BINS = 41
@@ -50,12 +50,13 @@ def _distribution(evaluation: Evaluation) -> Chart:
     middle = (edges[1:] + edges[:-1]) / 2.0
     figures = evaluation.statistics[evaluation.agent.name]
     worst, worst_market = figures["cvar_5"].value, evaluation.statistics[evaluation.market]["cvar_5"].value
-    name = title_of(evaluation, evaluation.market)
+    name = title_of(evaluation.market)
     marks = [
         Mark("bars", edges, {"y": own}, "agent", "agent"),
         Mark("line", middle, {"y": other}, name, "market", options={"thin": True}),
     ]
-    summary = f"The worst 5% of the agent's bars return {say(worst, 'percent')} on average, those of {name} {say(worst_market, 'percent')}."
+    summary = f"The worst 5% of the agent's bars return {say(worst, 'percent')} on average, "
+    summary += f"those of {name} {say(worst_market, 'percent')}."
     panel = Panel(
         "Share of the bars, by return per bar",
         marks,
@@ -80,13 +81,19 @@ def _fan(calibration: Calibration) -> Chart:
     bands = [_between(law, calibration.levels, level) for level in (*outer, *inner, 0.5)]
     dots = keep(calibration.outcomes, 200)
     marks = [
-        Mark("band", times[shown], {"low": bands[0], "high": bands[1]}, f"predicted, {outer[0]:.0%} to {outer[1]:.0%}", "agent"),
+        Mark(
+            "band", times[shown], {"low": bands[0], "high": bands[1]}, f"predicted, {outer[0]:.0%} to {outer[1]:.0%}", "agent"
+        ),
         Mark("band", times[shown], {"low": bands[2], "high": bands[3]}, "predicted, middle half", "agent"),
         Mark("line", times[shown], {"y": bands[4]}, "predicted median", "agent", options={"thin": True}),
-        Mark("dots", times[dots], {"y": calibration.outcomes[dots]}, "what came", "market", options={"size": 2, "hollow": False}),
+        Mark(
+            "dots", times[dots], {"y": calibration.outcomes[dots]}, "what came", "market", options={"size": 2, "hollow": False}
+        ),
     ]
-    below = float((calibration.outcomes < _between(np.sort(calibration.quantiles, axis=1), calibration.levels, outer[0])).mean())
-    span = f"{calibration.horizon} {'bar' if calibration.horizon == 1 else 'bars'}"
+    below = float(
+        (calibration.outcomes < _between(np.sort(calibration.quantiles, axis=1), calibration.levels, outer[0])).mean()
+    )
+    span = "bar" if calibration.horizon == 1 else f"{calibration.horizon} bars"
     summary = f"{say(below, 'percent')} of the outcomes fell below the predicted {outer[0]:.0%} quantile."
     panel = Panel(f"Return over the next {span}, log", marks, TIME, Axis("percent", include=(0.0,)), 280)
     title = f"What the critic expected of the next {span}, and what came"
@@ -100,8 +107,8 @@ def _calibrated(calibration: Calibration) -> Chart:
     gap = float(np.abs(calibration.realised - calibration.levels).max())
     p_value = calibration.uniformity.p_value
     summary = f"Realised and predicted levels differ by at most {say(gap, 'percent')}; the transforms are "
-    summary += f"{'compatible with' if p_value >= SIZE else 'not'} uniform, p = {say(p_value)}."
-    note = f"Grey: where a right prediction would lie in 95 of 100 cases, for {effective:,} outcomes that do not overlap."
+    summary += f"{'compatible with' if p_value >= SIZE else 'not'} uniform, p = {chance(p_value)}."
+    note = f"Shaded: where a right prediction would lie in 95 of 100 cases, for {effective:,} outcomes that do not overlap."
     word = "well" if p_value >= SIZE else "not well"
     return Chart("calibration", f"The predicted law is {word} calibrated", summary, panels, note, columns=3)
 
@@ -122,11 +129,12 @@ def _level_panel(calibration: Calibration, effective: int) -> Panel:
     levels = np.linspace(0.0, 1.0, 41)
     error = Z * np.sqrt(levels * (1.0 - levels) / effective)
     marks = [
-        Mark("band", levels, {"low": np.clip(levels - error, 0.0, 1.0), "high": np.clip(levels + error, 0.0, 1.0)}, "", "other"),
-        Mark("line", calibration.levels, {"y": calibration.realised}, "share below it", "agent"),
+        Mark("band", levels, {"low": -error, "high": error}, "", "other"),
+        Mark("line", calibration.levels, {"y": calibration.realised - calibration.levels}, "below it too often by", "agent"),
+        Mark("dots", calibration.levels, {"y": calibration.realised - calibration.levels}, "", "agent", options={"size": 2.5}),
     ]
-    axes = Axis("percent", label="predicted level", tip="level", include=(0.0, 1.0)), Axis("percent", include=(0.0, 1.0))
-    return Panel("How often outcomes fell below", marks, *axes, height=270)
+    axes = Axis("percent", label="predicted level", tip="level", include=(0.0, 1.0)), Axis("percent", include=(0.0,))
+    return Panel("Share of outcomes below, minus the level", marks, *axes, height=270)
 
 
 def _transform_panel(calibration: Calibration, effective: int) -> Panel:
@@ -137,7 +145,7 @@ def _transform_panel(calibration: Calibration, effective: int) -> Panel:
     ends = np.array([0.0, 1.0])
     marks = [
         Mark("bars", edges, {"y": density}, "density", "agent"),
-        Mark("band", ends, {"low": np.full(2, max(1.0 - error, 0.0)), "high": np.full(2, 1.0 + error)}, "", "other"),
+        Mark("band", ends, {"low": np.full(2, max(1.0 - error, 0.0)), "high": np.full(2, 1.0 + error)}, "", "fourth"),
     ]
     axes = Axis("percent", label="probability transform"), Axis("number", include=(0.0,), tight=True)
     return Panel("Probability transforms, flat if right", marks, *axes, height=270, rules=[Rule("", y=1.0)])
@@ -147,12 +155,33 @@ def _tests(calibration: Calibration) -> Html:
     rows = []
     for level, test in sorted(calibration.coverage.items()):
         found = f"{test.exceptions} exceptions, {test.expected:.1f} expected"
-        rows.append([f"Kupiec, {level:.0%} tail", found, say(test.exact_p_value), _judged(test.exact_p_value, "the tail was hit as often as predicted")])
+        rows.append(
+            [
+                f"Kupiec, {level:.0%} tail",
+                found,
+                chance(test.exact_p_value),
+                _judged(test.exact_p_value, "the tail was hit as often as predicted"),
+            ]
+        )
     for level, shortfall in sorted(calibration.shortfall.items()):
         right = "losses in the tail were as large as predicted"
-        rows.append([f"Acerbi-Szekely, {level:.0%} tail", f"Z2 = {say(shortfall.statistic)}", say(shortfall.p_value), _judged(shortfall.p_value, right)])
+        rows.append(
+            [
+                f"Acerbi-Szekely, {level:.0%} tail",
+                f"Z2 = {say(shortfall.statistic)}",
+                chance(shortfall.p_value),
+                _judged(shortfall.p_value, right),
+            ]
+        )
     distance = calibration.uniformity
-    rows.append(["Kolmogorov-Smirnov", f"distance {say(distance.statistic)}", say(distance.p_value), _judged(distance.p_value, "the whole law is right")])
+    rows.append(
+        [
+            "Kolmogorov-Smirnov",
+            f"distance {say(distance.statistic, 'free')}",
+            chance(distance.p_value),
+            _judged(distance.p_value, "the whole law is right"),
+        ]
+    )
     caption = "Tests of the predicted law. A p-value below 0.05 speaks against the prediction."
     return table(["test", "found", "p", "what it means"], rows, caption, numbers_from=4)
 
@@ -164,7 +193,7 @@ def _judged(p_value: float, claim: str) -> str:
 def _between(law: Floats, levels: Floats, level: float) -> Floats:
     """A quantile of each predicted law, linear between its levels. ``[n, N]`` sorted gives ``[n]``."""
     place = float(np.interp(level, levels, np.arange(len(levels))))
-    left = int(math.floor(place))
+    left = math.floor(place)
     right = min(left + 1, len(levels) - 1)
     result: Floats = law[:, left] * (1.0 - (place - left)) + law[:, right] * (place - left)
     return result

@@ -27,7 +27,7 @@ def steadiness(evaluation: Evaluation) -> Section | None:
         panes[KINDS.get(kind, capital(plain(kind)))] = [_regimes(evaluation, kind), _regime_table(evaluation, kind)]
     if not panes:
         return None
-    lead = "Skill should not hang on one lucky stretch. Few bars mean wide uncertainty, so single years are weak evidence either way."
+    lead = "Skill should not hang on one lucky stretch. Single years are weak evidence either way: they have few bars."
     return Section("steadiness", "Over time", _headline(evaluation), lead, [Tabs("steadiness-tabs", "Which stretches", panes)])
 
 
@@ -37,7 +37,7 @@ def _headline(evaluation: Evaluation) -> str:
     if not len(years):
         return "How steady it was"
     ahead = int((years["agent_sharpe"] > years["market_sharpe"]).sum())
-    return f"Ahead of {title_of(evaluation, evaluation.market)} by Sharpe ratio in {ahead} of {len(years)} calendar years"
+    return f"Ahead of {title_of(evaluation.market)} by Sharpe ratio in {ahead} of {len(years)} calendar years"
 
 
 def window_of(bars: int, periods: float) -> int:
@@ -56,13 +56,15 @@ def _rolling(evaluation: Evaluation) -> Chart:
     market = evaluation.track(evaluation.market)
     window = window_of(len(agent.returns), periods)
     times = seconds(agent.times)[window - 1 :]
-    name = title_of(evaluation, market.name)
+    name = title_of(market.name)
     (mean, deviation), (market_mean, market_deviation) = (rolling(track.returns, window) for track in (agent, market))
     ratio, market_ratio = _ratio(mean, deviation, periods), _ratio(market_mean, market_deviation, periods)
     error = 1.96 * np.sqrt((1.0 + ratio**2 / periods / 2.0) / window * periods)
     grid = np.linspace(0, len(times) - 1, min(len(times), 300)).round().astype(int)
     sharpe = [
-        Mark("band", times[grid], {"low": (ratio - error)[grid], "high": (ratio + error)[grid]}, "agent, 95% interval", "agent"),
+        Mark(
+            "band", times[grid], {"low": (ratio - error)[grid], "high": (ratio + error)[grid]}, "agent, 95% interval", "agent"
+        ),
         _line(times, market_ratio, name, "market"),
         _line(times, ratio, "agent", "agent"),
     ]
@@ -70,7 +72,7 @@ def _rolling(evaluation: Evaluation) -> Chart:
         _line(times, market_deviation * math.sqrt(periods), name, "market"),
         _line(times, deviation * math.sqrt(periods), "agent", "agent"),
     ]
-    beta = [_line(times, _beta(agent.returns, market.returns, window), f"agent's beta to {name}", "agent")]
+    beta = [_line(times, _beta(agent.returns, market.returns, window), "agent", "agent", False)]
     panels = [
         Panel("Sharpe ratio per year", sharpe, TIME, Axis(include=(0.0,)), 260, hide_x=True),
         Panel("Volatility per year", noise, TIME, Axis("percent", include=(0.0,), tight=True), 160, hide_x=True),
@@ -78,15 +80,19 @@ def _rolling(evaluation: Evaluation) -> Chart:
     ]
     above = float((ratio > market_ratio).mean())
     length = duration(window / periods)
-    summary = f"Over stretches of {window:,} bars the agent's Sharpe ratio runs from {say(ratio.min())} to {say(ratio.max())} and is "
+    summary = (
+        f"Over stretches of {window:,} bars the agent's Sharpe ratio runs from {say(ratio.min())} to {say(ratio.max())} and is "
+    )
     summary += f"above that of {name} in {say(above, 'percent')} of them."
-    note = f"Each point looks back over {window:,} bars ({length}). The interval takes the bars of a stretch as independent (Lo 2002)."
-    return Chart("rolling", f"Above {name} in {say(above, 'percent')} of all stretches of {length}", summary, panels, note, shared=True)
+    note = f"Each point looks back over {window:,} bars ({length}). The interval takes bars as independent (Lo 2002)."
+    return Chart(
+        "rolling", f"Above {name} in {say(above, 'percent')} of all stretches of {length}", summary, panels, note, shared=True
+    )
 
 
-def _line(times: Floats, values: Floats, name: str, color: Color) -> Mark:
+def _line(times: Floats, values: Floats, name: str, color: Color, label: bool = True) -> Mark:
     at = keep(values)
-    return Mark("line", times[at], {"y": values[at]}, name, color, label=True)
+    return Mark("line", times[at], {"y": values[at]}, name, color, label)
 
 
 def _ratio(mean: Floats, deviation: Floats, periods: float) -> Floats:
@@ -101,7 +107,7 @@ def _beta(agent: Floats, market: Floats, window: int) -> Floats:
 
 def _regimes(evaluation: Evaluation, kind: str) -> Chart:
     chosen = evaluation.sanity.regimes[evaluation.sanity.regimes["kind"] == kind]
-    name = title_of(evaluation, evaluation.market)
+    name = title_of(evaluation.market)
     rows = [
         Row(
             capital(str(one["regime"])),
@@ -116,11 +122,15 @@ def _regimes(evaluation: Evaluation, kind: str) -> Chart:
     ahead = chosen[chosen["agent_sharpe"] > chosen["market_sharpe"]]
     what = {"year": "calendar years", "volatility": "kinds of market"}.get(kind, "regimes")
     title = f"Ahead of {name} in {len(ahead)} of {len(chosen)} {what}"
-    best, worst = (chosen.loc[pick] for pick in (chosen["agent_sharpe"].idxmax(), chosen["agent_sharpe"].idxmin()))
+    best, worst = (chosen.iloc[int(pick)] for pick in (chosen["agent_sharpe"].argmax(), chosen["agent_sharpe"].argmin()))
     summary = f"The agent's Sharpe ratio is highest in {best['regime']} ({say(best['agent_sharpe'])}) and lowest in "
     summary += f"{worst['regime']} ({say(worst['agent_sharpe'])})."
     panel = Rows(f"Sharpe ratio per year, agent against {name}", rows)
-    note = "Terciles of the market's recent volatility." if kind == "volatility" else "Parts of years at the ends count as they are."
+    note = (
+        "Terciles of the market's recent volatility."
+        if kind == "volatility"
+        else "Parts of years at the ends count as they are."
+    )
     return Chart(f"regimes-{kind}", title, summary, [panel], note)
 
 
@@ -139,6 +149,15 @@ def _regime_table(evaluation: Evaluation, kind: str) -> Html:
         ]
         for one in chosen.to_dict("records")
     ]
-    market = title_of(evaluation, evaluation.market)
-    head = [kind, "bars", "agent's return", f"{market}: return", "agent's Sharpe", f"{market}: Sharpe", "agent's deepest fall", "exposure"]
+    market = title_of(evaluation.market)
+    head = [
+        kind,
+        "bars",
+        "agent's return",
+        f"{market}: return",
+        "agent's Sharpe",
+        f"{market}: Sharpe",
+        "agent's deepest fall",
+        "exposure",
+    ]
     return table(head, rows, "The same in numbers. Stretches this short have wide intervals; none is claimed.")

@@ -16,8 +16,8 @@ POINTS = 120
 MOST = 12
 # What tells most comes first; other metrics follow as they stand in the record.
 FIRST = (
-    "rollout/ep_rew_mean", "train/explained_variance", "train/entropy", "train/approx_kl", "train/clip_fraction", "train/value_loss",
-    "train/policy_gradient_loss", "train/grad_norm", "train/learning_rate",
+    "rollout/ep_rew_mean", "train/explained_variance", "train/entropy", "train/approx_kl", "train/clip_fraction",
+    "train/value_loss", "train/policy_gradient_loss", "train/grad_norm", "train/learning_rate",
 )  # fmt: skip
 TITLES = {
     "rollout/ep_rew_mean": "Mean episode return",
@@ -42,7 +42,9 @@ def training(evaluation: Evaluation) -> Section | None:
     if metrics:
         blocks.append(_chart(evaluation.training, metrics, runs))
     count = len(evaluation.warnings)
-    headline = "Training raised no warning" if count == 0 else f"Training raised {count} {'warning' if count == 1 else 'warnings'}"
+    headline = (
+        "Training raised no warning" if count == 0 else f"Training raised {count} {'warning' if count == 1 else 'warnings'}"
+    )
     lead = "Training says nothing about skill, but a training that went wrong explains a poor agent."
     return Section("training", "Training", headline, lead, blocks)
 
@@ -59,7 +61,8 @@ def _chart(table: pd.DataFrame, metrics: list[str], runs: int) -> Chart:
     first = metrics[0]
     ends = table.sort_values("step").groupby(["fold", "seed"])[first].last()
     title = TITLES.get(first, plain(first))
-    said = f"{title} ends between {say(float(ends.min()))} and {say(float(ends.max()))} in {runs} {'training' if runs == 1 else 'trainings'}"
+    reach = f"between {say(float(ends.min()), 'free')} and {say(float(ends.max()), 'free')}"
+    said = f"{title} ends {reach} in {runs} {'training' if runs == 1 else 'trainings'}"
     left = f" {len(metrics) - MOST} more metrics are in the run's own files." if len(metrics) > MOST else ""
     note = f"Grey: every fold and seed. Bold: the median of those that had got that far.{left}"
     return Chart("training-curves", said, f"{said}.", panels, note, columns=3)
@@ -69,16 +72,22 @@ def _panel(table: pd.DataFrame, name: str) -> Panel:
     marks: list[Mark] = []
     for (fold, seed), rows in table.groupby(["fold", "seed"]):
         known = rows.dropna(subset=[name]).sort_values("step")
-        at = np.unique(np.linspace(0, len(known) - 1, min(len(known), POINTS)).round().astype(int)) if len(known) else np.array([], dtype=int)
+        at = (
+            np.unique(np.linspace(0, len(known) - 1, min(len(known), POINTS)).round().astype(int))
+            if len(known)
+            else np.array([], dtype=int)
+        )
         if len(at):
-            marks.append(_line(known["step"].to_numpy(float)[at], known[name].to_numpy(float)[at], f"fold {fold}, seed {seed}", False))
+            marks.append(
+                _line(known["step"].to_numpy(float)[at], known[name].to_numpy(float)[at], f"fold {fold}, seed {seed}", False)
+            )
     if len(marks) > 1:
         middle = table.groupby("step")[name].median().dropna()
         at = np.unique(np.linspace(0, len(middle) - 1, min(len(middle), POINTS)).round().astype(int))
         marks.append(_line(middle.index.to_numpy(float)[at], middle.to_numpy(float)[at], "median", True))
     elif marks:
         marks = [Mark("line", marks[0].x, marks[0].columns, marks[0].name, "agent")]
-    return Panel(TITLES.get(name, plain(name)), marks, STEPS, Axis(), 190)
+    return Panel(TITLES.get(name, plain(name)), marks, STEPS, Axis("free"), 190)
 
 
 def _line(steps: Floats, values: Floats, name: str, strong: bool) -> Mark:
