@@ -35,7 +35,8 @@ class Played(NamedTuple):
     :param observations: ``[w + n, D]`` what it saw when it asked, warm-up included.
     :param rewards: ``[w + n]`` changes of the log equity of the account that it watched, which has run since the warm-up.
     :param starts: ``[w + n]`` true where its memory began anew.
-    :param ruined: whether the account was liquidated; after that nothing is held.
+    :param warmup: w.
+    :param ruined: whether the account was liquidated. After that nothing is held, and there are no observations and rewards.
     """
 
     track: Track
@@ -43,6 +44,7 @@ class Played(NamedTuple):
     observations: NDArray[np.float32]
     rewards: Floats
     starts: NDArray[np.bool_]
+    warmup: int
     ruined: bool
 
 
@@ -71,38 +73,49 @@ def play(
     :param warmup: rows before the span over which memory is filled; as many as there are features for.
     """
     first, last = span
-    begin = max(first - warmup, features.warmup)
     require(warmup >= 0, "warmup", warmup, "at least 0")
-    require(begin <= first, "the first row of span", first, f"at least {features.warmup}, where features begin")
-    running = None if watched_gamma is None else RunningReturn(1, watched_gamma)
+    require(first >= features.warmup, "the first row of span", first, f"at least {features.warmup}, where features begin")
     venue = Venue(bars, settings, span)
+    begin = max(first - warmup, features.warmup)
+    running = None if watched_gamma is None else RunningReturn(1, watched_gamma)
     rules = settings.model_dump() | {"episode_length": None, "random_start": False}
-    observations, rewards, starts, targets = [], [], [], []
-    row, state, env, ruined = begin, None, None, False
-    while row < last - 1 and not ruined:
-        if env is None:  # also after a ruin in the warm-up: somebody else's loss
+    steps: list[_Step] = []
+    state, env, ruined = None, None, False
+    for row in range(begin, last - 1):
+        start = env is None
+        if env is None:  # at the beginning, and after a ruin in the warm-up: another account, another memory
             env = TradingEnv(bars, features=features, span=(row, last), **rules)
             obs, _ = env.reset(seed=0)
-            starts.append(True)
-        else:
-            starts.append(False)
-        if running is not None and (row == first or starts[-1]):
+        if running is not None and (start or row == first):
             running.begin(slice(None))
-        seen = obs if running is None else np.concatenate((obs, running.columns()[0]))
-        action, state = agent.predict(seen[None], state, np.array([starts[-1]]), True)
-        observations.append(seen.astype(np.float32))
-        if row >= first:
-            targets.append(target_weights(action[0], settings))
-        obs, reward, gone, _, _ = env.step(action[0])
-        rewards.append(reward)
+        seen = obs if running is None else np.concatenate((obs, running.columns()[0])).astype(np.float32)
+        action, state = agent.predict(seen[None], state, np.array([start]), True)
+        obs, reward, ruined, _, _ = env.step(action[0])
+        steps.append(_Step(seen, start, reward, target_weights(action[0], settings)))
         if running is not None:
             running.add(np.array([reward], np.float64))
-        ruined, env, row = gone and row >= first, None if gone else env, row + 1
-    wanted = np.zeros((last - 1 - first, targets[0].shape[0]))
-    wanted[: len(targets)] = targets
+        if ruined and row >= first:
+            break
+        env = None if ruined else env
+    counted = steps[first - begin :]
+    targets = np.zeros((last - 1 - first, len(counted[0].target)))
+    targets[: len(counted)] = [step.target for step in counted]
     return Played(
-        venue.trade(name, wanted), wanted, np.array(observations), np.array(rewards, np.float64), np.array(starts), ruined
+        track=venue.trade(name, targets),
+        targets=targets,
+        observations=np.stack([step.observation for step in steps]),
+        rewards=np.array([step.reward for step in steps], np.float64),
+        starts=np.array([step.start for step in steps], np.bool_),
+        warmup=first - begin,
+        ruined=ruined,
     )
+
+
+class _Step(NamedTuple):
+    observation: NDArray[np.float32]
+    start: bool
+    reward: float
+    target: Floats
 
 
 def target_weights(action: NDArray[Any], settings: TradingSettings) -> Floats:

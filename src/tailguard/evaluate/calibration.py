@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tailguard.evaluate import risk_tests
 from tailguard.evaluate.record import Calibration, Floats
@@ -42,22 +42,6 @@ def discounted_sums(rewards: ArrayLike, gamma: float, bars: int) -> Floats:
     return np.asarray(np.lib.stride_tricks.sliding_window_view(values, bars) @ weights)
 
 
-def quantiles_of(atoms: ArrayLike, masses: ArrayLike, levels: ArrayLike) -> Floats:
-    """Quantiles ``[n, N]`` of discrete laws: the lowest atom that has at least the level at or below it.
-
-    :param atoms: ``[n, M]``, in any order.
-    :param masses: ``[M]`` for all rows, or ``[n, M]``; they sum to 1.
-    :param levels: ``[N]`` in (0, 1).
-    """
-    values = np.asarray(atoms, dtype=np.float64)
-    weights = np.broadcast_to(np.asarray(masses, dtype=np.float64), values.shape)
-    order = np.argsort(values, axis=1)
-    cumulated = np.cumsum(np.take_along_axis(weights, order, axis=1), axis=1)
-    tau = np.asarray(levels, dtype=np.float64)
-    place = (cumulated[:, None, :] < tau[None, :, None] - 1e-6).sum(axis=2)  # masses are float32 numbers
-    return np.take_along_axis(np.take_along_axis(values, order, axis=1), np.minimum(place, values.shape[1] - 1), axis=1)
-
-
 def calibrate(
     times: pd.DatetimeIndex, rewards: ArrayLike, quantiles: ArrayLike, levels: ArrayLike, gamma: float, fold_rows: list[int]
 ) -> Calibration | None:
@@ -65,7 +49,7 @@ def calibrate(
 
     :param times: ``[n]`` of the bars after the decisions.
     :param rewards: ``[n]`` that the agent got over these bars.
-    :param quantiles: ``[n, N]`` predicted at the decisions.
+    :param quantiles: ``[n, N]`` predicted at the decisions; NaN where there was none any more, after a ruin.
     :param levels: ``[N]``.
     :param gamma: discount of the agent.
     :param fold_rows: ``[F]`` number of rows of each fold; no outcome reaches over the end of one.
@@ -76,17 +60,21 @@ def calibrate(
     bars = horizon(gamma)
     if bars is None:
         return None
-    rows, outcomes, first = [], [], 0
+    rows: list[NDArray[np.int64]] = []
+    outcomes: list[Floats] = []
+    first = 0
     for n in fold_rows:
         if n >= bars:
             sums = discounted_sums(earned[first : first + n], gamma, bars)[::bars]
             rows.append(first + bars * np.arange(len(sums)))
             outcomes.append(sums)
         first += n
-    if sum(len(part) for part in outcomes) < FEWEST_OUTCOMES:
+    chosen, values = np.concatenate([*rows, np.zeros(0, np.int64)]), np.concatenate([*outcomes, np.zeros(0)])
+    predicts = np.isfinite(predicted[chosen]).all(axis=1)
+    if predicts.sum() < FEWEST_OUTCOMES:
         return None
-    chosen, values = np.concatenate(rows), np.concatenate(outcomes)
-    return _compare(bars, times[chosen], values, predicted[chosen], np.asarray(levels, dtype=np.float64))
+    chosen = chosen[predicts]
+    return _compare(bars, times[chosen], values[predicts], predicted[chosen], np.asarray(levels, dtype=np.float64))
 
 
 def _compare(bars: int, times: pd.DatetimeIndex, outcomes: Floats, quantiles: Floats, levels: Floats) -> Calibration:
