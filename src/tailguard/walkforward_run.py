@@ -28,7 +28,7 @@ from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.record_files import save
 from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.verdict import VerdictRules
-from tailguard.evaluate.walkforward import Fold, WalkforwardConfig, make_folds
+from tailguard.evaluate.walkforward import Fold, WalkforwardConfig, longest_lookback, make_folds
 from tailguard.market.features import build_features
 from tailguard.out_of_sample import Decisions, calibration_of, decide, fingerprint, fold_table, provenance
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -121,7 +121,8 @@ def walkforward(
     :param attack: table of attacks.
     :raises ValueError: if the folder holds a run of other data or another configuration.
     """
-    folds = make_folds(len(bars), build_features(bars, config.features).warmup, settings)
+    unusable = build_features(bars, config.features).warmup
+    folds = make_folds(len(bars), unusable, max(longest_lookback(config.features), unusable), settings)
     seeds = tuple(config.training.seed + i for i in range(settings.seeds))
     pairs = [Pair(fold, seed) for fold in folds for seed in seeds]
     _claim(folder, config, settings, bars)

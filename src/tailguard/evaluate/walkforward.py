@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tailguard.market.features import FeatureConfig
 from tailguard.validation import require
 
 Mode = Literal["expanding", "rolling"]
-FEWEST_TEST_ROWS = 2
+FEWEST_ROWS = 2
 
 
 class WalkforwardConfig(BaseModel):
@@ -72,28 +73,35 @@ def least_embargo(lookback: int, warmup: int) -> int:
     return max(lookback + warmup, 1)  # the row of the first decision is never one of the training
 
 
-def make_folds(rows: int, lookback: int, config: WalkforwardConfig) -> list[Fold]:
+def longest_lookback(features: FeatureConfig) -> int:
+    """Rows that the features of one bar look back on; exponential averages reach further, with weights that fade."""
+    windows = (features.volatility_window, features.slow_window, features.drawdown_window, features.rsi, features.atr)
+    oscillators = (features.bollinger, features.cci, features.macd[1] + features.macd[2])
+    return max(*features.horizons, *windows, *oscillators) + 1  # returns need one price more than their window
+
+
+def make_folds(rows: int, unusable: int, lookback: int, config: WalkforwardConfig) -> list[Fold]:
     """Cut the rows into folds whose tests follow one another without a gap and end with the data.
 
     :param rows: of the data.
-    :param lookback: rows at the start that lack features, which is also the longest look-back.
+    :param unusable: rows at the start that lack features.
+    :param lookback: longest look-back of the features, at least `unusable`.
     :param config: number of folds and their shape.
-    :raises ValueError: if the rows are too few, with how many would do.
+    :raises ValueError: if the rows are too few, with what they leave.
     """
     least = least_embargo(lookback, config.warmup)
     embargo = least if config.embargo is None else config.embargo
     require(embargo >= least, "embargo", embargo, f"at least {least}: look-back {lookback} and warm-up {config.warmup}")
-    usable = rows - lookback
-    first_test = lookback + round(usable * config.train_share)
-    trained = first_test - embargo - lookback  # rows of the first training that have features
+    first_test = unusable + round((rows - unusable) * config.train_share)
+    trained = first_test - embargo - unusable  # rows of the first training that have features
     tested = rows - first_test
-    enough = trained >= 2 and tested >= FEWEST_TEST_ROWS * config.folds
-    legal = f"more: a look-back of {lookback} and an embargo of {embargo} leave {trained} to train on and {tested} to test on"
+    enough = trained >= FEWEST_ROWS and tested >= FEWEST_ROWS * config.folds
+    legal = f"more: look-backs and an embargo of {embargo} leave {trained} to train on and {tested} for {config.folds} tests"
     require(enough, "the number of bars", rows, legal)
     edges = [first_test + round(tested * k / config.folds) for k in range(config.folds + 1)]
     folds = []
     for k in range(config.folds):
         last = edges[k] - embargo
-        begin = 0 if config.mode == "expanding" else last - (first_test - embargo)
+        begin = 0 if config.mode == "expanding" else edges[k] - first_test
         folds.append(Fold(k, (begin, last), (edges[k], edges[k + 1])))
     return folds
