@@ -39,6 +39,8 @@ TERMS = {
     "net_exposure": Term("Net exposure", "percent", "The same with shorts counted against longs.", None),
     "hit_rate": Term("Hit rate", "percent", "Share of the bars with a gain, among those with a gain or a loss."),
     "cost_share": Term("Cost share", "percent", "Part of the gross gain that costs took; infinite if there was none.", False),
+    "costs": Term("Costs paid", "percent", "Fees and slippage over the whole test, as a share of the start.", False),
+    "agent_lead": Term("Agent's lead", "number", "The agent's Sharpe ratio minus this account's, on the same resampled bars."),
     "alpha": Term("Alpha per year", "percent", "What is left of the return once the market's part is taken out."),
     "alpha_t": Term("Alpha, t value", "number", "Alpha in units of its own error; beyond 2 it is seldom luck."),
     "beta": Term("Beta", "number", "How much the account moves when the market moves by one.", None),

@@ -11,9 +11,10 @@ from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.record_files import metrics_text
 from tailguard.evaluate.report.page import page
 from tailguard.evaluate.report.sections.attack import attack
+from tailguard.evaluate.report.sections.comparison import comparison
 from tailguard.evaluate.report.sections.costs import costs
 from tailguard.evaluate.report.sections.folds import folds
-from tailguard.evaluate.report.sections.money import comparison, money
+from tailguard.evaluate.report.sections.money import money
 from tailguard.evaluate.report.sections.overview import overview
 from tailguard.evaluate.report.sections.population import population
 from tailguard.evaluate.report.sections.position import position

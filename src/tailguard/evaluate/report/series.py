@@ -9,6 +9,7 @@ from tailguard.evaluate.report.words import plain
 from tailguard.evaluate.series import Floats
 
 OWN_MIX = "own_mix"  # the baseline that tells timing from mere exposure
+TITLES = {OWN_MIX: "constant mix", "own_permuted": "own positions permuted"}
 TIME = Axis(kind="time")
 LOG_FROM = 3.0  # a range beyond this factor is drawn on a logarithmic axis
 
@@ -25,8 +26,8 @@ def color_of(evaluation: Evaluation, name: str) -> Color:
 
 
 def title_of(name: str) -> str:
-    """A track's name on the page. The mix at the agent's own exposure has a name that needs no knowledge of the record."""
-    return "constant mix" if name == OWN_MIX else plain(name)
+    """A track's name on the page, for readers who do not know the record."""
+    return TITLES.get(name, plain(name))
 
 
 def line(evaluation: Evaluation, track: Track, values: Floats) -> Mark:
