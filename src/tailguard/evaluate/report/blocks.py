@@ -82,8 +82,8 @@ def _figure(chart: Chart) -> Html:
     )
     caption = tag(
         "figcaption",
-        tag("h3", chart.title, id=f"{chart.id}-title"),
-        tag("p", chart.summary, class_="summary", id=f"{chart.id}-summary"),
+        tag("h3", chart.title, id=f"figure-{chart.id}-title"),
+        tag("p", chart.summary, class_="summary", id=f"figure-{chart.id}-summary"),
     )
     note = tag("p", tag("span", chart.note), download, class_="note")
     return tag(
@@ -91,8 +91,8 @@ def _figure(chart: Chart) -> Html:
         caption,
         tag("div", class_="chart", data_figure=chart.id),
         note,
-        aria_labelledby=f"{chart.id}-title",
-        aria_describedby=f"{chart.id}-summary",
+        aria_labelledby=f"figure-{chart.id}-title",
+        aria_describedby=f"figure-{chart.id}-summary",
     )
 
 

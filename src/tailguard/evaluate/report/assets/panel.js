@@ -42,7 +42,7 @@ function airy([low, high], log, tight) {
 }
 
 function axisY(panel, group, y, box) {
-  const count = Math.max(2, Math.round((box.bottom - box.top) / 52));
+  const count = Math.max(3, Math.round((box.bottom - box.top) / 48));
   const made = panel.y.log ? logTicks(...y.domain, count) : linearTicks(...y.domain, count);
   for (const tick of made.ticks) {
     const at = px(y(tick));

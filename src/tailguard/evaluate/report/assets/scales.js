@@ -23,7 +23,10 @@ function logTicks(low, high, count) {
   // Over less than a decade powers of ten would leave an empty axis: the ticks of a linear one are read just as well.
   if (high / low < 12) return linearTicks(low, high, count);
   const ticks = [];
-  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k += 1) ticks.push(Math.pow(10, k));
+  const between = high / low < 300 ? [1, 2, 5] : [1];
+  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k += 1) {
+    for (const factor of between) ticks.push(factor * Math.pow(10, k));
+  }
   const inside = ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
   const keep = Math.ceil(inside.length / Math.max(count, 1));
   return { ticks: inside.filter((_, i) => i % keep === 0), step: 0 };
@@ -101,8 +104,8 @@ function compact(value) {
   const size = Math.abs(value);
   if (size >= 1e6) return `${fixed(value / 1e6, size % 1e6 === 0 ? 0 : 1)}M`;
   if (size >= 1e3) return `${fixed(value / 1e3, size % 1e3 === 0 ? 0 : 1)}k`;
-  if (size !== 0 && size < 1e-3) return value.toExponential(0).replace("-", MINUS);
-  return fixed(value, size < 1 ? 3 : 0);
+  if (size !== 0 && size < 1e-3) return value.toExponential(size / Math.pow(10, Math.floor(Math.log10(size))) % 1 < 1e-6 ? 0 : 1).replace(/-/g, MINUS);
+  return String(Number(size.toPrecision(3))).replace(/^/, value < 0 ? MINUS : "");
 }
 
 // Without a step the value is one that somebody reads, with a step it is a tick of an axis.
@@ -118,7 +121,7 @@ function format(value, kind, step) {
   if (kind === "count") return compact(value);
   if (kind === "price") return axis ? fixed(value, decimalsFor(step)) : fixed(value, Math.abs(value) >= 1000 ? 0 : Math.abs(value) < 10 ? 4 : 2);
   if (axis) {
-    if (step === 0 || Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3)) return compact(value);
+    if (step === 0 || step < 1e-3 || Math.abs(value) >= 1e5) return compact(value);
     return fixed(value, decimalsFor(step));
   }
   const size = Math.abs(value);

@@ -9,6 +9,8 @@ from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.words import capital, plain, say
 
+SHORT = ("fgsm", "pgd", "mad")  # names that are abbreviations
+
 
 def attack(evaluation: Evaluation) -> Section | None:
     """Statistics under attacks of growing strength; nothing where none ran."""
@@ -23,7 +25,7 @@ def attack(evaluation: Evaluation) -> Section | None:
     quiet = rows.iloc[int(rows["epsilon"].argmin())]
     name = term(first).label
     change = f"from {say(quiet['value'], kind)} to {say(worst['value'], kind)}"
-    said = f"{change} under {plain(str(worst['attack']))} of strength {worst['epsilon']:g}"
+    said = f"{change} under {_name(str(worst['attack']))} of strength {worst['epsilon']:g}"
     chart = Chart(
         "attack",
         f"{name} by kind and strength of the attack",
@@ -45,13 +47,17 @@ def attack(evaluation: Evaluation) -> Section | None:
     )
 
 
+def _name(attack: str) -> str:
+    return attack.upper() if attack in SHORT else capital(plain(attack))
+
+
 def _panels(statistic: str, table: pd.DataFrame) -> list[Panel]:
     """One panel per attack, all on the same scale."""
     words = term(statistic)
     reach = table[["value", "low", "high"]].to_numpy(dtype=float)
     axis = Axis(words.kind, include=(0.0, float(np.nanmin(reach)), float(np.nanmax(reach))))
     return [
-        _panel(f"{capital(plain(str(name)))}: {words.label}", rows.sort_values("epsilon"), axis)
+        _panel(f"{_name(str(name))}: {words.label}", rows.sort_values("epsilon"), axis)
         for name, rows in table.groupby("attack", sort=False)
     ]
 
