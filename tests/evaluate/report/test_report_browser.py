@@ -167,6 +167,24 @@ def test_a_click_in_the_legend_brings_a_series_forward(browser, page):
     assert browser.problems == []
 
 
+def test_dragging_looks_closer_and_leads_back(browser, page):
+    browser.open(page)
+    ticks = "[...document.querySelectorAll('[data-figure=\"equity\"] .plot:last-child .tick.middle')].map(t => t.textContent)"
+    years = browser.evaluate(ticks)
+    box = place(browser, "[data-figure='equity'] .plot > svg")
+    y = box["y"] + box["height"] / 2
+    for kind, share in (("mousePressed", 0.4), ("mouseMoved", 0.45), ("mouseMoved", 0.5), ("mouseReleased", 0.5)):
+        x = box["x"] + share * box["width"]
+        browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+    months = browser.evaluate(ticks)
+    assert months != years
+    assert browser.evaluate("document.querySelectorAll('[data-figure=\"equity\"] clipPath').length") == 2
+    assert browser.evaluate(EMPTY) == []
+    browser.evaluate("document.querySelector('[data-figure=\"equity\"] .closer button').click()")
+    assert browser.evaluate(ticks) == years
+    assert browser.problems == []
+
+
 def test_downloads_give_the_embedded_files(browser, page, tmp_path):
     browser.open(page)
     browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))

@@ -14,7 +14,7 @@ from typing import Any
 from tailguard.evaluate.report.blocks import Section, charts
 from tailguard.evaluate.report.markup import Html, join, tag
 
-SCRIPTS = ("scales.js", "marks.js", "panel.js", "rows.js", "figure.js", "page.js")
+SCRIPTS = ("scales.js", "marks.js", "zoom.js", "panel.js", "rows.js", "figure.js", "page.js")
 STYLES = ("tokens.css", "page.css", "charts.css", "print.css")
 
 

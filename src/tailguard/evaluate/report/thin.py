@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from tailguard.evaluate.series import Floats
 from tailguard.validation import require
 
-BUCKETS = 420  # twice as many points are drawn, about one per pixel of a chart
+BUCKETS = 600  # up to twice as many points are drawn: one per pixel of a chart, and some to look closer
 
 
 def keep(values: Floats, buckets: int = BUCKETS) -> NDArray[np.int64]:

@@ -44,7 +44,7 @@ def say(value: float | None, kind: Kind = "number") -> str:
 
 def chance(p_value: float) -> str:
     """A p-value: three decimals are all that anybody can use."""
-    return "below 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
 
 
 def signed(value: float, kind: Kind = "number") -> str:

@@ -1,5 +1,10 @@
 // A figure is one or more panels under one title: stacked over one time axis, or side by side as small multiples.
 
+// The agent first, bands last, all else in the order of drawing.
+function legendRank(mark) {
+  return mark.type === "band" ? 2 : mark.color === "agent" ? 0 : 1;
+}
+
 class Figure {
   constructor(host, spec) {
     this.host = host;
@@ -8,7 +13,9 @@ class Figure {
     this.left = 0;
     this.right = 0;
     this.width = 0;
+    this.part = null; // the stretch of time that is looked at closely
     this.legend(host);
+    this.back = this.wayBack(host);
     this.frame = element("div", `panels columns-${Math.min(spec.columns, 3)}`, host);
     this.voice = element("div", "unseen", host);
     this.voice.setAttribute("aria-live", "polite");
@@ -29,6 +36,7 @@ class Figure {
     const seen = new Map();
     for (const panel of this.spec.panels) {
       const named = (panel.marks || []).filter((mark) => mark.name && mark.legend !== false).reverse();
+      named.sort((a, b) => legendRank(a) - legendRank(b));
       if (named.length > 1) for (const mark of named) seen.set(mark.name, mark);
       for (const entry of panel.key || []) seen.set(entry.name, entry);
     }
@@ -38,6 +46,7 @@ class Figure {
       const item = element(this.spec.choose ? "button" : "span", "key", list);
       const swatch = element("i", `c-${mark.color}`, item);
       if (mark.type === "band") swatch.classList.add("wide");
+      if (mark.strong) swatch.classList.add("strong");
       if (mark.type === "dots" || mark.type === "dot") swatch.classList.add(mark.hollow ? "open" : "round");
       item.append(name);
       if (!this.spec.choose) continue;
@@ -51,6 +60,32 @@ class Figure {
     this.chosen = this.chosen === name ? null : name;
     for (const item of list.children) item.setAttribute("aria-pressed", String(item.textContent === this.chosen));
     this.draw();
+  }
+
+  wayBack(host) {
+    if (!this.spec.panels.some((panel) => panel.x && panel.x.kind === "time")) return null;
+    const bar = element("div", "closer", host);
+    element("span", "hint", bar, "Drag to look closer");
+    const back = element("button", "quiet", bar, "Back to the whole time");
+    back.type = "button";
+    back.hidden = true;
+    back.addEventListener("click", () => this.zoom(null));
+    return back;
+  }
+
+  // Look at a part of the time, or at all of it again.
+  zoom(part) {
+    if (!part && !this.part) return;
+    this.part = part;
+    this.back.hidden = !part;
+    this.clear();
+    this.draw();
+    if (part) this.say(`Showing ${part.map((at) => timeText(at, REPORT.intraday)).join(" to ")}`);
+  }
+
+  escape() {
+    this.clear();
+    this.zoom(null);
   }
 
   state(mark) {
@@ -75,7 +110,7 @@ class Figure {
     // Stacked panels share their edges, so that a day stands above itself.
     const stacked = !(this.spec.columns > 1) && this.panels.length > 1 && this.panels.every((panel) => panel instanceof Panel);
     if (stacked) {
-      this.left = Math.max(...this.panels.map(({ spec }) => tickWidth(spec, airy(extents(spec).y, spec.y.log, false))));
+      this.left = Math.max(...this.panels.map(({ spec }) => tickWidth(spec, airy(extents(spec, spec.x.kind === "time" ? this.part : null).y, spec.y.log, false))));
       this.right = Math.max(...this.panels.map(({ spec }) => endWidth(labelled(spec))));
     }
     for (const panel of this.panels) panel.draw(this.width);

@@ -1,4 +1,4 @@
-// One function per kind of mark: draw it into an SVG group and say what the cursor reads from it.
+// Each kind of mark can draw itself into an SVG group, say what the cursor reads from it, and how high it reaches.
 // Colours are CSS classes, so that light, dark and print need no redrawing.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -57,7 +57,7 @@ const MARKS = {
       svg("path", { d: path, class: `line c-${mark.color}${mark.dash ? " dash" : ""}${mark.thin ? " thin" : ""}` }, group);
     },
     read: readSeries,
-    extent: (mark) => [mark.x, mark.y],
+    heights: (mark) => [mark.y],
   },
   area: {
     draw(mark, group, x, y) {
@@ -66,11 +66,11 @@ const MARKS = {
       svg("path", { d: tracePath(mark.x, mark.y, x, y, false), class: `line thin c-${mark.color}` }, group);
     },
     read: readSeries,
-    extent: (mark) => [mark.x, mark.y.concat([mark.base || 0])],
+    heights: (mark) => [mark.y, [mark.base || 0]],
   },
   band: {
     draw(mark, group, x, y) {
-      svg("path", { d: ribbonPath(mark.x, mark.low, mark.high, x, y), class: `band c-${mark.color}` }, group);
+      svg("path", { d: ribbonPath(mark.x, mark.low, mark.high, x, y), class: `band c-${mark.color}${mark.strong ? " strong" : ""}` }, group);
     },
     read(mark, at, kind) {
       const i = nearest(mark.x, at);
@@ -78,7 +78,7 @@ const MARKS = {
       const text = `${format(mark.low[i], kind)} to ${format(mark.high[i], kind)}`;
       return { name: mark.name, color: mark.color, text, value: null, x: mark.x[i] };
     },
-    extent: (mark) => [mark.x, mark.low.concat(mark.high)],
+    heights: (mark) => [mark.low, mark.high],
   },
   bars: {
     draw(mark, group, x, y) {
@@ -97,7 +97,7 @@ const MARKS = {
       const name = `${mark.name}, ${xText(mark.x[i])} to ${xText(mark.x[i + 1])}`;
       return { name, color: mark.color, text: format(mark.y[i], kind), value: mark.y[i], x: (mark.x[i] + mark.x[i + 1]) / 2 };
     },
-    extent: (mark) => [mark.x, mark.y.concat([0])],
+    heights: (mark) => [mark.y, [0]],
   },
   dots: {
     draw(mark, group, x, y) {
@@ -115,7 +115,7 @@ const MARKS = {
       if (mark.y[best] === null) return null;
       return { name: mark.name, color: mark.color, text: format(mark.y[best], kind), value: mark.y[best], x: mark.x[best] };
     },
-    extent: (mark) => [mark.x, mark.y],
+    heights: (mark) => [mark.y],
   },
   links: {
     draw(mark, group, x, y) {
@@ -129,7 +129,7 @@ const MARKS = {
       });
     },
     read: () => null,
-    extent: (mark) => [mark.x, mark.from.concat(mark.to)],
+    heights: (mark) => [mark.from, mark.to],
   },
 };
 

@@ -22,11 +22,15 @@ function span(values) {
   return [low, high];
 }
 
-function extents(panel) {
-  const all = panel.marks.map((mark) => MARKS[mark.type].extent(mark));
-  const reach = (side, extra) => span(all.map((pair) => span(pair[side])).flat().concat(extra));
+// How far the data reach, sideways and upwards; upwards only what lies in `part` of the axis, if one is given.
+function extents(panel, part) {
   const rules = (panel.rules || []).filter((rule) => rule.y !== undefined && rule.y !== null).map((rule) => rule.y);
-  return { x: reach(0, panel.x.include || []), y: reach(1, (panel.y.include || []).concat(rules)) };
+  const wide = panel.marks.flatMap((mark) => span(mark.x));
+  const high = panel.marks.flatMap((mark) => {
+    const [first, last] = inside(mark, part);
+    return MARKS[mark.type].heights(mark).flatMap((column) => span(column.length === mark.x.length ? column.slice(first, last) : column));
+  });
+  return { x: span(wide.concat(panel.x.include || [])), y: span(high.concat(panel.y.include || [], rules)) };
 }
 
 // A little air above and below, and none where the data end at a natural border such as 0.
@@ -78,9 +82,9 @@ function endWidth(marks) {
 }
 
 // Labels at the ends of lines, moved apart where they would lie on one another.
-function endLabels(panel, group, y, box) {
+function endLabels(panel, group, y, box, edge) {
   const labels = labelled(panel).map((mark) => {
-    const last = mark.y.reduce((found, value, i) => (value === null ? found : i), 0);
+    const last = mark.y.reduce((found, value, i) => (value === null || mark.x[i] > edge ? found : i), 0);
     return { mark, at: y(mark.y[last]) };
   });
   labels.sort((a, b) => a.at - b.at);
@@ -98,6 +102,8 @@ function endLabels(panel, group, y, box) {
   }
 }
 
+let clips = 0;
+
 class Panel {
   // `host` is the element, `spec` the data, `figure` hears where the cursor is.
   constructor(host, spec, figure) {
@@ -111,12 +117,14 @@ class Panel {
     host.addEventListener("pointermove", (event) => this.follow(event));
     host.addEventListener("pointerdown", (event) => this.follow(event));
     host.addEventListener("pointerleave", () => figure.clear());
+    if (spec.x.kind === "time") enableZoom(this);
   }
 
   draw(width) {
     const spec = this.spec;
-    const reach = extents(spec);
-    const domain = { x: spec.x.domain || reach.x, y: spec.y.domain || airy(reach.y, spec.y.log, spec.y.tight) };
+    const part = spec.x.kind === "time" ? this.figure.part : null;
+    const reach = extents(spec, part);
+    const domain = { x: part || reach.x, y: airy(reach.y, spec.y.log, spec.y.tight) };
     if (domain.x[0] === domain.x[1]) domain.x = [domain.x[0] - 0.5, domain.x[1] + 0.5];
     const ends = width >= WIDE ? labelled(spec) : [];
     const right = Math.max(endWidth(ends), width >= WIDE ? this.figure.right : 0);
@@ -136,12 +144,13 @@ class Panel {
     axisY(spec, back, this.y, box);
     if (!spec.hideX) axisX(spec, back, this.x, box);
     const front = svg("g", {}, chart);
+    const clipped = svg("g", this.figure.part ? { "clip-path": `url(#${this.clip(chart)})` } : {}, front);
     spec.marks.forEach((mark) => {
-      const group = svg("g", { class: `mark ${this.figure.state(mark)}` }, front);
+      const group = svg("g", { class: `mark ${this.figure.state(mark)}` }, clipped);
       MARKS[mark.type].draw(mark, group, this.x, this.y);
     });
     (spec.rules || []).forEach((rule) => drawRule(rule, front, this.x, this.y, box));
-    if (ends) endLabels(spec, front, this.y, box);
+    if (ends) endLabels(spec, front, this.y, box, this.x.domain[1]);
     this.hair = svg("g", { class: "hair" }, chart);
     chart.addEventListener("keydown", (event) => this.key(event));
     chart.addEventListener("blur", () => this.figure.clear());
@@ -149,6 +158,22 @@ class Panel {
     else this.host.insertBefore(chart, this.tip);
     this.svg = chart;
     this.tip.hidden = true;
+  }
+
+  // Looked at closely, lines go on beyond the axes and have to be cut there.
+  clip(chart) {
+    const { left, right, top, bottom } = this.box;
+    clips += 1;
+    const path = svg("clipPath", { id: `clip-${clips}` }, chart);
+    svg("rect", { x: left, y: top - 4, width: right - left, height: bottom - top + 8 }, path);
+    return path.id;
+  }
+
+  select(from, to) {
+    this.tip.hidden = true;
+    this.hair.replaceChildren();
+    const { top, bottom } = this.box;
+    svg("rect", { x: Math.min(from, to), width: Math.abs(to - from), y: top, height: bottom - top, class: "chosen-part" }, this.hair);
   }
 
   follow(event) {
@@ -162,7 +187,7 @@ class Panel {
   // Arrow keys walk over the points of the first mark that can be read.
   key(event) {
     const jump = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -Infinity, End: Infinity }[event.key];
-    if (event.key === "Escape") this.figure.clear();
+    if (event.key === "Escape") this.figure.escape();
     const mark = this.spec.marks.find((one) => one.name && one.type !== "links");
     if (jump === undefined || !mark) return;
     event.preventDefault();

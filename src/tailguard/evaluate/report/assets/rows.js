@@ -28,7 +28,8 @@ class Rows {
     const right = narrow ? width - 8 : width - Math.max(...texts) * 6.6 - 18;
     const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.figure.words(spec) });
     const values = spec.rows.flatMap((row) => [row.value, row.low, row.high, ...row.dots.map((dot) => dot.value)]);
-    const reach = airy(span(values.concat(spec.include || [])), false, false);
+    const rules = (spec.rules || []).map((rule) => rule.x);
+    const reach = airy(span(values.concat(spec.include || [], rules)), false, false);
     this.x = makeScale("linear", reach, [left, right]);
     this.axis(chart, left, right, top, height - 30);
     this.places = spec.rows.map((row, i) => top + i * size + (narrow ? 32 : size / 2));

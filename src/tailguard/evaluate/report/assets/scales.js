@@ -16,6 +16,8 @@ function linearTicks(low, high, count) {
   const step = niceStep(high - low, count);
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) ticks.push(k * step);
+  // Rounding the step up can leave a single tick, from which nobody can read a scale.
+  if (ticks.length < 2 && count < 12) return linearTicks(low, high, count + 1);
   return { ticks, step };
 }
 

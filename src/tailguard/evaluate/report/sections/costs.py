@@ -96,7 +96,7 @@ def _checks(evaluation: Evaluation) -> Html:
         ],
         [
             "own positions, permuted",
-            f"p = {chance(sanity.permutation_p)}",
+            chance(sanity.permutation_p),
             f"How often the same positions in another order (blocks of {sanity.permutation_block} bars) do as well: the "
             "smaller, the more the timing mattered.",
         ],

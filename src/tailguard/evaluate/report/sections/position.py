@@ -54,7 +54,7 @@ def _prices(evaluation: Evaluation) -> Panel:
     marks = []
     for i, name in enumerate(names):
         at = keep(shown[:, i])
-        label = name if several or name else "close"
+        label = name if several else evaluation.source
         marks.append(Mark("line", times[at], {"y": shown[at, i]}, label, COLORS[min(i, len(COLORS) - 1)], several))
     wide = bool(shown.max() / shown.min() > 3.0)
     title = "Prices, each from 1" if several else "Price at the close"

@@ -22,13 +22,14 @@ def provenance(evaluation: Evaluation) -> Section:
 
 def _facts(evaluation: Evaluation) -> Html:
     source, times = evaluation.provenance, evaluation.agent.times
+    several = evaluation.prices.shape[1] > 1
     facts = {
         "Data": evaluation.source,
         "Fingerprint": source.fingerprint,
         "Tested": f"{day(times[0])} to {day(times[-1])}, {len(times):,} bars, {say(evaluation.periods_per_year)} per year",
-        "Assets": ", ".join(str(name) or evaluation.source for name in evaluation.prices.columns),
+        "Assets": ", ".join(str(name) for name in evaluation.prices.columns) if several else evaluation.source,
         "Training seeds": ", ".join(str(seed) for seed in source.seeds),
-        "Trials": f"{source.trials:,} agents could have been chosen by looking at these bars; luck is estimated for as many",
+        "Trials": f"{source.trials:,}: agents that could have been chosen by looking at these bars, and as many chances for luck",
         "Evaluated on": source.date,
     }
     return tag("dl", join(*(join(tag("dt", name), tag("dd", value)) for name, value in facts.items())), class_="facts")

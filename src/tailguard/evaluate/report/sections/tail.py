@@ -15,6 +15,7 @@ from tailguard.evaluate.series import Floats
 
 BINS = 41
 SIZE = 0.05  # below this p-value a prediction is called wrong
+FEW = 5.0  # expected exceptions below which their count says little
 Z = 1.96
 
 
@@ -33,13 +34,26 @@ def tail(evaluation: Evaluation) -> Section:
 
 
 def _headline(calibration: Calibration) -> str:
-    """Judged by the lowest tail: it is what the agent's objective rests on."""
+    """The whole law first; if nothing speaks against it, the lowest tail, which the agent's objective rests on."""
+    if calibration.uniformity.p_value < SIZE:
+        return f"The critic expected {_error(calibration)}"
     level = min(calibration.coverage)
     test = calibration.coverage[level]
     if test.exact_p_value >= SIZE:
         return f"The predicted {level:.0%} tail was hit about as often as it should be"
     direction = "more" if test.exceptions > test.expected else "less"
     return f"The predicted {level:.0%} tail was hit {direction} often than it should be"
+
+
+def _error(calibration: Calibration) -> str:
+    """How a wrong law was wrong: off its middle, or of the wrong width, whichever is the larger error in probability."""
+    law = np.sort(calibration.quantiles, axis=1)
+    low, middle, high = (_between(law, calibration.levels, level) for level in (0.25, 0.5, 0.75))
+    inside = float(((calibration.outcomes >= low) & (calibration.outcomes <= high)).mean()) - 0.5
+    below = float((calibration.outcomes < middle).mean()) - 0.5
+    if abs(inside) >= abs(below):
+        return "wider outcomes than came" if inside > 0.0 else "narrower outcomes than came"
+    return "better outcomes than came" if below > 0.0 else "worse outcomes than came"
 
 
 def _distribution(evaluation: Evaluation) -> Chart:
@@ -84,7 +98,14 @@ def _fan(calibration: Calibration) -> Chart:
         Mark(
             "band", times[shown], {"low": bands[0], "high": bands[1]}, f"predicted, {outer[0]:.0%} to {outer[1]:.0%}", "agent"
         ),
-        Mark("band", times[shown], {"low": bands[2], "high": bands[3]}, "predicted, middle half", "agent"),
+        Mark(
+            "band",
+            times[shown],
+            {"low": bands[2], "high": bands[3]},
+            "predicted, middle half",
+            "agent",
+            options={"strong": True},
+        ),
         Mark("line", times[shown], {"y": bands[4]}, "predicted median", "agent", options={"thin": True}),
         Mark(
             "dots", times[dots], {"y": calibration.outcomes[dots]}, "what came", "market", options={"size": 2, "hollow": False}
@@ -97,7 +118,9 @@ def _fan(calibration: Calibration) -> Chart:
     summary = f"{say(below, 'percent')} of the outcomes fell below the predicted {outer[0]:.0%} quantile."
     panel = Panel(f"Return over the next {span}, log", marks, TIME, Axis("percent", include=(0.0,)), 280)
     title = f"What the critic expected of the next {span}, and what came"
-    note = "Outcomes are thinned to the lowest and highest of each stretch, so extremes look more frequent than they are."
+    note = f"{len(times):,} predictions on bars that the critic had never seen."
+    if len(dots) < len(times):
+        note += " Of the outcomes, the lowest and highest of each stretch are shown: extremes look more frequent than they are."
     return Chart("fan", title, summary, [panel], note)
 
 
@@ -107,7 +130,7 @@ def _calibrated(calibration: Calibration) -> Chart:
     gap = float(np.abs(calibration.realised - calibration.levels).max())
     p_value = calibration.uniformity.p_value
     summary = f"Realised and predicted levels differ by at most {say(gap, 'percent')}; the transforms are "
-    summary += f"{'compatible with' if p_value >= SIZE else 'not'} uniform, p = {chance(p_value)}."
+    summary += f"{'compatible with' if p_value >= SIZE else 'not'} uniform, {chance(p_value)}."
     note = f"Shaded: where a right prediction would lie in 95 of 100 cases, for {effective:,} outcomes that do not overlap."
     word = "well" if p_value >= SIZE else "not well"
     return Chart("calibration", f"The predicted law is {word} calibrated", summary, panels, note, columns=3)
@@ -155,39 +178,23 @@ def _tests(calibration: Calibration) -> Html:
     rows = []
     for level, test in sorted(calibration.coverage.items()):
         found = f"{test.exceptions} exceptions, {test.expected:.1f} expected"
-        rows.append(
-            [
-                f"Kupiec, {level:.0%} tail",
-                found,
-                chance(test.exact_p_value),
-                _judged(test.exact_p_value, "the tail was hit as often as predicted"),
-            ]
-        )
+        meaning = _judged(test.exact_p_value, "the tail was hit as often as predicted")
+        if test.expected < FEW and test.exact_p_value >= SIZE:
+            meaning = "Too few exceptions are expected to tell."
+        rows.append([f"Kupiec, {level:.0%} tail", found, chance(test.exact_p_value), meaning])
     for level, shortfall in sorted(calibration.shortfall.items()):
-        right = "losses in the tail were as large as predicted"
-        rows.append(
-            [
-                f"Acerbi-Szekely, {level:.0%} tail",
-                f"Z2 = {say(shortfall.statistic)}",
-                chance(shortfall.p_value),
-                _judged(shortfall.p_value, right),
-            ]
-        )
+        meaning = _judged(shortfall.p_value, "losses in the tail were no larger than predicted")
+        name, found = f"Acerbi-Szekely, {level:.0%} tail", f"Z2 = {say(shortfall.statistic)}"
+        rows.append([name, found, chance(shortfall.p_value), meaning])
     distance = calibration.uniformity
-    rows.append(
-        [
-            "Kolmogorov-Smirnov",
-            f"distance {say(distance.statistic, 'free')}",
-            chance(distance.p_value),
-            _judged(distance.p_value, "the whole law is right"),
-        ]
-    )
+    found = f"distance {say(distance.statistic, 'free')}"
+    rows.append(["Kolmogorov-Smirnov", found, chance(distance.p_value), _judged(distance.p_value, "the whole law is right")])
     caption = "Tests of the predicted law. A p-value below 0.05 speaks against the prediction."
-    return table(["test", "found", "p", "what it means"], rows, caption, numbers_from=4)
+    return table(["test", "found", "chance", "what it means"], rows, caption, numbers_from=4)
 
 
 def _judged(p_value: float, claim: str) -> str:
-    return f"Nothing speaks against it: {claim}." if p_value >= SIZE else f"Rejected that {claim}."
+    return f"Nothing speaks against it: {claim}." if p_value >= SIZE else f"Rejected: that {claim}."
 
 
 def _between(law: Floats, levels: Floats, level: float) -> Floats:

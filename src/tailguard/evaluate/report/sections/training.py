@@ -7,7 +7,7 @@ from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel
 from tailguard.evaluate.report.markup import join, tag
-from tailguard.evaluate.report.words import plain, say
+from tailguard.evaluate.report.words import capital, plain, say
 from tailguard.evaluate.series import Floats
 
 STEPS = Axis("count", label="training steps", tip="step")
@@ -38,7 +38,7 @@ def training(evaluation: Evaluation) -> Section | None:
     if not metrics and not evaluation.warnings:
         return None
     runs = evaluation.training.groupby(["fold", "seed"]).ngroups if metrics else 0
-    blocks: list[Block] = [_warnings(evaluation.warnings)]
+    blocks: list[Block] = [_warnings(evaluation.warnings)] if evaluation.warnings else []
     if metrics:
         blocks.append(_chart(evaluation.training, metrics, runs))
     count = len(evaluation.warnings)
@@ -60,7 +60,7 @@ def _chart(table: pd.DataFrame, metrics: list[str], runs: int) -> Chart:
     panels = [_panel(table, name) for name in metrics[:MOST]]
     first = metrics[0]
     ends = table.sort_values("step").groupby(["fold", "seed"])[first].last()
-    title = TITLES.get(first, plain(first))
+    title = _title(first)
     reach = f"between {say(float(ends.min()), 'free')} and {say(float(ends.max()), 'free')}"
     said = f"{title} ends {reach} in {runs} {'training' if runs == 1 else 'trainings'}"
     left = f" {len(metrics) - MOST} more metrics are in the run's own files." if len(metrics) > MOST else ""
@@ -68,10 +68,14 @@ def _chart(table: pd.DataFrame, metrics: list[str], runs: int) -> Chart:
     return Chart("training-curves", said, f"{said}.", panels, note, columns=3)
 
 
+def _title(name: str) -> str:
+    return TITLES.get(name, capital(plain(name.rsplit("/", 1)[-1])))
+
+
 def _panel(table: pd.DataFrame, name: str) -> Panel:
     marks: list[Mark] = []
     for (fold, seed), rows in table.groupby(["fold", "seed"]):
-        known = rows.dropna(subset=[name]).sort_values("step")
+        known = rows.dropna(subset=[name]).sort_values("step").drop_duplicates("step", keep="last")
         at = (
             np.unique(np.linspace(0, len(known) - 1, min(len(known), POINTS)).round().astype(int))
             if len(known)
@@ -87,7 +91,7 @@ def _panel(table: pd.DataFrame, name: str) -> Panel:
         marks.append(_line(middle.index.to_numpy(float)[at], middle.to_numpy(float)[at], "median", True))
     elif marks:
         marks = [Mark("line", marks[0].x, marks[0].columns, marks[0].name, "agent")]
-    return Panel(TITLES.get(name, plain(name)), marks, STEPS, Axis("free"), 190)
+    return Panel(_title(name), marks, STEPS, Axis("free"), 190)
 
 
 def _line(steps: Floats, values: Floats, name: str, strong: bool) -> Mark:
@@ -96,6 +100,4 @@ def _line(steps: Floats, values: Floats, name: str, strong: bool) -> Mark:
 
 
 def _warnings(warnings: list[str]) -> Block:
-    if not warnings:
-        return tag("p", "No health warning was raised in any training.", class_="remark")
     return tag("ul", join(*(tag("li", warning) for warning in warnings)), class_="warnings")
