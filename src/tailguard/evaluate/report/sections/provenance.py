@@ -29,7 +29,7 @@ def _facts(evaluation: Evaluation) -> Html:
         "Tested": f"{day(times[0])} to {day(times[-1])}, {len(times):,} bars, {say(evaluation.periods_per_year)} per year",
         "Assets": ", ".join(str(name) for name in evaluation.prices.columns) if several else evaluation.source,
         "Training seeds": ", ".join(str(seed) for seed in source.seeds),
-        "Trials": f"{source.trials:,}: agents that could have been chosen by looking at these bars, and as many chances for luck",
+        "Trials": f"{source.trials:,}: agents that could have been chosen by looking at these bars, each a chance for luck",
         "Evaluated on": source.date,
     }
     return tag("dl", join(*(join(tag("dt", name), tag("dd", value)) for name, value in facts.items())), class_="facts")
