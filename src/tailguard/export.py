@@ -6,6 +6,7 @@ normalisation of observations is part of the graph.
 """
 
 import json
+import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,6 +122,7 @@ def _write_onnx(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], 
         import onnxscript  # noqa: F401 (torch's exporter needs it and would say so less clearly)
     except ModuleNotFoundError as missing:
         raise ValueError(f"export to ONNX needs the package {missing.name}: pip install 'tailguard[onnx]'") from None
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports operators of packages that nobody asked for
     batch = torch.export.Dim("batch")
     memory: tuple[dict[int, Any], ...] = tuple({1: batch} for _ in names[1:])
     outputs = ["action", *(f"{name}_after" for name in names[1:])]

@@ -1,5 +1,7 @@
 """Folds: whatever the numbers, no test row is trained on, and no window reaches from one into the other."""
 
+import itertools
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -42,7 +44,7 @@ def test_folds_keep_their_promises(rows, unusable, more_lookback, folds, share, 
         # The earliest bar that the first decision's features and warm-up look at is later than the last one trained on.
         assert fold.span[0] - warmup - lookback >= fold.train[1] - 1
         assert fold.train[1] - max(fold.train[0], unusable) >= 2
-    for one, other in zip(made, made[1:], strict=False):
+    for one, other in itertools.pairwise(made):
         assert one.test[1] == other.test[0]  # without a gap
         assert abs((one.test[1] - one.test[0]) - (other.test[1] - other.test[0])) <= 1
     lengths = {fold.train[1] - fold.train[0] for fold in made}
