@@ -32,7 +32,8 @@ from tailguard.evaluate.walkforward import Fold, WalkforwardConfig, longest_look
 from tailguard.market.features import build_features
 from tailguard.out_of_sample import Decisions, calibration_of, decide, fingerprint, fold_table, provenance
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.training import Progress, Split, build_model, prepare_market
+from tailguard.training import Split, build_model, prepare_market
+from tailguard.watching import Progress
 
 KIND = "decisions"
 IDENTITY = "walkforward.json"
