@@ -32,7 +32,8 @@ from tailguard.evaluate.walkforward import Fold, WalkforwardConfig, longest_look
 from tailguard.market.features import build_features
 from tailguard.out_of_sample import Decisions, calibration_of, decide, fingerprint, fold_table, provenance
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.training import Progress, Split, build_model, prepare_market
+from tailguard.training import Split, build_model, prepare_market
+from tailguard.watching import Progress
 
 KIND = "decisions"
 IDENTITY = "walkforward.json"
@@ -178,7 +179,7 @@ def run_pairs(job: Job, pairs: Sequence[Pair], jobs: int, report: Report) -> Non
         try:
             _follow(running, messages, tally)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # trainings that run already are finished and kept
             raise
 
 
