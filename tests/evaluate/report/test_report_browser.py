@@ -120,6 +120,19 @@ def test_hovering_tells_the_numbers(browser, page):
     assert browser.problems == []
 
 
+def test_a_tap_tells_the_numbers_until_the_next_one_elsewhere(browser, page):
+    browser.open(page, 390, 844, phone=True)
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    box = place(browser, "[data-figure='equity'] .plot > svg")
+    for x, y, shown in ((box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, 1), (5, 200, 0)):
+        browser.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        browser.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        browser.evaluate(SETTLED)
+        assert browser.evaluate("document.querySelectorAll('.tip:not([hidden])').length") == shown
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
+    assert browser.problems == []
+
+
 def test_arrow_keys_move_the_cursor_and_are_read_aloud(browser, page):
     browser.open(page)
     browser.evaluate("document.querySelector('[data-figure=\"rolling\"] .plot > svg').focus()")

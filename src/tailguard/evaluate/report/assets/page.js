@@ -73,6 +73,13 @@ function startPrint() {
   });
 }
 
+// A tap or click beside a chart puts its cursor away.
+function startClearing() {
+  document.addEventListener("pointerdown", (event) => {
+    for (const figure of FIGURES.values()) if (!figure.host.contains(event.target)) figure.clear();
+  });
+}
+
 // The section in view is marked in the contents.
 function startContents() {
   const links = new Map([...document.querySelectorAll("nav a[href^='#']")].map((link) => [link.hash.slice(1), link]));
@@ -94,4 +101,5 @@ startFigures();
 startDownloads();
 startPrint();
 startContents();
+startClearing();
 document.documentElement.classList.add("ready");

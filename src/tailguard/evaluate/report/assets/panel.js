@@ -104,6 +104,11 @@ function endLabels(panel, group, y, box, edge) {
 
 let clips = 0;
 
+// A finger leaves as soon as it has tapped, but wants to read: the next tap elsewhere clears (page.js).
+function leave(event, reader) {
+  if (event.pointerType !== "touch") reader.clear();
+}
+
 class Panel {
   // `host` is the element, `spec` the data, `figure` hears where the cursor is.
   constructor(host, spec, figure) {
@@ -116,7 +121,7 @@ class Panel {
     this.at = null;
     host.addEventListener("pointermove", (event) => this.follow(event));
     host.addEventListener("pointerdown", (event) => this.follow(event));
-    host.addEventListener("pointerleave", () => figure.clear());
+    host.addEventListener("pointerleave", (event) => leave(event, figure));
     if (spec.x.kind === "time") enableZoom(this);
   }
 

@@ -13,7 +13,7 @@ class Rows {
     this.svg = null;
     host.addEventListener("pointermove", (event) => this.follow(event));
     host.addEventListener("pointerdown", (event) => this.follow(event));
-    host.addEventListener("pointerleave", () => this.hide());
+    host.addEventListener("pointerleave", (event) => leave(event, figure));
   }
 
   draw(width) {

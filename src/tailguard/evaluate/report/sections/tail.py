@@ -220,4 +220,5 @@ def mixture_quantiles(quantiles: Floats, levels: Floats) -> Floats:
     laws = np.sort(quantiles[chosen], axis=1)
     grid = np.unique(np.quantile(laws, np.linspace(0.0, 1.0, GRID)))
     below = np.mean([np.interp(grid, law, levels, left=0.0, right=1.0) for law in laws], axis=0)
-    return np.interp(levels, below, grid)
+    found: Floats = np.interp(levels, below, grid)
+    return found
