@@ -123,8 +123,9 @@ def _regimes(evaluation: Evaluation, kind: str) -> Chart:
     what = {"year": "calendar years", "volatility": "kinds of market"}.get(kind, "regimes")
     title = f"Ahead of {name} in {len(ahead)} of {len(chosen)} {what}"
     best, worst = (chosen.iloc[int(pick)] for pick in (chosen["agent_sharpe"].argmax(), chosen["agent_sharpe"].argmin()))
-    summary = f"The agent's Sharpe ratio is highest in {best['regime']} ({say(best['agent_sharpe'])}) and lowest in "
-    summary += f"{worst['regime']} ({say(worst['agent_sharpe'])})."
+    times = "" if kind == "year" else " times"
+    summary = f"The agent's Sharpe ratio is highest in {best['regime']}{times} ({say(best['agent_sharpe'])}) and lowest in "
+    summary += f"{worst['regime']}{times} ({say(worst['agent_sharpe'])})."
     panel = Rows(f"Sharpe ratio per year, agent against {name}", rows)
     note = (
         "Terciles of the market's recent volatility."
