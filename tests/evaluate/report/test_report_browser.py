@@ -224,6 +224,10 @@ def test_prints_with_every_tab_open(browser, page, folder):
     assert (folder / "report.pdf").read_bytes().startswith(b"%PDF")
     assert (folder / "report.pdf").stat().st_size > 100_000
     browser.call("Emulation.setEmulatedMedia", media="print")
+    # A4 less its margins is 680 pixels wide; anything wider would shrink all of the page.
+    browser.call("Emulation.setDeviceMetricsOverride", width=680, height=960, deviceScaleFactor=1, mobile=False)
+    browser.evaluate(SETTLED)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 680
     hidden = browser.evaluate("[...document.querySelectorAll('[role=tabpanel]')].filter(p => !p.offsetHeight).length")
     assert hidden == 0
     assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"

@@ -231,7 +231,7 @@ def test_tabs_are_reachable_by_keys(page):
 
 
 def test_scrolling_tables_have_captions_and_can_be_reached(page):
-    regions = page.find("div", class_="scroll")
+    regions = page.find("div", class_="scroll") + page.find("div", class_="scroll screen")
     assert len(regions) == len(page.find("table")) == len(page.find("caption")) > 5
     assert all(region["tabindex"] == "0" and region["aria-label"].endswith(".") for region in regions)
 

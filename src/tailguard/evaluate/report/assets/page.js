@@ -61,11 +61,11 @@ function startDownloads() {
 function startPrint() {
   const PAPER = 690;
   window.addEventListener("beforeprint", () => {
-    document.documentElement.classList.add("printing");
+    tallness = 0.74;
     for (const figure of FIGURES.values()) figure.draw(figure.spec.columns > 1 ? PAPER / 2 - 16 : PAPER);
   });
   window.addEventListener("afterprint", () => {
-    document.documentElement.classList.remove("printing");
+    tallness = 1;
     for (const figure of FIGURES.values()) {
       figure.width = 0;
       figure.fit();

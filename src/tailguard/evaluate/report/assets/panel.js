@@ -1,6 +1,7 @@
 // A panel is one chart with its axes: drawn for the width that it has, read by a cursor that mouse, finger and keys move.
 
 const WIDE = 560; // from here on lines are labelled at their ends; below, the legend above does it
+let tallness = 1; // of all charts; paper has less room than a screen
 const LETTER = 6.3; // width of a small letter, for margins before anything is drawn
 
 function element(name, className, parent, text) {
@@ -133,7 +134,7 @@ class Panel {
     if (domain.x[0] === domain.x[1]) domain.x = [domain.x[0] - 0.5, domain.x[1] + 0.5];
     const ends = width >= WIDE ? labelled(spec) : [];
     const right = Math.max(endWidth(ends), width >= WIDE ? this.figure.right : 0);
-    const height = spec.height * (width < WIDE ? Math.max(0.8, Math.min(1, width / WIDE + 0.25)) : 1);
+    const height = spec.height * tallness * (width < WIDE ? Math.max(0.8, Math.min(1, width / WIDE + 0.25)) : 1);
     const foot = spec.hideX ? 8 : spec.x.label ? 42 : 26;
     const left = Math.max(tickWidth(spec, domain.y), this.figure.left);
     this.box = { left, right: width - right, top: 10, bottom: Math.round(height) - foot };

@@ -19,7 +19,7 @@ class Rows {
   draw(width) {
     const { spec } = this;
     const narrow = width < WIDE;
-    const size = narrow ? LOW_ROW : ROW;
+    const size = (narrow ? LOW_ROW : ROW) * tallness;
     const top = 22;
     const height = top + spec.rows.length * size + 30;
     const texts = spec.rows.map((row) => row.text.length);
