@@ -54,7 +54,7 @@ def test_only_the_outside_of_the_algorithm_knows_sb3():
     knowing = {
         path.name for path in (SOURCE / "ppo").glob("*.py") if any(inside(name, "stable_baselines3") for name in imports(path))
     }
-    assert knowing == {"algorithm.py", "policy.py"}
+    assert knowing == {"algorithm.py", "persistence.py", "policy.py"}
 
 
 def test_public_names_can_be_imported():
