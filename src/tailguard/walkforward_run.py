@@ -179,7 +179,7 @@ def run_pairs(job: Job, pairs: Sequence[Pair], jobs: int, report: Report) -> Non
         try:
             _follow(running, messages, tally)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # trainings that run already are finished and kept
             raise
 
 

@@ -1,6 +1,6 @@
 """Folds: whatever the numbers, no test row is trained on, and no window reaches from one into the other."""
 
-import itertools
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -27,14 +27,12 @@ def test_folds_keep_their_promises(rows, unusable, more_lookback, folds, share, 
     least = least_embargo(lookback, warmup)
     embargo = None if more_embargo is None else least + more_embargo
     config = WalkforwardConfig(folds=folds, train_share=share, warmup=warmup, embargo=embargo, mode=mode)
-    try:
-        made = make_folds(rows, unusable, lookback, config)
-    except ValueError as error:
-        assert "the number of bars" in str(error)
-        wanted = embargo or least
-        first_test = unusable + round((rows - unusable) * share)
-        assert first_test - wanted - unusable < 2 or rows - first_test < 2 * folds
+    first_test = unusable + round((rows - unusable) * share)
+    if first_test - (embargo or least) - unusable < 2 or rows - first_test < 2 * folds:
+        with pytest.raises(ValueError, match="the number of bars"):
+            make_folds(rows, unusable, lookback, config)
         return
+    made = make_folds(rows, unusable, lookback, config)
     assert [fold.number for fold in made] == list(range(folds))
     assert made[-1].test[1] == rows
     for fold in made:
@@ -44,7 +42,7 @@ def test_folds_keep_their_promises(rows, unusable, more_lookback, folds, share, 
         # The earliest bar that the first decision's features and warm-up look at is later than the last one trained on.
         assert fold.span[0] - warmup - lookback >= fold.train[1] - 1
         assert fold.train[1] - max(fold.train[0], unusable) >= 2
-    for one, other in itertools.pairwise(made):
+    for one, other in pairwise(made):
         assert one.test[1] == other.test[0]  # without a gap
         assert abs((one.test[1] - one.test[0]) - (other.test[1] - other.test[0])) <= 1
     lengths = {fold.train[1] - fold.train[0] for fold in made}

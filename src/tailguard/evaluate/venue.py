@@ -52,7 +52,7 @@ class Venue:
     def prices(self) -> pd.DataFrame:
         """Closes ``[n, assets]`` of the bars that are earned, the last known one where a bar is missing."""
         closes = {symbol or "close": table["close"].ffill() for symbol, table in iterate_symbols(self.bars)}
-        return pd.DataFrame(closes).iloc[self.span[0] + 1 : self.span[1]]
+        return pd.DataFrame(closes).iloc[self.span[0] + 1 : self.span[1]].rename_axis(None)
 
     @property
     def moves(self) -> Floats:
