@@ -15,6 +15,8 @@ from tailguard.robust.regulariser import RobustRegulariser
 from tailguard.robust.settings import SAPPOConfig
 
 Features = Callable[[Tensor], Tensor]
+# Observations whose bounds are logged: a mean over more would cost time and tell no more.
+CERTIFIED = 512
 
 
 class Adversary(RobustRegulariser):
@@ -28,19 +30,19 @@ class Adversary(RobustRegulariser):
     def __init__(self, policy: DistributionalPolicy, config: SAPPOConfig, seed: int) -> None:
         super().__init__(config, policy.own_size, policy.budget.features, seed)
         self.policy = policy
-        self._found: Perturbed | None = None
+        self._mixed: tuple[Tensor, Perturbed] | None = None
 
     def seen(self, batch: Batch) -> Batch:
         """The batch that PPO's own loss looks at: the clean one, or a mixture in which a share of the samples is perturbed."""
         if self.config.mode == "regularise":
             return batch
+        which = self.choose(batch.size)
+        part = self._part(batch, which)
         with torch.no_grad():
-            clean = self.policy.action_outputs(batch.features(self.policy)[0])
-        found = self._search(batch, clean)
-        chosen = self.choose(batch.size).unsqueeze(-1).to(batch.obs)  # [B, 1] or [M, 1]
-        move = found.move * chosen
-        self._found = Perturbed(batch.obs + move, move, None)
-        return batch._replace(obs=self._found.inputs)
+            clean = self._outputs(part)
+        found = self._search(part, clean)
+        self._mixed = which, found
+        return batch._replace(obs=batch.obs.index_copy(batch.weights.dim() - 1, which, found.inputs))
 
     def loss(self, batch: Batch, outputs: Tensor, share: Tensor) -> Tensor:
         """What is added to PPO's loss of a part of a minibatch.
@@ -49,14 +51,16 @@ class Adversary(RobustRegulariser):
         :param outputs: what the policy says of the batch that :meth:`seen` returned.
         :param share: each sample's share of the minibatch.
         """
-        kl = self.policy.distribution.kl
-        if self._found is not None:
-            found, self._found = self._found, None
-            clean = self.policy.action_outputs(batch.features(self.policy)[0]) if self.config.coefficient else outputs
-            return self.penalty(found, clean, outputs, kl, share)
-        found = self._search(batch, outputs)
-        features = _actor_features(self.policy, batch, self.config.memory)
-        return self.penalty(found, outputs, self.policy.action_outputs(features(found.inputs)), kl, share)
+        mixed, self._mixed = self._mixed, None
+        which = self.choose(batch.size) if mixed is None else mixed[0]
+        part, axis = self._part(batch, which), share.dim() - 1
+        given = outputs.index_select(axis, which)
+        if mixed is None:
+            clean, found = given, self._search(part, given)
+            perturbed = self.policy.action_outputs(_actor_features(self.policy, part, self.config.memory)(found.inputs))
+        else:
+            clean, found, perturbed = self._outputs(part), mixed[1], given
+        return self.penalty(found, clean, perturbed, self.policy.distribution.kl, share, share.index_select(axis, which))
 
     def certificate(self, batch: Batch) -> dict[str, float]:
         """Bounds that no perturbation of the present radius can break; empty for policies with memory.
@@ -67,11 +71,18 @@ class Adversary(RobustRegulariser):
         if not self.active or policy.recurrent or not certifiable(policy.actor):
             return {}
         with torch.no_grad():
-            moves = largest_move(policy.actor, batch.obs, self.perturbation.radius(self.epsilon))
+            some = batch.obs[:: -(-len(batch.obs) // CERTIFIED)]
+            moves = largest_move(policy.actor, some, self.perturbation.radius(self.epsilon))
             bounds = {"sa_ppo/certified_move": moves.mean().item()}
             if isinstance(policy.distribution, Gaussian) and policy.log_std is not None:
                 bounds["sa_ppo/certified_kl"] = gaussian_kl_bound(moves, policy.log_std).mean().item()
         return bounds
+
+    def _part(self, batch: Batch, which: Tensor) -> Batch:
+        return batch._replace(targets=torch.empty(0), old_atoms=torch.empty(0)).take(which)
+
+    def _outputs(self, batch: Batch) -> Tensor:
+        return self.policy.action_outputs(_actor_features(self.policy, batch, "whole")(batch.obs))
 
     def _search(self, batch: Batch, clean: Tensor) -> Perturbed:
         with frozen(self.policy.parameters()):

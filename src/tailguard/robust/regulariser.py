@@ -50,33 +50,30 @@ class RobustRegulariser:
         return self.perturbation.attack(inputs, objective, self.epsilon)
 
     def choose(self, n: int) -> Tensor:
-        """Which of n samples or sequences a mixed batch perturbs, ``[n]`` of 0 and 1."""
-        count = round(self.config.adversarial_ratio * n)
-        chosen = torch.zeros(n)
-        chosen[torch.randperm(n, generator=self.generator)[:count]] = 1.0
-        return chosen
+        """Which of n samples or sequences are perturbed: `adversarial_ratio` of them, at least one, in random order."""
+        count = max(round(self.config.adversarial_ratio * n), 1)
+        return torch.randperm(n, generator=self.generator)[:count]
 
-    def penalty(self, found: Perturbed, clean: Tensor, perturbed: Tensor, kl: Divergence, share: Tensor) -> Tensor:
-        """The coefficient times the mean KL(clean || perturbed), sample by sample.
+    def penalty(
+        self, found: Perturbed, clean: Tensor, perturbed: Tensor, kl: Divergence, share: Tensor, chosen_share: Tensor
+    ) -> Tensor:
+        """The coefficient times the mean KL(clean || perturbed), sample by sample; the chosen stand for all.
 
-        :param found: the perturbation.
-        :param clean: ``[..., n]``, what the policy says of the clean inputs; the gradient goes here
+        :param found: the perturbation of the chosen samples.
+        :param clean: ``[..., n]``, what the policy says of their clean inputs; the gradient goes here
         :param perturbed: and here.
-        :param share: ``[...]``, each sample's share of the minibatch.
+        :param share: of all samples in the minibatch's loss.
+        :param chosen_share: ``[...]``, of the chosen ones.
         """
-        each = kl(clean, perturbed)
-        each = torch.where(share > 0.0, each, 0.0)  # where nothing is learnt there may be anything
-        mean = (share * each).sum()
-        self._measure(found, mean.detach(), share)
+        counts = chosen_share > 0.0
+        each = torch.where(counts, kl(clean, perturbed), 0.0)  # where nothing is learnt there may be anything
+        mean = (chosen_share * each).sum() / chosen_share.sum().clamp(min=torch.finfo(share.dtype).tiny)
+        mean = mean * share.sum()
+        norms = found.move.norm(p=torch.inf if self.config.norm == "linf" else 2.0, dim=-1)
+        norm = torch.where(counts, norms, 0.0).sum()
+        sums = (mean.detach(), share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
+        self._sums += torch.stack(sums).double()
         return self.config.coefficient * mean
-
-    def _measure(self, found: Perturbed, mean: Tensor, share: Tensor) -> None:
-        order = torch.inf if self.config.norm == "linf" else 2.0
-        norms = found.move.norm(p=order, dim=-1)
-        moved = ((norms > 0.0) & (share > 0.0)).sum()
-        samples = (share > 0.0).sum()
-        norm = torch.where(share > 0.0, norms, 0.0).sum()
-        self._sums += torch.stack((mean, share.sum(), norm, samples, moved, torch.ones(()))).double()
 
     def metrics(self) -> dict[str, float]:
         """What the present update has met so far."""

@@ -25,7 +25,7 @@ class PerturbationConfig(BaseModel):
         how bad the critics believe the situation to be.
     :param memory: what an adversary of a policy with memory may touch. ``step``: the present observation, after a history that
         arrived intact: single bad bars. ``whole``: every observation since the rollout began, so that memory is spoilt as well:
-        a feed that is wrong for long, and what a deployed agent under lasting attack lives through. It costs more.
+        a feed that is wrong for long, and what a deployed agent under lasting attack lives through.
     :param perturbable: columns that may be moved; None is all that the environment observes. What is known for certain, such as
         the calendar, own positions and flags, does not belong here.
     :param feature_scale: a factor of `epsilon` for each column of the environment's; None is 1 everywhere.
@@ -42,7 +42,7 @@ class PerturbationConfig(BaseModel):
     restarts: PositiveInt = 1
     keep_best: bool = True
     objective: Literal["kl", "value"] = "kl"
-    memory: Literal["step", "whole"] = "step"
+    memory: Literal["step", "whole"] = "whole"
     perturbable: tuple[NonNegativeInt, ...] | None = None
     feature_scale: tuple[NonNegativeFloat, ...] | None = None
 
@@ -63,7 +63,8 @@ class SAPPOConfig(PerturbationConfig):
         KL(policy(clean) || policy(perturbed)) of the same samples. ``mix`` perturbs a share of the samples inside PPO's loss
         as well, where clean and perturbed ones weigh the same.
     :param coefficient: weight of that KL, at least 0. 0.1 to 3 are usual: more is steadier and learns more slowly.
-    :param adversarial_ratio: share of the samples, or sequences, that ``mix`` perturbs.
+    :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
+        drawn anew each time, and they stand for the others. 0.5 halves what the adversary costs.
     :param warmup_updates: updates at the start without an adversary, while the policy knows nothing worth protecting.
     :param schedule: how epsilon goes from `epsilon` at the first update to `epsilon_final` at the last.
     :param epsilon_final: where it goes; needed unless the schedule is ``constant``.
