@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -12,7 +13,7 @@ from tailguard.evaluate.agent import play
 from tailguard.evaluate.backtest import BacktestRow, backtest
 from tailguard.market.baselines import STRATEGIES, strategy
 from tailguard.market.env import TradingVecEnv
-from tailguard.market.features import FeatureScaler, FeatureSet, build_features
+from tailguard.market.features import FeatureScaler, FeatureSet, build_features, market_columns
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
 
@@ -95,10 +96,21 @@ def build_model(market: Market, training: TrainingConfig, tensorboard_log: str |
         critic=training.critic,
         optimizer=training.optimizer,
         vgs=training.vgs,
+        adversary=_adversary(training.adversary, market.features.names),
         policy_kwargs=memory,
         seed=training.seed,
         tensorboard_log=tensorboard_log,
     )
+
+
+def _adversary(settings: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """The settings with the columns that it may perturb; the calendar and the account are known for certain."""
+    if settings is None:
+        return None
+    wanted = settings.get("perturbable")
+    if wanted is not None and all(isinstance(column, int) for column in wanted):
+        return settings
+    return settings | {"perturbable": market_columns(names, wanted)}
 
 
 def train_and_test(bars: pd.DataFrame, config: Config, report: Report) -> tuple[list[BacktestRow], int]:

@@ -123,7 +123,7 @@ class AttackedPolicy:
     def _natural(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Tensor:
         if self.kind == "noisy":
             noise = torch.randn(inputs.shape, generator=self.generator)
-            return inputs + self.strength * self.perturbation.scale * noise
+            return inputs + self.perturbation.radius(self.strength).to(inputs) * noise
         begun = torch.as_tensor(starts).unsqueeze(-1)
         if self.kind == "dropped":
             late = torch.rand((len(inputs), 1), generator=self.generator) < self.strength

@@ -72,7 +72,7 @@ class Adversary(RobustRegulariser):
             return {}
         with torch.no_grad():
             some = batch.obs[:: -(-len(batch.obs) // CERTIFIED)]
-            moves = largest_move(policy.actor, some, self.perturbation.radius(self.epsilon))
+            moves = largest_move(policy.actor, some, self.perturbation.radius(self.epsilon).to(some))
             bounds = {"sa_ppo/certified_move": moves.mean().item()}
             if isinstance(policy.distribution, Gaussian) and policy.log_std is not None:
                 bounds["sa_ppo/certified_kl"] = gaussian_kl_bound(moves, policy.log_std).mean().item()

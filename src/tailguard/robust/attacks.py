@@ -48,11 +48,11 @@ class StatePerturbation:
 
     def __init__(self, config: PerturbationConfig, size: int, extra: int = 0, generator: torch.Generator | None = None) -> None:
         self.config = config
-        self.scale = torch.cat((_feature_scale(config, size), torch.zeros(extra)))
+        self.scale = torch.cat((_feature_scale(config, size), torch.zeros(extra, dtype=torch.float64)))
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
 
     def radius(self, epsilon: float | Tensor | None = None) -> Tensor:
-        """The radius of every feature, ``[..., D]``.
+        """The radius of every feature, ``[..., D]``, in float64.
 
         :param epsilon: one number, or one for each sample ``[..., 1]``; None takes that of the settings.
         """
@@ -159,14 +159,15 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def _feature_scale(config: PerturbationConfig, size: int) -> Tensor:
-    scale = torch.ones(size) if config.feature_scale is None else torch.tensor(config.feature_scale)
+    given = (1.0,) * size if config.feature_scale is None else config.feature_scale
+    scale = torch.tensor(given, dtype=torch.float64)
     require(
         len(scale) == size, "feature_scale", config.feature_scale, f"{size} numbers, one for each column of the environment"
     )
     if config.perturbable is not None:
         legal = f"columns below {size}, which are the environment's own"
         require(max(config.perturbable) < size, "perturbable", config.perturbable, legal)
-        free = torch.zeros(size)
+        free = torch.zeros_like(scale)
         free[list(config.perturbable)] = 1.0
         scale = scale * free
     return scale
