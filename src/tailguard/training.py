@@ -1,12 +1,10 @@
-"""From bars to a trained agent and its first day out of sample."""
+"""From bars to a market that an agent can learn in, to the agent, and to its first day out of sample."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import torch
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.config import Config, TrainingConfig
 from tailguard.evaluate.agent import play
@@ -17,7 +15,6 @@ from tailguard.market.features import FeatureScaler, FeatureSet, build_features,
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
 
-Report = Callable[[int, str], None]
 Rows = tuple[int, int]
 
 
@@ -82,12 +79,15 @@ def prepare_market(bars: pd.DataFrame, config: Config, split: Split) -> Market:
     return Market(bars, scaler.transform(features), scaler, trading, split)
 
 
-def build_model(market: Market, training: TrainingConfig, tensorboard_log: str | None = None) -> DistributionalPPO:
-    """An untrained agent in the training environments of a market."""
+def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = None) -> DistributionalPPO:
+    """An untrained agent in the training environments of a market.
+
+    :param env: these environments, if they exist already.
+    """
     memory = {"lstm_hidden_size": training.lstm_hidden_size} if training.policy == "MlpLstmPolicy" else {}
     return DistributionalPPO(
         training.policy,
-        market.training_env(training.n_envs, training.seed),
+        market.training_env(training.n_envs, training.seed) if env is None else env,
         learning_rate=training.learning_rate,
         n_steps=training.n_steps,
         n_epochs=training.n_epochs,
@@ -99,7 +99,7 @@ def build_model(market: Market, training: TrainingConfig, tensorboard_log: str |
         adversary=_adversary(training.adversary, market.features.names),
         policy_kwargs=memory,
         seed=training.seed,
-        tensorboard_log=tensorboard_log,
+        tensorboard_log=training.tensorboard,
     )
 
 
@@ -113,40 +113,9 @@ def _adversary(settings: dict[str, Any] | None, names: tuple[str, ...]) -> dict[
     return settings | {"perturbable": market_columns(names, wanted)}
 
 
-def train_and_test(bars: pd.DataFrame, config: Config, report: Report) -> tuple[list[BacktestRow], int]:
-    """Train on the first part of the bars; trade the agent and all baselines over the rest.
-
-    :param bars: a table from :func:`tailguard.market.load_bars`.
-    :param config: everything else.
-    :param report: called with the steps done and a line about them.
-    :returns: a row for the agent and one for each baseline, and the first row of the unseen part.
-    """
-    torch.set_num_threads(1)  # small networks are slower on more
-    market = prepare_market(bars, config, default_split(len(bars), config.training))
-    model = build_model(market, config.training)
-    model.learn(config.training.steps, callback=Progress(report))
-    return test(model, market, config), market.split.test[0]
-
-
 def test(model: DistributionalPPO, market: Market, config: Config) -> list[BacktestRow]:
     """Trade the agent and all baselines over the unseen rows; one line for each."""
     span = market.split.test
     watched = model.gamma if model.risk.watches_return else None
     rows = [play(model, "agent", market.bars, market.features, config.trading, span, watched)]
     return rows + [backtest(market.bars, name, strategy(name), config.trading, span) for name in STRATEGIES]
-
-
-class Progress(BaseCallback):
-    """Tell the caller how far the training is, once per rollout."""
-
-    def __init__(self, report: Report) -> None:
-        super().__init__()
-        self.report = report
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        finished = [episode["r"] for episode in self.model.ep_info_buffer or []]
-        mean = sum(finished) / len(finished) if finished else float("nan")
-        self.report(self.num_timesteps, f"training, log growth per episode {mean:+.4f}")

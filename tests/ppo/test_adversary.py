@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tailguard import DistributionalPPO
-from tailguard.market import BettingGame, SignalMarket
+from tailguard import DistributionalPPO, TradingVecEnv
+from tailguard.market import BettingGame, SignalMarket, random_walk
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.experience import prepare
 from tailguard.robust import SAPPOConfig
@@ -235,12 +235,21 @@ def test_metrics_say_what_happened():
     assert metrics["sa_ppo/robust_kl"] > 0.0
 
 
-def test_a_saved_agent_keeps_its_adversary(tmp_path):
-    agent = trained("MlpPolicy", {"epsilon": 0.1, "steps": 2}, updates=1)
+def test_a_saved_agent_goes_on_with_its_adversary_where_it_stopped(tmp_path):
+    def env():
+        return TradingVecEnv(random_walk(300, seed=0), n_envs=ENVS, episode_length=20, seed=0)
+
+    settings = {"epsilon": 0.0, "epsilon_final": 0.2, "schedule": "linear", "max_updates": 8, "warmup_updates": 0}
+    plan = {"n_steps": STEPS, "seed": 0, "adversary": {**settings, "perturbable": [0, 1, 2]}}
+    agent = DistributionalPPO("MlpPolicy", env(), **plan)
+    agent.learn(3 * STEPS * ENVS)
     agent.save(tmp_path / "agent")
-    loaded = DistributionalPPO.load(tmp_path / "agent", GymVectorAdapter(SignalMarket(ENVS), 0))
-    assert loaded.adversary_config == agent.adversary_config
-    loaded.learn(STEPS * ENVS)
+    agent.learn(2 * STEPS * ENVS, reset_num_timesteps=False)
+    loaded = DistributionalPPO.load(tmp_path / "agent", env(), force_reset=False)
+    assert loaded.adversary.config == agent.adversary.config
+    loaded.learn(2 * STEPS * ENVS, reset_num_timesteps=False)
+    assert loaded.adversary.epsilon == agent.adversary.epsilon == pytest.approx(0.2 * 4 / 7)
+    assert torch.equal(agent.flat.tensor, loaded.flat.tensor)
 
 
 def test_unknown_settings_are_refused_by_name():

@@ -136,7 +136,7 @@ def test_restarts_only_help():
 
 
 def test_masked_and_scaled_features_keep_to_their_own_radius():
-    w, _, about = linear_policy(0)
+    _, _, about = linear_policy(0)
     x = inputs()
     config = PerturbationConfig(epsilon=0.1, perturbable=(0, 2, 3), feature_scale=(1.0, 1.0, 0.5, 2.0, 1.0, 1.0))
     found = StatePerturbation(config, D).attack(x, about(x))

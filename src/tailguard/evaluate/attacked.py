@@ -31,9 +31,9 @@ class AttackedPolicy:
 
     Deliberate kinds, whose strength is the radius epsilon: ``random``, uniform in the ball; ``fgsm``, one gradient of the KL
     between clean and perturbed policy; ``pgd_kl``, many; ``critic``, towards where the critics expect the least; ``action``,
-    towards the action that the policy likes least (Discrete) or the far end of the box. Natural kinds: ``stale``, columns arrive
-    that many steps late; ``dropped``, with that probability columns do not arrive and their last values stay; ``noisy``, Gaussian
-    noise of that standard deviation.
+    towards the action that the policy likes least (Discrete) or the far end of the box. Natural kinds: ``stale``, columns
+    arrive that many steps late; ``dropped``, with that probability columns do not arrive and their last values stay;
+    ``noisy``, Gaussian noise of that standard deviation.
 
     :param policy: the victim; its modes, gradients and random numbers stay as they are.
     :param kind: of the perturbation.
