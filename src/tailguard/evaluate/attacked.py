@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.ppo.actions import Categorical
+from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.adversary import values
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import State, wipe
@@ -146,7 +146,15 @@ def _repeated(state: State, n: int) -> State:
 
 def _unwanted(policy: DistributionalPolicy, outputs: Tensor) -> Tensor:
     """The action that each row likes least: the least likely choices, or the end of the box farther from the mean."""
-    if isinstance(policy.distribution, Categorical):
-        return policy.distribution.mode(-outputs)
-    mean = policy.distribution.mode(outputs)
-    return -torch.sign(mean) - (mean == 0.0).to(mean)
+    distribution = policy.distribution
+    if isinstance(distribution, Categorical):
+        return distribution.mode(-outputs)
+    assert isinstance(distribution, Gaussian)
+    mean = distribution.mode(outputs)
+    # Before a tanh, or in a box without ends, a unit to the other side points the way.
+    bounded = not distribution.squash and bool(np.isfinite(distribution.low).all() and np.isfinite(distribution.high).all())
+    ends = (
+        (distribution.low, distribution.high) if bounded else (-np.ones_like(distribution.low), np.ones_like(distribution.low))
+    )
+    low, high = (torch.as_tensor(end.reshape(-1)).to(mean) for end in ends)
+    return torch.where(mean > 0.5 * (low + high), low, high)
