@@ -60,7 +60,7 @@ class Adversary(RobustRegulariser):
             perturbed = self.policy.action_outputs(_actor_features(self.policy, part, self.config.memory)(found.inputs))
         else:
             clean, found, perturbed = self._outputs(part), mixed[1], given
-        return self.penalty(found, clean, perturbed, self.policy.distribution.kl, share, share.index_select(axis, which))
+        return self.penalty(found, clean, perturbed, self._kl, share, share.index_select(axis, which))
 
     def certificate(self, batch: Batch) -> dict[str, float]:
         """Bounds that no perturbation of the present radius can break; empty for policies with memory.
@@ -77,6 +77,17 @@ class Adversary(RobustRegulariser):
             if isinstance(policy.distribution, Gaussian) and policy.log_std is not None:
                 bounds["sa_ppo/certified_kl"] = gaussian_kl_bound(moves, policy.log_std).mean().item()
         return bounds
+
+    def _kl(self, clean: Tensor, perturbed: Tensor) -> Tensor:
+        """KL(clean || perturbed), with no gradient in a deviation that is the same everywhere.
+
+        No observation moves it, and the cheapest way to a small KL would be a large one: actions that are all noise.
+        """
+        if self.policy.free_std:
+            clean, perturbed = (
+                torch.cat((mean, std.detach()), -1) for mean, std in (clean.chunk(2, -1), perturbed.chunk(2, -1))
+            )
+        return self.policy.distribution.kl(clean, perturbed)
 
     def _part(self, batch: Batch, which: Tensor) -> Batch:
         return batch._replace(targets=torch.empty(0), old_atoms=torch.empty(0)).take(which)
