@@ -20,6 +20,7 @@ from tailguard import checkpoint
 from tailguard.env_state import env_state, load_env_state, load_normalization_state, normalization_state
 from tailguard.optim.settings import OptimizerConfig
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.blueprint import network_tree, policy_kwargs_of, space_of, space_tree
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropySchedule, KLControl, LearningRate
@@ -67,6 +68,7 @@ class Persistent:
     lr: LearningRate
     objective: RiskObjective
     shuffler: torch.Generator
+    adversary: Adversary | None
     episode_returns: EpisodeReturns
     calibration: Calibration
     optimizer: OptimizerConfig
@@ -135,6 +137,7 @@ class Persistent:
             "counters": {name: getattr(self, name) for name in COUNTERS},
             "n_envs": self.n_envs,
             "shuffler": self.shuffler.get_state(),
+            "adversary": None if self.adversary is None else self.adversary.state_dict(),
             "memory": [*self._actor_state, *self._critic_state],
             "last_obs": self._last_obs,
             "last_episode_starts": self._last_episode_starts,
@@ -166,6 +169,8 @@ class Persistent:
         for name, value in state["counters"].items():
             setattr(self, name, value)
         self.shuffler.set_state(state["shuffler"])
+        if self.adversary is not None and state["adversary"] is not None:
+            self.adversary.load_state_dict(state["adversary"])
         finished, successes = state["episodes"]
         self.ep_info_buffer = deque(finished, maxlen=self._stats_window_size)
         self.ep_success_buffer = deque(successes, maxlen=self._stats_window_size)
@@ -192,6 +197,7 @@ class Persistent:
             "entropy": self.entropy.config.model_dump(),
             "kl": self.kl.config.model_dump(),
             "vgs": self.vgs.config.model_dump(),
+            "adversary": None if self.adversary is None else self.adversary.config.model_dump(mode="json"),
             "normalize_obs": False if self.obs_norm is None else self.obs_norm.model_dump(),
             "policy_kwargs": network_tree(self.policy_kwargs),
             "seed": self.seed,
