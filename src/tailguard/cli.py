@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pandas as pd
 import typer
@@ -19,21 +20,24 @@ from rich.table import Table
 from tailguard import __version__
 from tailguard.config import Config, dump_config, load_config
 from tailguard.evaluate.backtest import backtest
+from tailguard.interruption import Interrupted
 from tailguard.market.baselines import STRATEGIES, Strategy, strategy
 from tailguard.market.data import (
-    DataError,
     DataWarning,
     Finding,
     check_source,
     list_datasets,
-    load_bars,
     load_dataset,
+    load_source,
     periods_per_year,
 )
 
+if TYPE_CHECKING:
+    from tailguard.run import Run
+
 Job = TypeVar("Job")
 
-USER_ERROR = 2
+USER_ERROR, INTERRUPTED = 2, 130
 # Wide enough for every table when nobody's terminal sets the width.
 PIPE_WIDTH = 160
 
@@ -53,6 +57,7 @@ class Format(StrEnum):
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see `tailguard config`.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. trading.fee=0.0005.")]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
@@ -122,30 +127,58 @@ def run_backtest(
 @app.command("train")
 def run_train(
     data: Annotated[str, typer.Option("--data", "-d", help="Shipped set or file; a+b is a portfolio.")],
+    folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder of the run; by default a new one.")] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
     output: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
     """Train an agent on the first part of a series and compare it with the baselines on the rest, which it has never seen."""
-    from tailguard.training import train_and_test  # PyTorch is loaded only when it is needed
+    from tailguard.run import Run  # PyTorch is loaded only when it is needed
+    from tailguard.training import default_split, prepare_market
 
     tree = load_config(config, settings or [])
     bars = load_source(data)
+    market = prepare_market(bars, tree, default_split(len(bars), tree.training))
+    _train(Run.create(folder or _free_folder(data), tree, data, market), output, quiet)
+
+
+@app.command("resume")
+def run_resume(run: RunArgument, output: FormatOption = Format.TABLE, quiet: QuietOption = False) -> None:
+    """Go on with a training that was stopped or killed, as if nothing had happened."""
+    from tailguard.run import Run
+
+    _train(Run.open(run), output, quiet)
+
+
+def _train(run: "Run", output: Format, quiet: bool) -> None:
+    """Train a run to its end and show its agent beside the baselines."""
+    from tailguard.run import train
+    from tailguard.training import test
+
     console = _console(stderr=True)
+    console.print(f"run: {run.path}", highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("training", total=tree.training.steps)
-        rows, first = train_and_test(bars, tree, lambda done, text: progress.update(task, completed=done, description=text))
-    dictionaries = [{"data": data, **asdict(row)} for row in rows]
+        task = progress.add_task("training", total=run.config.training.steps)
+        model = train(run, lambda done, text: progress.update(task, completed=done, description=text))
+    market = run.market()
+    dictionaries = [{"data": run.info["data"], **asdict(row)} for row in test(model, market, run.config)]
     if output is not Format.TABLE:
         _print_rows("", dictionaries, output)
         return
     console = _console()
-    console.print(_backtest_table(f"{data} (unseen part)", bars.iloc[first:], tree, dictionaries))
+    unseen = market.bars.iloc[slice(*market.split.test)]
+    console.print(_backtest_table(f"{run.info['data']} (unseen part)", unseen, run.config, dictionaries))
     console.print(
         "One split, one seed: this shows that the machinery works, not that the agent has skill.", style="dim", highlight=False
     )
+
+
+def _free_folder(data: str) -> Path:
+    """The first folder ``artifacts/runs/NAME-N`` that does not exist."""
+    name = "+".join(Path(part).name.split(".")[0] for part in data.split("+"))
+    return next(path for n in count(1) if not (path := Path("artifacts/runs") / f"{name}-{n}").exists())
 
 
 @app.command("config")
@@ -165,23 +198,6 @@ def _root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Trading agents that know their own tail risk."""
-
-
-def load_source(source: str) -> pd.DataFrame:
-    """Bars of a shipped set or a file; several joined by ``+`` give one aligned table."""
-    parts = source.split("+")
-    if len(parts) > 1:
-        symbols = [Path(part).name.split(".")[0] for part in parts]
-        repeated = [symbol for symbol in symbols if symbols.count(symbol) > 1]
-        if repeated:
-            raise DataError(f"{source}: {repeated[0]!r} appears twice; the parts of a portfolio need different names")
-        return load_bars({symbol: load_source(part) for symbol, part in zip(symbols, parts, strict=True)})
-    known = [info.name for info in list_datasets()]
-    if source in known:
-        return load_dataset(source)
-    if not Path(source).exists():
-        raise DataError(f"{source}: no such file, and no shipped set of that name (shipped are {', '.join(known)})")
-    return load_bars(source)
 
 
 def _findings(source: str) -> list[Finding]:
@@ -287,9 +303,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{error.format_message()} (--help shows what is possible)")
     except (ValueError, OSError) as error:
         _fail(str(error))
+    except Interrupted as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        sys.exit(INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

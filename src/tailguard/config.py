@@ -32,6 +32,7 @@ class TrainingConfig(BaseModel):
     :param critic: settings of the critics.
     :param optimizer: such as ``{name: adaptive_upgd}``.
     :param vgs: variance gradient scaling; ``{}`` switches it on.
+    :param tensorboard: folder for TensorBoard; None writes nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,6 +52,22 @@ class TrainingConfig(BaseModel):
     critic: dict[str, Any] = Field(default_factory=dict)
     optimizer: dict[str, Any] = Field(default_factory=dict)
     vgs: dict[str, Any] | None = None
+    tensorboard: str | None = "artifacts/tensorboard"
+
+
+class CheckpointConfig(BaseModel):
+    """How often a training is saved. Whatever happens, at most this much is lost.
+
+    :param every_seconds: save between updates when this much time has passed since the last time.
+    :param every_steps: save when this many steps have passed as well; None looks at the time only.
+    :param keep: how many of the newest stay.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
+    every_steps: Annotated[int, Field(ge=1)] | None = None
+    keep: Annotated[int, Field(ge=2)] = 3
 
 
 class Config(BaseModel):
@@ -61,6 +78,7 @@ class Config(BaseModel):
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.
     :param training: how an agent is trained.
+    :param checkpoints: how often its training is saved.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,6 +88,7 @@ class Config(BaseModel):
     trading: TradingSettings = Field(default_factory=TradingSettings)
     features: FeatureConfig = Field(default_factory=FeatureConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+    checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:

@@ -1,7 +1,7 @@
 """Recurrent PPO with quantile critics, as a Stable-Baselines3 algorithm."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
@@ -36,6 +35,7 @@ from tailguard.ppo.health import (
     value_metrics,
 )
 from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.persistence import Persistent
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.risk import RiskConfig, RiskObjective
 from tailguard.ppo.rollout import Rollout, finite
@@ -51,7 +51,7 @@ from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-class DistributionalPPO(OnPolicyAlgorithm):
+class DistributionalPPO(Persistent, OnPolicyAlgorithm):
     """PPO whose critics predict the distribution of the return; a drop-in for SB3's ``PPO`` and sb3-contrib's ``RecurrentPPO``.
 
     :param policy: ``"MlpPolicy"``, ``"MlpLstmPolicy"``, or a subclass of their classes.
@@ -172,17 +172,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        if "lr" not in self.__dict__:  # a loaded model brings its own, which may have been set from outside
-            self.lr = LearningRate(self.learning_rate)
+        self.lr = LearningRate(self.learning_rate)
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
         settings = {"critic": self.critic, "obs_norm": self.obs_norm, "risk": self.risk, **self.policy_kwargs}
         self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
-        known = self.__dict__.get("objective")  # a loaded model brings the state of its own
         self.objective = RiskObjective(self.risk, self.policy.budget)
-        if known is not None:
-            self.objective.load_state_dict(known.state_dict())
         self.flat = FlatParameters(self.policy)
         self._setup_optimizer()
         self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl)
@@ -203,10 +199,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         enabled = self.vgs_config.enabled
         self.policy.optimizer = build_optimizer(self.optimizer, [self.flat.tensor], 0.0, vgs=enabled, generator=generator)
         heads = self.policy.heads()
-        if "vgs" in self.__dict__:  # of a loaded model, without its parameters
-            self.vgs.update_parameters(heads)
-        else:
-            self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
+        self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
         self.vgs.attach(self.policy.optimizer)
 
     def _check_batches(self) -> None:
@@ -459,40 +452,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _log_drift(self, mean: float, std: float) -> None:
         self.logger.record("debug/vecnormalize_mean_drift", mean)
         self.logger.record("debug/vecnormalize_std_drift", std)
-
-    @classmethod
-    def load(
-        cls,
-        path: Any,
-        env: GymEnv | None = None,
-        device: torch.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        **settings: Any,
-    ) -> Self:
-        """As SB3's; the environment is watched if the agent needs it, and a learning rate that is named here counts."""
-        if env is not None:
-            saved = {**(load_from_zip_file(path, device="cpu", custom_objects=custom_objects)[0] or {}), **settings}
-            risk = saved.get("risk")
-            if isinstance(risk, RiskConfig) and risk.watches_return:
-                env = cls._watched(env, risk, saved["gamma"], saved["seed"])
-        model = super().load(path, env, device, custom_objects, print_system_info, force_reset, **settings)
-        if "learning_rate" in {**(custom_objects or {}), **settings}:
-            model.lr = LearningRate(model.learning_rate)
-        return model
-
-    def _excluded_save_params(self) -> list[str]:
-        return [
-            *super()._excluded_save_params(),
-            "flat",
-            "update",
-            "shuffler",
-            "_rollout_start",
-            "_actor_state",
-            "_critic_state",
-            "_last_memory",
-        ]
 
 
 # Episodes whose predicted and realised returns are compared.
