@@ -70,8 +70,9 @@ class _Member:
         self._store = _Nearby(store)
         self._seat = Seat(member_id, factory, self._store)
 
-    def placed(self) -> None:
-        """Answer once started."""
+    def placed(self) -> str:
+        """The machine that it sits on; the answer comes once it does."""
+        return str(_ray().get_runtime_context().get_node_id())
 
     def perform(self, jobs: Sequence[Job], parcels: Mapping[str, Any]) -> tuple[Done | Failed, Any]:
         """Do the jobs; the second value is the state after a training."""
@@ -120,6 +121,10 @@ class RayCrew:
             if answers or (end is not None and time.monotonic() >= end):
                 return sorted(answers, key=lambda answer: answer[0])
 
+    def places(self) -> dict[int, str]:
+        """The machine of every member."""
+        return {member_id: self._ray.get(desk.placed) for member_id, desk in self._desks.items()}
+
     def forget(self, names: set[str]) -> None:
         """Let go of all states but these."""
         self._parcels = {name: parcel for name, parcel in self._parcels.items() if name in names}
@@ -156,6 +161,8 @@ class RayCrew:
         except errors.RayTaskError as error:
             return Crashed(str(error))
         except errors.RayError as error:  # actor, worker, machine, memory or object: there are twenty names for being gone
+            if isinstance(error, errors.RayActorError) and error.actor_init_failed:
+                return Crashed(str(error))
             return Lost(type(error).__name__)
         if desk.saved_as is not None:
             self._parcels[desk.saved_as] = desk.state
