@@ -174,11 +174,10 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         number = float(value)
         return number if np.isfinite(number) else {NUMBER: repr(number)}
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().contiguous().clone()  # views of one memory are refused by safetensors
-        return {TENSOR: name}
+        # Views of one memory are refused by safetensors.
+        return {TENSOR: _keep(value.detach().cpu().contiguous().clone(), name, tensors)}
     if isinstance(value, np.ndarray):
-        tensors[name] = _as_tensor(value, name)
-        return {ARRAY: [name, value.dtype.str]}
+        return {ARRAY: [_keep(_as_tensor(value, name), name, tensors), value.dtype.str]}
     if isinstance(value, Mapping):
         if value and all(isinstance(key, int) for key in value):
             return {INTEGER_KEYS: {str(key): _encode(one, f"{name}.{key}", tensors) for key, one in value.items()}}
@@ -190,6 +189,14 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         items = [_encode(one, f"{name}.{i}", tensors) for i, one in enumerate(value)]
         return {TUPLE: items} if isinstance(value, tuple) else items
     raise TypeError(f"{name}: a {type(value).__name__} cannot be saved")
+
+
+def _keep(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
+    """Add a tensor under its place in the tree; under another name where a key with a dot has led to the same place."""
+    while name in tensors or name == "__metadata__":
+        name += "'"
+    tensors[name] = tensor
+    return name
 
 
 def _as_tensor(array: NDArray[Any], name: str) -> Tensor:
