@@ -80,4 +80,3 @@ def test_too_small_a_cluster_is_refused(cluster, tmp_path):
     scheduler, store = population(tmp_path)
     with pytest.raises(ValueError, match="num_cpus of a member"):
         RayEngine(scheduler, Fates(tmp_path), store, resources={"num_cpus": 64})
-

@@ -184,7 +184,7 @@ class RayCrew:
 class RayEngine(Engine):
     """Trains a population on a Ray cluster, every member an actor.
 
-    Connect first: ``ray.init(address=...)``; without it Ray starts on this machine.
+    Join a cluster first, with :func:`connect`; without it Ray starts on this machine.
 
     :param scheduler: decides.
     :param factory: makes the learner of a member, on its machine.
@@ -214,8 +214,7 @@ class RayEngine(Engine):
         require(placement_seconds > 0.0, "placement_seconds", placement_seconds, "above 0")
         ray = _ray()
         resources = {"num_cpus": 1, **(resources or {})}
-        if not ray.is_initialized():
-            ray.init()
+        connect()
         needed, there = len(scheduler.members) * resources["num_cpus"], ray.cluster_resources().get("CPU", 0.0)
         legal = f"at most {there / len(scheduler.members):g}: {len(scheduler.members)} members share {there:g} cores"
         require(needed <= there, "num_cpus of a member", resources["num_cpus"], legal)
@@ -225,6 +224,16 @@ class RayEngine(Engine):
     def _remember(self) -> None:
         super()._remember()
         self.crew.forget(self._needed())
+
+
+def connect(address: str | None = None) -> None:
+    """Join a cluster, if this process has not joined one already.
+
+    :param address: of the cluster; None starts one on this machine.
+    """
+    ray = _ray()
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
 
 
 def _ray() -> Any:
