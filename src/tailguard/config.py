@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tailguard.market.features import FeatureConfig
 from tailguard.market.rules import TradingSettings
+from tailguard.population.config import PopulationConfig
 from tailguard.validation import build
 
 
@@ -82,6 +83,7 @@ class Config(BaseModel):
     :param features: what is computed from the bars.
     :param training: how an agent is trained.
     :param checkpoints: how often its training is saved.
+    :param population: for ``tailguard population``: what is searched while a population trains; None for all other commands.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,6 +94,7 @@ class Config(BaseModel):
     features: FeatureConfig = Field(default_factory=FeatureConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    population: PopulationConfig | None = None
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
