@@ -75,7 +75,7 @@ def test_draws_every_chart_without_a_complaint(browser, page, folder, width, nam
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     browser.evaluate(OPEN_ALL)
     browser.evaluate(SETTLED)
-    assert browser.evaluate(f"{CHARTS}.length") == 21
+    assert browser.evaluate(f"{CHARTS}.length") == 23
     assert browser.evaluate(f"{CHARTS}.filter((host) => !host.querySelector('.plot > svg')).length") == 0
     assert browser.evaluate(EMPTY) == []
     assert browser.evaluate("document.documentElement.scrollWidth") <= width

@@ -10,7 +10,7 @@ from tailguard.evaluate.report.figures import Axis, Chart, Color, Dot, Mark, Pan
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import TIME, title_of
 from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import capital, duration, plain, say
+from tailguard.evaluate.report.words import capital, duration, plain, say, slug
 from tailguard.evaluate.series import Floats
 
 FEWEST = 40  # bars below which nothing rolls
@@ -132,7 +132,7 @@ def _regimes(evaluation: Evaluation, kind: str) -> Chart:
         if kind == "volatility"
         else "Parts of years at the ends count as they are."
     )
-    return Chart(f"regimes-{kind}", title, summary, [panel], note)
+    return Chart(f"regimes-{slug(kind)}", title, summary, [panel], note)
 
 
 def _regime_table(evaluation: Evaluation, kind: str) -> Html:
