@@ -22,7 +22,8 @@ from tailguard.evaluate.report.words import say
 ATTACKS = {"attack-sharpe", "attack-cagr", "attack-max_drawdown"}
 OPTIONAL = {"leads", "fan", "calibration", "lineage", "hyperparameters"} | ATTACKS
 ALWAYS = {
-    "equity", "seed-equity", "rows-sharpe", "rows-cagr", "rows-max_drawdown", "rows-cvar_5", "position", "distribution", "rolling",
+    "equity", "seed-equity", "rows-sharpe", "rows-cagr", "rows-max_drawdown", "rows-cvar_5", "position", "distribution",
+    "rolling",
     "regimes-year", "regimes-volatility", "costs-curve", "fold-rows", "seed-rows", "training-curves",
 }  # fmt: skip
 HOSTILE = '<script>document.title="broken"</script>"\'&<img src=x onerror=alert(1)></script><!--'
