@@ -71,7 +71,7 @@ def _chart(statistic: str, rows: pd.DataFrame) -> Chart:
     panels = [_panel(kind, pd.concat([clean, part]).sort_values("epsilon"), axis) for kind, part in kinds]
     before, worst = _ends(statistic, rows)
     change = f"from {say(before, words.kind)} to {say(float(worst['value']), words.kind)}"
-    summary = f"{words.label} goes {change} under {_title(str(worst['attack']))} of strength {worst['epsilon']:g}."
+    summary = f"{words.label} goes {change} ({_title(str(worst['attack']))}, strength {worst['epsilon']:g})."
     note = f"{words.meaning} Shaded: 95% intervals. Every panel starts with the agent left alone."
     title = f"{words.label} by kind and strength of the attack"
     return Chart(f"attack-{slug(statistic)}", title, summary, panels, note, columns=min(len(panels), 3))
