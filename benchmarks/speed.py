@@ -40,10 +40,8 @@ SHARED = {**LSTM, "shared_lstm": True}
 
 
 def ours(policy, critic, options=None, **policy_kwargs):
-    sizes = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 4}
-    return DistributionalPPO(
-        policy, WorkEnv(ENVS), **sizes, critic=critic, seed=0, policy_kwargs=policy_kwargs, **(options or {})
-    )
+    settings = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 4, "critic": critic, "seed": 0, **(options or {})}
+    return DistributionalPPO(policy, WorkEnv(ENVS), **settings, policy_kwargs=policy_kwargs)
 
 
 def theirs(algorithm, policy, **policy_kwargs):
@@ -71,6 +69,13 @@ ENGINES = {
     "JAX PPO, compiled end to end, shared LSTM": lambda: JaxPPO(ENVS, STEPS),
     "JAX PPO, the same with autodiff through its shared LSTM": lambda: JaxPPO(ENVS, STEPS, autodiff=True),
 }
+# With --adversary: state-adversarial training, three gradients per search.
+ADVERSARY = {"adversary": {"epsilon": 0.05, "steps": 3, "warmup_updates": 0}}
+ATTACKED = {
+    "Tailguard, separate LSTMs, compiled": lambda: ours("MlpLstmPolicy", SCALAR, ADVERSARY, **LSTM, **KERNEL),
+    "Tailguard, shared LSTM, compiled": lambda: ours("MlpLstmPolicy", SCALAR, ADVERSARY, **SHARED, **KERNEL),
+    "Tailguard, MLP, compiled": lambda: ours("MlpPolicy", SCALAR, ADVERSARY, net_arch=DEEP),
+}
 RATIOS = [
     ("Tailguard, separate LSTMs, torch", f"{CONTRIB}, separate LSTMs", ">= 12"),
     ("Tailguard, separate LSTMs, compiled", f"{CONTRIB}, separate LSTMs", ">= 25"),
@@ -85,6 +90,7 @@ RATIOS = [
     ),
     ("Tailguard, MLP, torch", "Stable-Baselines3 PPO, MLP", ""),
     ("Tailguard, MLP, compiled", "Stable-Baselines3 PPO, MLP", ">= 1.5"),
+    *((name, f"{name}, adversary", "<= 2.5") for name in ATTACKED),
 ]
 
 
@@ -116,10 +122,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="run the engines whose name contains this")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--adversary", action="store_true", help="only what state-adversarial training costs")
     options = parser.parse_args()
     now = CLOCKS[options.clock]
     torch.set_num_threads(1)
-    engines = {name: make for name, make in ENGINES.items() if options.only in name}
+    attacked = {f"{name}, adversary": make for name, make in ATTACKED.items()}
+    chosen = {name: ENGINES[name] for name in ATTACKED} | attacked if options.adversary else ENGINES
+    engines = {name: make for name, make in chosen.items() if options.only in name}
     if JaxPPO is None:
         print("JAX is not installed: without its rows\n")
         engines = {name: make for name, make in engines.items() if not name.startswith("JAX")}

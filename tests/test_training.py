@@ -6,9 +6,16 @@ import torch
 
 from tailguard.config import load_config
 from tailguard.market import random_walk
-from tailguard.training import train_and_test
+from tailguard.training import Split, build_model, default_split, prepare_market
+from tailguard.training import test as trade
 
-TINY = ["training.steps=512", "training.n_envs=4", "training.n_steps=32", "training.lstm_hidden_size=8"]
+TINY = [
+    "training.steps=512",
+    "training.n_envs=4",
+    "training.n_steps=32",
+    "training.lstm_hidden_size=8",
+    "training.tensorboard=null",
+]
 
 
 @pytest.fixture
@@ -16,48 +23,38 @@ def bars():
     return random_walk(600, seed=0)
 
 
-def weights_after_training(bars, monkeypatch):
-    """The parameters of the model that train_and_test makes, read where it plays it."""
-    import tailguard.training
-
-    seen = {}
-    play = tailguard.training.play
-
-    def look(agent, *arguments):
-        seen["weights"] = agent.flat.tensor.detach().clone()
-        return play(agent, *arguments)
-
-    monkeypatch.setattr(tailguard.training, "play", look)
-    rows, first = train_and_test(bars, load_config(None, TINY), lambda done, text: None)
-    return seen["weights"], rows, first
+def trained(bars, *settings):
+    """The model, the rows of its table and the first unseen row."""
+    config = load_config(None, [*TINY, *settings])
+    market = prepare_market(bars, config, default_split(len(bars), config.training))
+    model = build_model(market, config.training).learn(config.training.steps)
+    return model, trade(model, market, config), market.split.test[0]
 
 
-def test_what_is_unseen_has_no_influence_on_what_is_learnt(bars, monkeypatch):
-    weights, rows, first = weights_after_training(bars, monkeypatch)
+def test_what_is_unseen_has_no_influence_on_what_is_learnt(bars):
+    model, rows, first = trained(bars)
     changed = bars.copy()
     changed.iloc[first:, :4] *= np.linspace(1.0, 3.0, len(bars) - first)[:, None]
-    other_weights, other_rows, _ = weights_after_training(changed, monkeypatch)
-    assert torch.equal(weights, other_weights)
+    other, other_rows, _ = trained(changed)
+    assert torch.equal(model.flat.tensor, other.flat.tensor)
     assert rows[0].total_return != other_rows[0].total_return
 
 
-def test_the_same_seed_gives_the_same_table(bars, monkeypatch):
-    _, rows, first = weights_after_training(bars, monkeypatch)
-    _, again, _ = weights_after_training(bars, monkeypatch)
-    assert rows == again
+def test_the_same_seed_gives_the_same_table(bars):
+    _, rows, first = trained(bars)
+    assert trained(bars)[1] == rows
     assert first == 420
     assert [row.strategy for row in rows][:2] == ["agent", "buy_and_hold"]
 
 
 def test_an_agent_trained_on_a_tail_is_played_with_what_it_has_earned(bars):
-    settings = [*TINY, "training.risk={objective: cvar, alpha: 0.2}", "training.vgs={}", "training.optimizer={name: upgdw}"]
-    rows, _ = train_and_test(bars, load_config(None, settings), lambda done, text: None)
-    neutral, _ = train_and_test(bars, load_config(None, TINY), lambda done, text: None)
+    settings = ("training.risk={objective: cvar, alpha: 0.2}", "training.vgs={}", "training.optimizer={name: upgdw}")
+    rows, neutral = trained(bars, *settings)[1], trained(bars)[1]
     assert rows[0].total_return != neutral[0].total_return
     assert rows[1:] == neutral[1:]
 
 
-def test_progress_is_reported(bars):
-    reports = []
-    train_and_test(bars, load_config(None, TINY), lambda done, text: reports.append((done, text)))
-    assert [done for done, _ in reports] == [128, 256, 384, 512]
+@pytest.mark.parametrize(("train", "test"), [((0, 0), (0, 5)), ((5, 9), (8, 12)), ((-1, 3), (3, 5)), ((0, 5), (5, 5))])
+def test_a_split_that_is_none_is_refused(train, test):
+    with pytest.raises(ValueError, match="the test must come after the training"):
+        Split(train, test)

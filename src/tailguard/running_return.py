@@ -5,7 +5,7 @@ not. So agents that are trained on a tail see, beside the observation, the disco
 the discount that the next reward gets; and, where one agent serves many tails, the tail it is asked to look at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium as gym
@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from tailguard.validation import require
-from tailguard.vec_env import ArrayStepper, StepArrays, step_with_arrays
+from tailguard.vec_env import ArrayStepper, Stateful, StepArrays, step_with_arrays
 
 
 class RunningReturn:
@@ -46,7 +46,7 @@ class RunningReturn:
         return np.column_stack((self.total, self.discount)).astype(np.float32)
 
 
-class ReturnObserver(VecEnvWrapper, ArrayStepper):
+class ReturnObserver(VecEnvWrapper, ArrayStepper, Stateful):
     """Append the running return and its discount to the observations; and a tail, where several are given.
 
     :param venv: the environments, with a one-dimensional Box of observations.
@@ -98,6 +98,21 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper):
         if len(step.ended):
             self._begin(step.ended)
         return step._replace(obs=self._watched(step.obs, slice(None)), final_obs=final_obs), infos
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the running episodes have earned, their tails, and the stream that tails are drawn from."""
+        return {
+            "total": self.running.total.copy(),
+            "discount": self.running.discount.copy(),
+            "alpha": self.alpha.copy(),
+            "random": self.generator.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        self.running.total, self.running.discount = state["total"].copy(), state["discount"].copy()
+        self.alpha = state["alpha"].copy()
+        self.generator.bit_generator.state = state["random"]
 
     def _begin(self, ended: NDArray[np.intp]) -> None:
         self.running.begin(ended)

@@ -1,44 +1,94 @@
-"""From bars to a trained agent and its first day out of sample."""
+"""From bars to a market that an agent can learn in, to the agent, and to its first day out of sample."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
-import torch
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
 
-from tailguard.config import Config
+from tailguard.config import Config, TrainingConfig
 from tailguard.evaluate.agent import play
-from tailguard.evaluate.backtest import BacktestRow, backtest
+from tailguard.evaluate.backtest import BacktestRow, backtest, row_of
 from tailguard.market.baselines import STRATEGIES, strategy
+from tailguard.market.data import periods_per_year
 from tailguard.market.env import TradingVecEnv
-from tailguard.market.features import FeatureScaler, build_features
+from tailguard.market.features import FeatureScaler, FeatureSet, build_features, market_columns
+from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
 
-Report = Callable[[int, str], None]
+Rows = tuple[int, int]
 
 
-def train_and_test(bars: pd.DataFrame, config: Config, report: Report) -> tuple[list[BacktestRow], int]:
-    """Train on the first part of the bars; trade the agent and all baselines over the rest.
+@dataclass(frozen=True)
+class Split:
+    """Which rows an agent learns from and which it is judged on, each as first and last-plus-one.
+
+    :param train: rows of the training.
+    :param test: rows that nothing about the agent has seen.
+    """
+
+    train: Rows
+    test: Rows
+
+    def __post_init__(self) -> None:
+        """Refuse spans that are empty or overlap."""
+        ordered = 0 <= self.train[0] < self.train[1] <= self.test[0] < self.test[1]
+        if not ordered:
+            raise ValueError(f"the test must come after the training and neither be empty, got {self}")
+
+
+def default_split(n_rows: int, config: TrainingConfig) -> Split:
+    """The last part of the rows for the test, as large as the settings say."""
+    first_unseen = round(n_rows * (1.0 - config.test_share))
+    return Split((0, first_unseen), (first_unseen, n_rows))
+
+
+@dataclass(frozen=True)
+class Market:
+    """What is traded, as an agent sees it.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
-    :param config: everything else.
-    :param report: called with the steps done and a line about them.
-    :returns: a row for the agent and one for each baseline, and the first row of the unseen part.
+    :param features: of all bars, standardised with what the training rows say.
+    :param scaler: that did it; fitted features are part of the agent.
+    :param trading: the rules, with the length of a training episode.
+    :param split: which rows are for what.
     """
-    torch.set_num_threads(1)  # small networks are slower on more
-    training = config.training
+
+    bars: pd.DataFrame
+    features: FeatureSet
+    scaler: FeatureScaler
+    trading: TradingSettings
+    split: Split
+
+    def training_env(self, n_envs: int, seed: int) -> TradingVecEnv:
+        """Accounts that trade the training rows side by side."""
+        return TradingVecEnv(
+            self.bars, n_envs=n_envs, seed=seed, features=self.features, span=self.split.train, **self.trading.model_dump()
+        )
+
+
+def prepare_market(bars: pd.DataFrame, config: Config, split: Split) -> Market:
+    """Compute the features, fit their scale on the training rows and on nothing else, and settle the length of episodes."""
     features = build_features(bars, config.features)
-    first_unseen = round(len(bars) * (1.0 - training.test_share))
-    scaler = FeatureScaler(bars.index[0], bars.index[first_unseen]).fit(features[:first_unseen])
-    features = scaler.transform(features)
-    settings = config.trading.model_dump()
-    if settings["episode_length"] is None:
-        settings["episode_length"] = min(256, max((first_unseen - features.warmup) // 2, 1))
-    env = TradingVecEnv(bars, n_envs=training.n_envs, seed=training.seed, features=features, span=(0, first_unseen), **settings)
+    first, last = split.train
+    end = bars.index[last] if last < len(bars) else bars.index[-1] + pd.Timedelta(1)
+    scaler = FeatureScaler(bars.index[first], end).fit(features[first:last])
+    trading = config.trading
+    if trading.episode_length is None:
+        usable = last - max(first, features.warmup)
+        trading = trading.model_copy(update={"episode_length": min(256, max(usable // 2, 1))})
+    return Market(bars, scaler.transform(features), scaler, trading, split)
+
+
+def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = None) -> DistributionalPPO:
+    """An untrained agent in the training environments of a market.
+
+    :param env: these environments, if they exist already.
+    """
     memory = {"lstm_hidden_size": training.lstm_hidden_size} if training.policy == "MlpLstmPolicy" else {}
-    model = DistributionalPPO(
+    return DistributionalPPO(
         training.policy,
-        env,
+        market.training_env(training.n_envs, training.seed) if env is None else env,
         learning_rate=training.learning_rate,
         n_steps=training.n_steps,
         n_epochs=training.n_epochs,
@@ -47,27 +97,27 @@ def train_and_test(bars: pd.DataFrame, config: Config, report: Report) -> tuple[
         critic=training.critic,
         optimizer=training.optimizer,
         vgs=training.vgs,
+        adversary=_adversary(training.adversary, market.features.names),
         policy_kwargs=memory,
         seed=training.seed,
+        tensorboard_log=training.tensorboard,
     )
-    model.learn(training.steps, callback=_Progress(report))
-    span = (first_unseen, len(bars))
-    watched = training.gamma if model.risk.watches_return else None
-    rows = [play(model, "agent", bars, features, config.trading, span, watched)]
-    return rows + [backtest(bars, name, strategy(name), config.trading, span) for name in STRATEGIES], first_unseen
 
 
-class _Progress(BaseCallback):
-    """Tell the caller how far the training is, once per rollout."""
+def _adversary(settings: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """The settings with the columns that it may perturb; the calendar and the account are known for certain."""
+    if settings is None:
+        return None
+    wanted = settings.get("perturbable")
+    if wanted is not None and all(isinstance(column, int) for column in wanted):
+        return settings
+    return settings | {"perturbable": market_columns(names, wanted)}
 
-    def __init__(self, report: Report) -> None:
-        super().__init__()
-        self.report = report
 
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        finished = [episode["r"] for episode in self.model.ep_info_buffer or []]
-        mean = sum(finished) / len(finished) if finished else float("nan")
-        self.report(self.num_timesteps, f"training, log growth per episode {mean:+.4f}")
+def test(model: DistributionalPPO, market: Market, config: Config) -> list[BacktestRow]:
+    """Trade the agent and all baselines over the unseen rows; one line for each."""
+    span = market.split.test
+    watched = model.gamma if model.risk.watches_return else None
+    played = play(model, "agent", market.bars, market.features, config.trading, span, watched)
+    rows = [row_of(played.track, periods_per_year(pd.DatetimeIndex(market.bars.index[slice(*span)])), played.ruined)]
+    return rows + [backtest(market.bars, name, strategy(name), config.trading, span) for name in STRATEGIES]

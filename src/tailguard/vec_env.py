@@ -6,7 +6,7 @@ from them only when it is stepped the SB3 way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,18 @@ class StepArrays(NamedTuple):
     ended: NDArray[np.intp]
     final_obs: NDArray[Any]
     sample_weights: NDArray[np.float32] | None = None
+
+
+class Stateful(ABC):
+    """Environments, or a wrapper of them, that can say where they stand and go on from there."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any] | None:
+        """Everything but the settings and what is wrapped, as arrays and plain values; None when it cannot be said."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
 
 
 class ArrayStepper(ABC):
@@ -107,7 +119,7 @@ class ArrayVecEnv(VecEnv):
         return [None] * self.num_envs
 
 
-class GymVectorAdapter(ArrayVecEnv):
+class GymVectorAdapter(ArrayVecEnv, Stateful):
     """Any Gymnasium ``VectorEnv`` that resets in the same step, as an SB3 ``VecEnv``.
 
     :param env: a vector environment with ``metadata["autoreset_mode"] = AutoresetMode.SAME_STEP``.
@@ -137,6 +149,16 @@ class GymVectorAdapter(ArrayVecEnv):
         if final_obs.dtype == object:  # Gymnasium's own vector envs keep one array per ended environment
             final_obs = np.stack(final_obs.tolist())
         return StepArrays(obs, np.asarray(rewards, np.float64), terminated, truncated, ended, final_obs)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The state of the vector environment; None when it cannot say."""
+        return self.env.state_dict() if isinstance(self.env, Stateful) else None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        assert isinstance(self.env, Stateful), "only such environments give a state"
+        self.env.load_state_dict(state)
+        self._reset_seeds()  # a seed that waits for a reset would start the episodes' randomness anew
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The adapted env's attribute, once for each environment asked for."""

@@ -245,7 +245,7 @@ def test_evaluation_and_checkpoint_callbacks_work(policy, tmp_path):
     assert np.load(tmp_path / "evaluations.npz")["results"].shape == (2, 3)
     assert evaluation.best_mean_reward < 0.0
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"best_model.zip", f"rl_model_{T * B}_steps.zip", f"rl_model_vecnormalize_{2 * T * B}_steps.pkl"} <= names
+    assert {"best_model.safetensors", f"rl_model_{T * B}_steps.zip", f"rl_model_vecnormalize_{2 * T * B}_steps.pkl"} <= names
     best = DistributionalPPO.load(tmp_path / "best_model.zip")
     assert best.predict(observations(2))[0].shape == (2, 2)
 

@@ -6,7 +6,8 @@ episode, and the last one of the old episode is found in ``info["final_obs"]``.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import Space
@@ -17,12 +18,13 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from tailguard.validation import require
+from tailguard.vec_env import Stateful
 
 Outcome = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 
 
-class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], ABC):
-    """A batch of copies of one game; a subclass says how a copy begins, looks and advances.
+class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], Stateful, ABC):
+    """A batch of copies of one game; a subclass says how one begins, looks and advances, and which arrays tell where it stands.
 
     :param num_envs: the number of copies.
     :param single_observation_space: the observation space of one copy.
@@ -31,6 +33,8 @@ class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], ABC
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (Gymnasium's own name)
+
+    position: ClassVar[tuple[str, ...]] = ()  # names of these arrays
 
     def __init__(
         self, num_envs: int, single_observation_space: Space[Any], single_action_space: Space[Any], seed: int | None
@@ -88,6 +92,20 @@ class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], ABC
         self._begin(ended)
         info = {"final_obs": observations, "_final_obs": ended}
         return self._observe(), rewards, terminated, truncated, info
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every copy stands, and the random stream."""
+        arrays = {name: getattr(self, name).copy() for name in self.position}
+        return {"begun": self._has_begun, "random": self.np_random.bit_generator.state, "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        self._has_begun = state["begun"]
+        self.np_random.bit_generator.state = state["random"]
+        for name in self.position:
+            saved, present = state["arrays"][name], getattr(self, name)
+            require(saved.shape == present.shape, f"the saved {name}", saved.shape, f"an array of shape {present.shape}")
+            setattr(self, name, saved.copy())
 
     def _legal(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return the actions checked, and clipped to the box where the action is continuous."""

@@ -100,6 +100,8 @@ class BettingGame(BatchedEnv):
     :param seed: starts the random stream.
     """
 
+    position = ("_chips", "_played")
+
     def __init__(
         self,
         num_envs: int = 1,

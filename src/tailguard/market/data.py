@@ -198,6 +198,23 @@ def load_dataset(name: str | Sequence[str]) -> pd.DataFrame:
         return load_bars(path)
 
 
+def load_source(source: str) -> pd.DataFrame:
+    """Bars of a shipped set or a file; several joined by ``+`` give one aligned table."""
+    parts = source.split("+")
+    if len(parts) > 1:
+        symbols = [Path(part).name.split(".")[0] for part in parts]
+        repeated = [symbol for symbol in symbols if symbols.count(symbol) > 1]
+        if repeated:
+            raise DataError(f"{source}: {repeated[0]!r} appears twice; the parts of a portfolio need different names")
+        return load_bars({symbol: load_source(part) for symbol, part in zip(symbols, parts, strict=True)})
+    known = [info.name for info in list_datasets()]
+    if source in known:
+        return load_dataset(source)
+    if not Path(source).exists():
+        raise DataError(f"{source}: no such file, and no shipped set of that name (shipped are {', '.join(known)})")
+    return load_bars(source)
+
+
 def _dataset_folder() -> Traversable:
     return resources.files("tailguard.market").joinpath("datasets")
 

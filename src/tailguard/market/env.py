@@ -6,7 +6,7 @@ log of its equity, so that the rewards of an episode add up to ln(V_end / V_star
 length and the end of the data truncate it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -41,7 +41,7 @@ from tailguard.market.kernel import (
 )
 from tailguard.market.rules import TradingSettings
 from tailguard.validation import build, require
-from tailguard.vec_env import ArrayVecEnv, StepArrays
+from tailguard.vec_env import ArrayVecEnv, Stateful, StepArrays
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -50,6 +50,10 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+# The arrays that tell where the accounts of a batch stand.
+POSITION = ("seeds", "episodes", "clock", "accounts")
 
 
 class BatchStep(NamedTuple):
@@ -177,6 +181,17 @@ class AccountBatch:
         returns = np.log(self.accounts[which, EQUITY] / self.settings.cash)
         return returns, self.clock[NOW, which] - self.clock[BEGIN, which]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes from step to step."""
+        return {name: getattr(self, name).copy() for name in POSITION}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, on the same bars."""
+        for name in POSITION:
+            saved, present = state[name], getattr(self, name)
+            require(saved.shape == present.shape, f"the saved {name}", saved.shape, f"an array of shape {present.shape}")
+            present[:] = saved
+
     def info(self, index: int) -> dict[str, Any]:
         """The state of one account and what its last bar cost."""
         row, account = int(self.clock[NOW, index]), self.accounts[index]
@@ -205,7 +220,7 @@ class AccountBatch:
         return spaces.Box(-1.0, 1.0, (self.assets,), np.float32)
 
 
-class TradingVecEnv(ArrayVecEnv):
+class TradingVecEnv(ArrayVecEnv, Stateful):
     """Many accounts on the same bars as one SB3 ``VecEnv``.
 
     Besides the SB3 interface, :meth:`step_arrays` gives terminations, truncations and final observations as arrays.
@@ -264,6 +279,16 @@ class TradingVecEnv(ArrayVecEnv):
             self.batch.restart(ended, obs)
         weights = effective.astype(np.float32) if idle else None
         return StepArrays(obs, rewards, terminated, truncated, ended, final_obs, weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every account stands: its row, its money and its episode."""
+        return {"begun": self._begun, **self.batch.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, on the same bars."""
+        self.batch.load_state_dict(state)
+        self._begun = state["begun"]
+        self._reset_seeds()  # a seed that waits for a reset would start the episodes anew
 
     def episode_info(self, index: int) -> dict[str, Any]:
         """The return and the length of the episode just ended, where SB3 looks for them."""

@@ -70,6 +70,8 @@ class GuardedMaze(BatchedEnv):
     :param seed: starts the random stream.
     """
 
+    position = ("_cell", "_elapsed", "_return")
+
     def __init__(
         self,
         num_envs: int = 1,

@@ -107,6 +107,8 @@ class SignalMarket(BatchedEnv):
     :param seed: starts the random stream.
     """
 
+    position = ("_signal", "_last_return", "_position", "_elapsed")
+
     def __init__(
         self,
         num_envs: int = 1,

@@ -1,7 +1,7 @@
 """Recurrent PPO with quantile critics, as a Stable-Baselines3 algorithm."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
@@ -37,6 +37,7 @@ from tailguard.ppo.health import (
     value_metrics,
 )
 from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.persistence import Persistent
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.risk import RiskConfig, RiskObjective
 from tailguard.ppo.rollout import Rollout, finite
@@ -45,6 +46,8 @@ from tailguard.ppo.surrogate import Coefficients
 from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State, wipe
 from tailguard.ppo.update import KL, LOSSES, Update, UpdateSettings, require_fitting
+from tailguard.robust.schedule import horizon
+from tailguard.robust.settings import SAPPOConfig
 from tailguard.running_return import watched
 from tailguard.validation import build, require
 from tailguard.vec_env import GymVectorAdapter, step_with_arrays
@@ -52,7 +55,7 @@ from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-class DistributionalPPO(OnPolicyAlgorithm):
+class DistributionalPPO(Persistent, OnPolicyAlgorithm):
     """PPO whose critics predict the distribution of the return; a drop-in for SB3's ``PPO`` and sb3-contrib's ``RecurrentPPO``.
 
     :param policy: ``"MlpPolicy"``, ``"MlpLstmPolicy"``, or a subclass of their classes.
@@ -75,6 +78,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param entropy: an :class:`EntropyConfig` or a dict of its fields.
     :param kl: a :class:`KLConfig` or a dict of its fields.
     :param vgs: shorter steps where gradients are noisy: a :class:`VGSConfig` or a dict of its fields. None scales nothing.
+    :param adversary: training against perturbed observations: a :class:`SAPPOConfig` or a dict of its fields. None has none.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
     :param policy_kwargs: ``net_arch``, ``activation_fn``, ``lstm_hidden_size`` and so on, see :class:`DistributionalPolicy`.
     :param seed: of the policy, the environments and the shuffling.
@@ -112,6 +116,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         entropy: EntropyConfig | Mapping[str, Any] | None = None,
         kl: KLConfig | Mapping[str, Any] | None = None,
         vgs: VGSConfig | Mapping[str, Any] | None = None,
+        adversary: SAPPOConfig | Mapping[str, Any] | None = None,
         normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
         policy_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
@@ -139,6 +144,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.critic = _settings(CriticConfig, critic)
         self.optimizer = _settings(OptimizerConfig, optimizer)
         self.vgs_config = VGSConfig(enabled=False) if vgs is None else _settings(VGSConfig, vgs)
+        self.adversary_config = None if adversary is None else _settings(SAPPOConfig, adversary)
         self.risk = _settings(RiskConfig, risk)
         if self.risk.watches_return:
             require(gamma > 0.0, "gamma", gamma, "above 0 for an objective that looks at the return of an episode")
@@ -173,20 +179,19 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        if "lr" not in self.__dict__:  # a loaded model brings its own, which may have been set from outside
-            self.lr = LearningRate(self.learning_rate)
+        self.lr = LearningRate(self.learning_rate)
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
         settings = {"critic": self.critic, "obs_norm": self.obs_norm, "risk": self.risk, **self.policy_kwargs}
         self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
-        known = self.__dict__.get("objective")  # a loaded model brings the state of its own
         self.objective = RiskObjective(self.risk, self.policy.budget)
-        if known is not None:
-            self.objective.load_state_dict(known.state_dict())
         self.flat = FlatParameters(self.policy)
         self._setup_optimizer()
-        self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl)
+        # Built even where it will stay idle: impossible settings are refused, and nothing else is different.
+        threat = self.adversary_config
+        self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed())
+        self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl, self.adversary)
         self.acting = fused_acting(self.policy, self.flat, self.n_envs)
         self._check_batches()
         distribution = self.policy.distribution
@@ -205,10 +210,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         enabled = self.vgs_config.enabled
         self.policy.optimizer = build_optimizer(self.optimizer, [self.flat.tensor], 0.0, vgs=enabled, generator=generator)
         heads = self.policy.heads()
-        if "vgs" in self.__dict__:  # of a loaded model, without its parameters
-            self.vgs.update_parameters(heads)
-        else:
-            self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
+        self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
         self.vgs.attach(self.policy.optimizer)
 
     def _check_batches(self) -> None:
@@ -287,7 +289,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
                 obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
-                outputs, self._actor_state = act(self.policy.inputs(obs_tensor), self._actor_state)
+                outputs, self._actor_state = act(self.policy.acting_inputs(obs_tensor), self._actor_state)
                 sampled = distribution.sample(outputs)
                 actions = sampled.numpy()
                 clipped_actions = distribution.to_env(actions)
@@ -355,11 +357,16 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self._activate_return_scale_snapshot()
             batch = experience.normalised(self.policy)
         with self.profile.stage("update"):
+            if self.adversary is not None:
+                self.adversary.begin(horizon(self._total_timesteps, self.n_steps, self.n_envs))
             log = self.update.run(batch, self._update_settings(), self.shuffler)
         self._n_updates += log.epochs
         for warning in log.warnings:
             self.logger.record(warning, 1.0)
         self._log_update(log.minibatches, experience, lr)
+        if self.adversary is not None:
+            for name, value in (self.adversary.metrics() | self.adversary.certificate(batch)).items():
+                self.logger.record(name, value)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
             self._adapt_risk(*experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
@@ -462,41 +469,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _log_drift(self, mean: float, std: float) -> None:
         self.logger.record("debug/vecnormalize_mean_drift", mean)
         self.logger.record("debug/vecnormalize_std_drift", std)
-
-    @classmethod
-    def load(
-        cls,
-        path: Any,
-        env: GymEnv | None = None,
-        device: torch.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        **settings: Any,
-    ) -> Self:
-        """As SB3's; the environment is watched if the agent needs it, and a learning rate that is named here counts."""
-        if env is not None:
-            saved = {**(load_from_zip_file(path, device="cpu", custom_objects=custom_objects)[0] or {}), **settings}
-            risk = saved.get("risk")
-            if isinstance(risk, RiskConfig) and risk.watches_return:
-                env = cls._watched(env, risk, saved["gamma"], saved["seed"])
-        model = super().load(path, env, device, custom_objects, print_system_info, force_reset, **settings)
-        if "learning_rate" in {**(custom_objects or {}), **settings}:
-            model.lr = LearningRate(model.learning_rate)
-        return model
-
-    def _excluded_save_params(self) -> list[str]:
-        return [
-            *super()._excluded_save_params(),
-            "flat",
-            "update",
-            "acting",
-            "shuffler",
-            "_rollout_start",
-            "_actor_state",
-            "_critic_state",
-            "_last_memory",
-        ]
 
 
 # Episodes whose predicted and realised returns are compared.

@@ -3,8 +3,9 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,6 +79,15 @@ class EpisodeReturns:
             for env, value, known in zip(ended.tolist(), earned, outcome.terminated[ended].tolist(), strict=True):
                 self.ends.append(EpisodeEnd(step, env, value if known else None))
             self.running[ended], self.discount[ended] = 0.0, 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the settings and the rollout's own list."""
+        return {"running": self.running.copy(), "discount": self.discount.copy(), "finished": list(self.finished)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        self.running, self.discount = state["running"].copy(), state["discount"].copy()
+        self.finished = deque(state["finished"], maxlen=self.finished.maxlen)
 
 
 def gradient_norms(gradient: Tensor, spans: Sequence[slice]) -> Tensor:

@@ -105,11 +105,13 @@ class _Layer(torch.autograd.Function):
         by_gate = w_hidden.contiguous().reshape(4, size, size)
         given = slopes.contiguous(), start, by_gate, buffers.gates, buffers.cells, into_hidden, into_cell
         kernels.lstm_backward(*_arrays(*given))
-        into = [torch.empty_like(w_input), torch.empty_like(w_hidden), start.new_empty(4 * size), start.new_empty(4 * size)]
-        weight_gradients(buffers.gates, buffers.z, start.new_empty(4, size, buffers.z.shape[-1]), list(_arrays(*into)))
         into_inputs = None
         if ctx.needs_input_grad[0]:
             into_inputs = torch.matmul(buffers.gates, w_input.reshape(4, 1, size, n_inputs)).sum(0)
+        if not any(ctx.needs_input_grad[4:]):  # an adversary moves inputs; their gradient is all it wants
+            return into_inputs, None, into_hidden.sum(0), into_cell, None, None, None, None
+        into = [torch.empty_like(w_input), torch.empty_like(w_hidden), start.new_empty(4 * size), start.new_empty(4 * size)]
+        weight_gradients(buffers.gates, buffers.z, start.new_empty(4, size, buffers.z.shape[-1]), list(_arrays(*into)))
         return into_inputs, None, into_hidden.sum(0), into_cell, *into
 
 

@@ -1,7 +1,7 @@
 """The feed-forward parts, and all parameters of a model in one flat tensor."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -67,3 +67,14 @@ class FlatParameters:
         self.tensor.grad = self.gradient
         for parameter, view in self._views:
             parameter.grad = view
+
+
+def require_same_shapes(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuse weights of a network that was built differently, before any is copied."""
+    for name in sorted(set(given) ^ set(own)):
+        raise ValueError(f"the weights do not fit this network: {name} is {'unknown' if name in given else 'missing'}")
+    for name, tensor in own.items():
+        if given[name].shape != tensor.shape:
+            raise ValueError(
+                f"the weights do not fit this network: {name} is {list(given[name].shape)}, not {list(tensor.shape)}"
+            )
