@@ -84,7 +84,11 @@ class SAPPOConfig(PerturbationConfig):
     keep_best: bool = False
 
     @model_validator(mode="after")
-    def _schedule_has_an_end(self) -> Self:
+    def _fits_together(self) -> Self:
+        if self.mode == "mix" and self.memory == "step":
+            raise ValueError(
+                'memory must be "whole" for mode="mix": a mixed batch is perturbed from its first step to its last'
+            )
         if (self.schedule == "constant") != (self.epsilon_final is None):
             needs = "has none" if self.schedule == "constant" else "needs one"
             raise ValueError(f"epsilon_final is {self.epsilon_final}, but a {self.schedule} schedule {needs}")
