@@ -162,6 +162,32 @@ def test_a_mixed_batch_perturbs_a_share_and_leaves_the_rest(policy):
     assert loss > 0.0
 
 
+def test_what_the_environment_clips_away_costs_nothing():
+    """Means beyond the same end of the box are one action; beyond different ends they are as far apart as the box is wide."""
+    agent = model("MlpPolicy")
+    batch, share = batch_of(agent)
+    adversary = adversary_of(agent, adversarial_ratio=1.0)
+    agent.policy.actor[-1].weight.data *= 100.0
+    agent.policy.actor[-1].bias.data.fill_(50.0)
+    assert adversary.loss(batch, agent.policy.action_outputs(batch.obs), share) == 0.0
+    one, other = torch.tensor([[7.0, 0.0]]), torch.tensor([[-9.0, 0.0]])
+    assert adversary._kl(one, other).item() == pytest.approx(0.5 * 2.0**2)
+
+
+def test_an_adversary_may_want_the_opposite_action():
+    agent = model("MlpPolicy")
+    batch, share = batch_of(agent)
+    agent.policy.actor[-1].weight.data *= 100.0
+    adversary = adversary_of(agent, objective="action", adversarial_ratio=1.0)
+    met = []
+    search = adversary.perturb
+    adversary.perturb = lambda *given: met.append(search(*given)) or met[-1]
+    adversary.loss(batch, agent.policy.action_outputs(batch.obs), share)
+    with torch.no_grad():
+        before, after = (agent.policy.action_outputs(inputs)[:, 0] for inputs in (met[0].inputs - met[0].move, met[0].inputs))
+    assert (((after - before) * before.sign()) < 0.0).float().mean() > 0.95
+
+
 def test_the_critics_can_be_the_target():
     agent = model("MlpLstmPolicy")
     batch, share = batch_of(agent)

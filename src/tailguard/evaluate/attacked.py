@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.ppo.actions import Categorical, Gaussian
-from tailguard.ppo.adversary import values
+from tailguard.ppo.adversary import unwanted_actions, values
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import State, wipe
 from tailguard.robust.attacks import Objective, StatePerturbation, divergence, fear, frozen, toward
@@ -103,7 +102,7 @@ class AttackedPolicy:
 
         clean = outputs_of(inputs.repeat(n, 1))
         if self.kind == "action":
-            return toward(outputs_of, policy.distribution.log_prob, _unwanted(policy, clean))
+            return toward(outputs_of, policy.distribution.log_prob, unwanted_actions(policy, clean))
         return divergence(outputs_of, clean, policy.distribution.kl)
 
     def _values(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Objective:
@@ -142,19 +141,3 @@ def _repeated(state: State, n: int) -> State:
     if not state[0].numel():
         return state
     return state[0].repeat(1, n, 1), state[1].repeat(1, n, 1)
-
-
-def _unwanted(policy: DistributionalPolicy, outputs: Tensor) -> Tensor:
-    """The action that each row likes least: the least likely choices, or the end of the box farther from the mean."""
-    distribution = policy.distribution
-    if isinstance(distribution, Categorical):
-        return distribution.mode(-outputs)
-    assert isinstance(distribution, Gaussian)
-    mean = distribution.mode(outputs)
-    # Before a tanh, or in a box without ends, a unit to the other side points the way.
-    bounded = not distribution.squash and bool(np.isfinite(distribution.low).all() and np.isfinite(distribution.high).all())
-    ends = (
-        (distribution.low, distribution.high) if bounded else (-np.ones_like(distribution.low), np.ones_like(distribution.low))
-    )
-    low, high = (torch.as_tensor(end.reshape(-1)).to(mean) for end in ends)
-    return torch.where(mean > 0.5 * (low + high), low, high)

@@ -21,8 +21,9 @@ class PerturbationConfig(BaseModel):
         for it that starts there finds nothing.
     :param restarts: searches of which the best counts, at least 1.
     :param keep_best: return the best point met and not the last one; costs one more evaluation.
-    :param objective: what the adversary maximises: ``kl``, how far the policy moves (maximal action difference), or ``value``,
-        how bad the critics believe the situation to be.
+    :param objective: what the adversary maximises: ``kl``, how far the policy moves (maximal action difference); ``value``, how
+        bad the critics believe the situation to be; ``action``, how likely the least wanted action becomes, which is the least
+        likely choice or the far end of the box.
     :param memory: what an adversary of a policy with memory may touch. ``step``: the present observation, after a history that
         arrived intact: single bad bars. ``whole``: every observation since the rollout began, so that memory is spoilt as well:
         a feed that is wrong for long, and what a deployed agent under lasting attack lives through.
@@ -41,7 +42,7 @@ class PerturbationConfig(BaseModel):
     random_start: bool = True
     restarts: PositiveInt = 1
     keep_best: bool = True
-    objective: Literal["kl", "value"] = "kl"
+    objective: Literal["kl", "value", "action"] = "kl"
     memory: Literal["step", "whole"] = "whole"
     perturbable: tuple[NonNegativeInt, ...] | None = None
     feature_scale: tuple[NonNegativeFloat, ...] | None = None
