@@ -8,8 +8,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.config import Config, TrainingConfig
 from tailguard.evaluate.agent import play
-from tailguard.evaluate.backtest import BacktestRow, backtest
+from tailguard.evaluate.backtest import BacktestRow, backtest, row_of
 from tailguard.market.baselines import STRATEGIES, strategy
+from tailguard.market.data import periods_per_year
 from tailguard.market.env import TradingVecEnv
 from tailguard.market.features import FeatureScaler, FeatureSet, build_features, market_columns
 from tailguard.market.rules import TradingSettings
@@ -117,5 +118,6 @@ def test(model: DistributionalPPO, market: Market, config: Config) -> list[Backt
     """Trade the agent and all baselines over the unseen rows; one line for each."""
     span = market.split.test
     watched = model.gamma if model.risk.watches_return else None
-    rows = [play(model, "agent", market.bars, market.features, config.trading, span, watched)]
+    played = play(model, "agent", market.bars, market.features, config.trading, span, watched)
+    rows = [row_of(played.track, periods_per_year(pd.DatetimeIndex(market.bars.index[slice(*span)])), played.ruined)]
     return rows + [backtest(market.bars, name, strategy(name), config.trading, span) for name in STRATEGIES]

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard import checkpoint
-from tailguard.env_state import env_state, load_env_state
+from tailguard.env_state import env_state, load_env_state, load_normalization_state, normalization_state
 from tailguard.optim.settings import OptimizerConfig
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
@@ -90,6 +91,7 @@ class Persistent:
     num_timesteps: int
     ep_info_buffer: Any
     ep_success_buffer: Any
+    _vec_normalize_env: VecNormalize | None
     _stats_window_size: int
     _current_progress_remaining: float
     _last_obs: Any
@@ -211,7 +213,12 @@ class Persistent:
             "spaces": {"observation": space_tree(self.observation_space), "action": space_tree(self.action_space)},
             "agent": self.agent_state(),
             "run": self.run_state(),
+            "vec_normalize": self._normalization(),
         }
+
+    def _normalization(self) -> dict[str, Any] | None:
+        """The statistics of a ``VecNormalize`` that the user brought; part of the agent, since it acts on what they make."""
+        return None if self._vec_normalize_env is None else normalization_state(self._vec_normalize_env)
 
     def save(
         self, path: str | Path | BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
@@ -309,6 +316,8 @@ class Persistent:
             )
             del agent["learning_rate"]
         self.load_agent_state(agent)
+        if self._vec_normalize_env is not None and tree["vec_normalize"] is not None:
+            load_normalization_state(self._vec_normalize_env, tree["vec_normalize"])
         if force_reset:
             self._load_progress(tree["run"])
             if self.env is not None and self.seed is not None and "seed" not in changes:
