@@ -1,9 +1,10 @@
 """What an adversary costs an agent, and what training against one saves: `python benchmarks/robustness.py [--quick]`.
 
 CartPole-v1 and Pendulum-v1, with and without memory, three seeds each. Two agents per seed, alike but for the adversary. Each
-is then played clean and under attacks of the same radius: random moves, FGSM, PGD on the KL (MAD), PGD on the critics and PGD
-towards the least wanted action, the last three with 20 steps and 2 restarts. The worst counts: for each agent, the attack
-with the lowest mean return. With memory the adversary moves the present observation and memory carries its earlier moves.
+is then played clean and under attacks of the same radius: random moves, FGSM, PGD on the KL (MAD) and PGD on the critics, both
+with 20 steps and 2 restarts. The worst counts: for each agent, the attack with the lowest mean return. A stronger threat has a
+column of its own, PGD towards the action that the policy likes least: it always knows which way hurts. With memory the
+adversary moves the present observation and memory carries its earlier moves.
 
 Observations are raw (no normalisation), so that epsilon is in the environment's own units and the same for all agents; rewards
 are the environment's own. What an agent keeps is (attacked - floor) / (clean - floor), the floor being random actions.
@@ -30,38 +31,51 @@ from tailguard.ppo.controls import LinearSchedule
 from tailguard.robust import PerturbationConfig
 from tailguard.training import build_model, default_split, prepare_market
 
-ATTACKS = ("random", "fgsm", "pgd_kl", "critic", "action")
+ATTACKS = ("random", "fgsm", "pgd_kl", "critic")
+ALL = (*ATTACKS, "action")
 POLICIES = {"MlpPolicy": {"net_arch": [64, 64]}, "MlpLstmPolicy": {"lstm_hidden_size": 32, "net_arch": [32]}}
 SEARCH = PerturbationConfig(steps=20, restarts=2)
-LEARNING_RATE = LinearSchedule(1e-3, 1e-4)
+SETTINGS = {"n_steps": 64, "learning_rate": LinearSchedule(1e-3, 1e-4), "critic": {"num_quantiles": 8}}
+ENVS = 16
 
 
 @dataclass(frozen=True)
 class Task:
-    """An environment, how to train on it, and the radius in question."""
+    """An environment, how to train on it, and the radius in question and the weight of the penalty, by policy."""
 
     env: str
     steps: int
-    epsilon: float
-    coefficient: float
+    radius: dict
+    coefficient: dict
     settings: dict
 
-    def adversary(self):
+    def adversary(self, policy):
         """From 0 to the radius in the first part of the training, and on with it."""
-        growing = {"schedule": "linear", "epsilon": 0.0, "epsilon_final": self.epsilon, "schedule_share": 0.6}
-        return {**growing, "steps": 3, "coefficient": self.coefficient, "warmup_updates": 5}
+        growing = {"schedule": "linear", "epsilon": 0.0, "epsilon_final": self.radius[policy], "schedule_share": 0.6}
+        return {**growing, "steps": 3, "coefficient": self.coefficient[policy], "warmup_updates": 5}
 
 
-SHARED = {"n_steps": 128, "batch_size": 256, "critic": {"num_quantiles": 16}, "learning_rate": LEARNING_RATE}
 TASKS = {
-    "CartPole-v1": Task("CartPole-v1", 100_000, 0.1, 0.1, {**SHARED, "n_epochs": 6}),
-    "Pendulum-v1": Task("Pendulum-v1", 150_000, 0.2, 0.1, {**SHARED, "n_epochs": 10, "gamma": 0.9}),
+    "CartPole-v1": Task(
+        "CartPole-v1",
+        150_000,
+        {"MlpPolicy": 0.1, "MlpLstmPolicy": 0.2},
+        {"MlpPolicy": 0.3, "MlpLstmPolicy": 0.1},
+        {**SETTINGS, "batch_size": 256, "n_epochs": 6},
+    ),
+    "Pendulum-v1": Task(
+        "Pendulum-v1",
+        120_000,
+        {"MlpPolicy": 0.2, "MlpLstmPolicy": 0.2},
+        {"MlpPolicy": 0.02, "MlpLstmPolicy": 0.02},
+        {**SETTINGS, "batch_size": 512, "n_epochs": 10, "gamma": 0.9},
+    ),
 }
 
 
 def train(task, policy, seed, robust, steps):
-    env = make_vec_env(task.env, 8, seed=seed)
-    adversary = task.adversary() if robust else None
+    env = make_vec_env(task.env, ENVS, seed=seed)
+    adversary = task.adversary(policy) if robust else None
     kwargs = {"policy_kwargs": POLICIES[policy], **task.settings}
     return DistributionalPPO(policy, env, seed=seed, adversary=adversary, **kwargs).learn(steps)
 
@@ -96,7 +110,8 @@ def measure(task, policy, seed, options):
         start = time.process_time()
         model = train(task, policy, seed, robust, task.steps // (10 if options.quick else 1))
         seconds = time.process_time() - start
-        returns = {kind: attacked_return(task, model, kind, task.epsilon, options.episodes) for kind in ("clean", *ATTACKS)}
+        epsilon = task.radius[policy]
+        returns = {kind: attacked_return(task, model, kind, epsilon, options.episodes) for kind in ("clean", *ALL)}
         print(
             f"  {task.env} {policy} seed {seed} {'SA-PPO' if robust else 'PPO'} ({seconds:.0f} s): "
             + ", ".join(f"{kind} {value:.0f}" for kind, value in returns.items()),
@@ -113,20 +128,18 @@ def environments(options):
         for policy in options.policies:
             for seed in options.seeds:
                 found = measure(task, policy, seed, options)
-                plain, robust = ((one["clean"] - lowest, min(one[kind] for kind in ATTACKS) - lowest) for one in found.values())
-                kept = [f"{100.0 * worst / max(clean, 1e-9):.0f} %" for clean, worst in (plain, robust)]
-                row = [task.env, policy, task.epsilon, seed, *(f"{lowest + x:.0f}" for x in (*plain, *robust)), *kept]
-                lines.append("| " + " | ".join(map(str, (*row, f"{100.0 * (robust[0] / plain[0] - 1.0):+.0f} %"))) + " |")
+                row = [task.env, policy, task.radius[policy], seed]
+                for one in found.values():
+                    worst = min(one[kind] for kind in ATTACKS)
+                    kept = (worst - lowest) / max(one["clean"] - lowest, 1e-9)
+                    row += [f"{one['clean']:.0f}", f"{worst:.0f}", f"{kept:.0%}", f"{one['action']:.0f}"]
+                clean = [one["clean"] - lowest for one in found.values()]
+                lines.append("| " + " | ".join(map(str, (*row, f"{clean[1] / clean[0] - 1.0:+.0%}"))) + " |")
         print(f"  {task.env}: random actions {lowest:.0f}", flush=True)
-    head = (
-        "environment",
-        "policy",
-        "epsilon",
-        "seed",
-        *(f"{who} {what}" for who in ("PPO", "SA") for what in ("clean", "worst")),
-    )
-    print("\n| " + " | ".join((*head, "PPO keeps", "SA keeps", "SA clean against PPO clean")) + " |")
-    print("|---" * 11 + "|")
+    columns = ("clean", "worst", "keeps", "action")
+    head = ("environment", "policy", "epsilon", "seed", *(f"{who}, {what}" for who in ("PPO", "SA") for what in columns))
+    print("\n| " + " | ".join((*head, "SA clean against PPO clean")) + " |")
+    print("|---" * 13 + "|")
     print("\n".join(lines), flush=True)
 
 
