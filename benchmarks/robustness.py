@@ -150,7 +150,7 @@ def market(options):
     bars = load_dataset("nasdaq-1d")
     plan = AttackPlan(epsilons=(0.1, 0.3), stale=(1,), dropped=(0.3,), noisy=(0.3,), draws=500)
     reports = {}
-    for name, adversary in (("PPO", None), ("SA-PPO", {"epsilon": 0.3, "coefficient": 1.0})):
+    for name, adversary in (("PPO", None), ("SA-PPO", {"epsilon": 0.3, "coefficient": 0.3})):
         models = []
         for seed in options.seeds:
             training = config.training.model_copy(update={"seed": seed, "adversary": adversary})

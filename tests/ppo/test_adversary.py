@@ -147,7 +147,7 @@ def test_a_step_along_the_penalty_makes_the_policy_steadier():
 def test_a_mixed_batch_perturbs_a_share_and_leaves_the_rest(policy):
     agent = model(policy)
     batch, share = batch_of(agent)
-    adversary = adversary_of(agent, mode="mix", adversarial_ratio=0.25)
+    adversary = adversary_of(agent, mode="mix", coefficient=1.0, adversarial_ratio=0.25)
     seen = adversary.seen(batch)
     changed = (seen.obs != batch.obs).flatten(0, -3) if policy == "MlpLstmPolicy" else (seen.obs != batch.obs)
     by_sample = changed.any(-1).any(0) if policy == "MlpLstmPolicy" else changed.any(-1)

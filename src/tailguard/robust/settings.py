@@ -63,7 +63,7 @@ class SAPPOConfig(PerturbationConfig):
     :param mode: ``regularise`` leaves PPO's own loss on clean observations and adds `coefficient` times the mean of
         KL(policy(clean) || policy(perturbed)) of the same samples. ``mix`` perturbs a share of the samples inside PPO's loss
         as well, where clean and perturbed ones weigh the same.
-    :param coefficient: weight of that KL, at least 0. 0.1 to 3 are usual: more is steadier and learns more slowly.
+    :param coefficient: weight of that KL, at least 0. 0.02 to 1 are usual: more is steadier and learns more slowly.
     :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
         drawn anew each time, and they stand for the others. 0.5 halves what the adversary costs.
     :param warmup_updates: updates at the start without an adversary, while the policy knows nothing worth protecting.
@@ -75,7 +75,7 @@ class SAPPOConfig(PerturbationConfig):
 
     enabled: bool = True
     mode: Literal["regularise", "mix"] = "regularise"
-    coefficient: NonNegativeFloat = 1.0
+    coefficient: NonNegativeFloat = 0.1
     adversarial_ratio: Share = 0.5
     warmup_updates: NonNegativeInt = 10
     schedule: Literal["constant", "linear", "cosine"] = "constant"
