@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from tailguard import DistributionalPPO, TradingVecEnv
@@ -81,6 +82,24 @@ def test_without_strength_every_kind_acts_like_the_clean_policy(market, policy):
             expected, state = model.predict(obs, state, starts, deterministic=True)
             np.testing.assert_array_equal(victim.act(obs, starts), expected)
             starts = np.zeros(3, bool)
+
+
+def test_sampled_actions_follow_the_distribution_and_leave_the_random_numbers_of_the_process_alone(market):
+    model = agent(market)
+    config, obs = PerturbationConfig(), np.repeat(observations(market, 1, 1)[0], 4000, axis=0)
+    drawn, before = [], torch.get_rng_state()
+    for _ in range(2):
+        victim = AttackedPolicy(model.policy, "clean", np.zeros(4000), config, seed=3, deterministic=False)
+        drawn.append([victim.act(obs, np.ones(4000, bool)) for _ in range(2)])
+    assert torch.equal(torch.get_rng_state(), before)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0][0], drawn[0][1])
+    with torch.no_grad():
+        mean, log_std = model.policy.action_outputs(torch.as_tensor(obs[:1]))[0].tolist()
+    inside = scipy.stats.norm(mean, np.exp(log_std))
+    actions = np.array(drawn[0]).reshape(-1)  # clipped to the box
+    for level in (-0.5, 0.0, 0.5):
+        assert (actions <= level).mean() == pytest.approx(inside.cdf(level), abs=4.0 * 0.5 / np.sqrt(len(actions)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

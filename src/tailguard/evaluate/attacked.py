@@ -39,10 +39,18 @@ class AttackedPolicy:
     :param strength: ``[B]``, one for each episode, at least 0.
     :param config: steps, restarts, norm and columns of the search; its epsilon is not looked at.
     :param seed: of everything random.
+    :param deterministic: act by the mode of the distribution. False samples, as in training: what a small KL promises, it
+        promises of the distribution, and the most likely of two choices can change with the smallest of moves.
     """
 
     def __init__(
-        self, policy: DistributionalPolicy, kind: Kind, strength: NDArray[np.float64], config: PerturbationConfig, seed: int
+        self,
+        policy: DistributionalPolicy,
+        kind: Kind,
+        strength: NDArray[np.float64],
+        config: PerturbationConfig,
+        seed: int,
+        deterministic: bool = True,
     ) -> None:
         require(kind in get_args(Kind), "kind", kind, f"one of {', '.join(get_args(Kind))}")
         require(bool((np.asarray(strength) >= 0.0).all()), "strength", strength, "at least 0")
@@ -51,6 +59,7 @@ class AttackedPolicy:
         self.policy, self.kind = policy, kind
         self.strength = torch.as_tensor(strength, dtype=torch.float32).unsqueeze(-1)  # [B, 1]
         self.generator = torch.Generator().manual_seed(seed)
+        self.deterministic, self.samples = deterministic, torch.Generator().manual_seed(seed).get_state()
         self.restarts = config.restarts
         settings = config.model_copy(update={"method": "fgsm" if kind == "fgsm" else "pgd", "keep_best": True, "restarts": 1})
         self.perturbation = StatePerturbation(settings, policy.own_size, policy.budget.features, self.generator)
@@ -77,7 +86,16 @@ class AttackedPolicy:
             inputs = policy.inputs(torch.as_tensor(obs).float())
             seen = self._natural(inputs, starts) if self.kind in NATURAL else self._deliberate(inputs, starts)
             outputs, self.state = policy.act(seen, self.state)
-            return policy.distribution.to_env(policy.distribution.mode(outputs).numpy())
+            actions = policy.distribution.mode(outputs) if self.deterministic else self._sampled(outputs)
+            return policy.distribution.to_env(actions.numpy())
+
+    def _sampled(self, outputs: Tensor) -> Tensor:
+        """Drawn from random numbers of its own, though the distribution knows only those of the process."""
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.samples)
+            actions = self.policy.distribution.sample(outputs)
+            self.samples = torch.get_rng_state()
+        return actions
 
     def _deliberate(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Tensor:
         if self.kind == "clean":
