@@ -1,7 +1,7 @@
 """What an adversary costs an agent, and what training against one saves: `python benchmarks/robustness.py [--quick]`.
 
 CartPole-v1 and Pendulum-v1, with and without memory, three seeds each. Two agents per seed, alike but for the adversary. Each
-is then played clean and under attacks of the same radius: random moves, FGSM, PGD on the KL (MAD) and PGD on the critics, both
+is then played clean and under attacks of growing radius: random moves, FGSM, PGD on the KL (MAD) and PGD on the critics, both
 with 20 steps and 2 restarts. The worst counts: for each agent, the attack with the lowest mean return. A stronger threat has a
 column of its own, PGD towards the action that the policy likes least: it always knows which way hurts. With memory the
 adversary moves the present observation and memory carries its earlier moves.
@@ -19,9 +19,11 @@ import platform
 import time
 from dataclasses import dataclass
 
+import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tailguard import DistributionalPPO
 from tailguard.config import load_config
@@ -43,65 +45,56 @@ SETTINGS = {
     "normalize_obs": True,
 }
 ENVS = 16
+RADII = (0.2, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
 class Task:
-    """An environment, how to train on it, and the radius in question and the weight of the penalty, by policy."""
+    """An environment, how to train on it, the radius of the training and the weight of the penalty."""
 
     env: str
     steps: int
-    radius: dict
-    coefficient: dict
+    radius: float
+    coefficient: float
     settings: dict
 
-    def adversary(self, policy):
+    def adversary(self):
         """From 0 to the radius in the first part of the training, and on with it."""
-        growing = {"schedule": "linear", "epsilon": 0.0, "epsilon_final": self.radius[policy], "schedule_share": 0.6}
-        return {**growing, "steps": 3, "coefficient": self.coefficient[policy], "warmup_updates": 5}
+        growing = {"schedule": "linear", "epsilon": 0.0, "epsilon_final": self.radius, "schedule_share": 0.6}
+        return {**growing, "steps": 3, "coefficient": self.coefficient, "warmup_updates": 5}
 
 
 TASKS = {
-    "CartPole-v1": Task(
-        "CartPole-v1",
-        150_000,
-        {"MlpPolicy": 0.4, "MlpLstmPolicy": 0.4},
-        {"MlpPolicy": 0.1, "MlpLstmPolicy": 0.1},
-        {**SETTINGS, "batch_size": 256, "n_epochs": 6},
-    ),
-    "Pendulum-v1": Task(
-        "Pendulum-v1",
-        120_000,
-        {"MlpPolicy": 0.2, "MlpLstmPolicy": 0.2},
-        {"MlpPolicy": 0.02, "MlpLstmPolicy": 0.02},
-        {**SETTINGS, "batch_size": 512, "n_epochs": 10, "gamma": 0.9},
-    ),
+    "CartPole-v1": Task("CartPole-v1", 150_000, 0.6, 0.1, {**SETTINGS, "batch_size": 256, "n_epochs": 6}),
+    "Pendulum-v1": Task("Pendulum-v1", 120_000, 0.2, 0.02, {**SETTINGS, "batch_size": 512, "n_epochs": 10, "gamma": 0.9}),
 }
 
 
 def train(task, policy, seed, robust, steps):
     env = make_vec_env(task.env, ENVS, seed=seed)
-    adversary = task.adversary(policy) if robust else None
+    adversary = task.adversary() if robust else None
     kwargs = {"policy_kwargs": POLICIES[policy], **task.settings}
     return DistributionalPPO(policy, env, seed=seed, adversary=adversary, **kwargs).learn(steps)
 
 
-def mean_return(task, episodes, act):
-    """Of the first episode of as many environments, given what acts in them."""
-    env = make_vec_env(task.env, episodes, seed=10_000)
-    env.action_space.seed(0)
-    obs, starts = env.reset(), np.ones(episodes, bool)
-    total, running = np.zeros(episodes), np.ones(episodes, bool)
+def mean_returns(task, episodes, act, repeats=1):
+    """Of the first episode of `episodes` environments, for each of `repeats` groups that start alike; ``[repeats]``."""
+    env = DummyVecEnv([lambda: gym.make(task.env) for _ in range(episodes * repeats)])
+    env._seeds = [10_000 + k % episodes for k in range(env.num_envs)]  # SB3 knows only one seed and counts on from it
+    obs, starts = env.reset(), np.ones(env.num_envs, bool)
+    total, running = np.zeros(env.num_envs), np.ones(env.num_envs, bool)
     while running.any():
         obs, rewards, starts, _ = env.step(act(env, obs, starts))
         total += np.where(running, rewards, 0.0)
         running &= ~starts
-    return float(total.mean())
+    return total.reshape(repeats, episodes).mean(1)
 
 
 def floor(task):
     """What uniformly random actions get."""
-    return mean_return(task, 100, lambda env, obs, starts: np.stack([env.action_space.sample() for _ in obs]))
+    task_space = gym.make(task.env).action_space
+    task_space.seed(0)
+    return mean_returns(task, 100, lambda env, obs, starts: np.stack([task_space.sample() for _ in obs]))[0]
 
 
 def deviations(model):
@@ -109,49 +102,48 @@ def deviations(model):
     return model.policy.normalizer.var.sqrt().numpy()
 
 
-def attacked_return(task, model, kind, epsilon, units, episodes):
-    """Under one attack; `units` are the deviations in which its radius is meant."""
+def attacked_returns(task, model, kind, radii, units, episodes):
+    """Under one attack, for each radius; `units` are the deviations in which it is meant."""
     search = SEARCH.model_copy(update={"feature_scale": tuple((units / deviations(model)).tolist())})
-    victim = AttackedPolicy(model.policy, kind, np.full(episodes, epsilon), search, seed=0)
-    return mean_return(task, episodes, lambda env, obs, starts: victim.act(obs, starts))
+    victim = AttackedPolicy(model.policy, kind, np.repeat(radii, episodes), search, seed=0)
+    return mean_returns(task, episodes, lambda env, obs, starts: victim.act(obs, starts), len(radii))
 
 
 def measure(task, policy, seed, options):
-    """Returns of the plain and the robust agent: clean, and under each attack."""
-    found, units = {}, None
+    """Returns of the plain and the robust agent: clean, the worst of the attacks, and under the directed one; by radius."""
+    found, units = [], None
     for robust in (False, True):
         start = time.process_time()
         model = train(task, policy, seed, robust, task.steps // (10 if options.quick else 1))
         seconds = time.process_time() - start
         units = deviations(model) if units is None else units
-        attack = (task.radius[policy], units, options.episodes)
-        returns = {kind: attacked_return(task, model, kind, *attack) for kind in ("clean", *ALL)}
-        print(
-            f"  {task.env} {policy} seed {seed} {'SA-PPO' if robust else 'PPO'} ({seconds:.0f} s): "
-            + ", ".join(f"{kind} {value:.0f}" for kind, value in returns.items()),
-            flush=True,
-        )
-        found[robust] = returns
+        (clean,) = attacked_returns(task, model, "clean", [0.0], units, options.episodes)
+        under = {kind: attacked_returns(task, model, kind, RADII, units, options.episodes) for kind in ALL}
+        text = ", ".join(f"{kind} {' '.join(f'{value:.0f}' for value in values)}" for kind, values in under.items())
+        name = "SA-PPO" if robust else "PPO"
+        print(f"  {task.env} {policy} seed {seed} {name} ({seconds:.0f} s): clean {clean:.0f}, {text}", flush=True)
+        found.append((clean, np.min([under[kind] for kind in ATTACKS], axis=0), under["action"]))
     return found
 
 
 def environments(options):
+    """A table with a line for each environment, policy, seed and radius."""
     lines = []
     for task in (TASKS[name] for name in options.tasks):
         lowest = floor(task)
+        print(f"  {task.env}: random actions {lowest:.0f}; radii {' '.join(map(str, RADII))}", flush=True)
         for policy in options.policies:
             for seed in options.seeds:
-                found = measure(task, policy, seed, options)
-                row = [task.env, policy, task.radius[policy], seed]
-                for one in found.values():
-                    worst = min(one[kind] for kind in ATTACKS)
-                    kept = (worst - lowest) / max(one["clean"] - lowest, 1e-9)
-                    row += [f"{one['clean']:.0f}", f"{worst:.0f}", f"{kept:.0%}", f"{one['action']:.0f}"]
-                clean = [one["clean"] - lowest for one in found.values()]
-                lines.append("| " + " | ".join(map(str, (*row, f"{clean[1] / clean[0] - 1.0:+.0%}"))) + " |")
-        print(f"  {task.env}: random actions {lowest:.0f}", flush=True)
-    columns = ("clean", "worst", "keeps", "action")
-    head = ("environment", "policy", "epsilon", "seed", *(f"{who}, {what}" for who in ("PPO", "SA") for what in columns))
+                plain, robust = measure(task, policy, seed, options)
+                for k, radius in enumerate(RADII):
+                    row = [task.env, policy, seed, radius]
+                    for clean, worst, action in (plain, robust):
+                        kept = [f"{(value - lowest) / max(clean - lowest, 1e-9):.0%}" for value in (worst[k], action[k])]
+                        row += [f"{clean:.0f}", f"{worst[k]:.0f}", *kept]
+                    change = (robust[0] - lowest) / (plain[0] - lowest) - 1.0
+                    lines.append("| " + " | ".join(map(str, (*row, f"{change:+.0%}"))) + " |")
+    columns = ("clean", "worst", "keeps", "keeps under directed attack")
+    head = ("environment", "policy", "seed", "epsilon", *(f"{who}, {what}" for who in ("PPO", "SA") for what in columns))
     print("\n| " + " | ".join((*head, "SA clean against PPO clean")) + " |")
     print("|---" * 13 + "|")
     print("\n".join(lines), flush=True)
