@@ -7,7 +7,8 @@ column of its own, PGD towards the action that the policy likes least: it always
 adversary moves the present observation and memory carries its earlier moves.
 
 Epsilon is in standard deviations of the observations, those of the plain agent for both agents: each has a normaliser of its
-own, and the attack must be the same in the units of the environment. Rewards are the environment's own. What an agent keeps is
+own, and the attack must be the same in the units of the environment. CartPole is also played raw, without a normaliser: there
+the same epsilon is far more of the pole's angle, in radians, than of its speed. Rewards are the environment's own. What an agent keeps is
 (attacked - floor) / (clean - floor), the floor being random actions. Settings were chosen on seeds 100 and above, never on the
 seeds reported.
 
@@ -31,6 +32,7 @@ from tailguard.evaluate.attack import AttackPlan, attack_market
 from tailguard.evaluate.attacked import AttackedPolicy
 from tailguard.market import load_dataset
 from tailguard.ppo.controls import LinearSchedule
+from tailguard.ppo.scaling import ObservationNormalizer
 from tailguard.robust import PerturbationConfig
 from tailguard.training import build_model, default_split, prepare_market
 
@@ -45,7 +47,6 @@ SETTINGS = {
     "normalize_obs": True,
 }
 ENVS = 16
-RADII = (0.2, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Task:
     radius: float
     coefficient: float
     settings: dict
+    radii: tuple = (0.2, 0.4, 0.6, 0.8)
 
     def adversary(self):
         """From 0 to the radius in the first part of the training, and on with it."""
@@ -66,6 +68,14 @@ class Task:
 
 TASKS = {
     "CartPole-v1": Task("CartPole-v1", 150_000, 0.6, 0.1, {**SETTINGS, "batch_size": 256, "n_epochs": 6}),
+    "CartPole-v1, raw": Task(
+        "CartPole-v1",
+        150_000,
+        0.1,
+        0.3,
+        {**SETTINGS, "batch_size": 256, "n_epochs": 6, "normalize_obs": False},
+        (0.05, 0.1, 0.15, 0.2),
+    ),
     "Pendulum-v1": Task("Pendulum-v1", 120_000, 0.2, 0.02, {**SETTINGS, "batch_size": 512, "n_epochs": 10, "gamma": 0.9}),
 }
 
@@ -98,8 +108,9 @@ def floor(task):
 
 
 def deviations(model):
-    """Of the observations, as the agent's normaliser has them."""
-    return model.policy.normalizer.var.sqrt().numpy()
+    """Of the observations, as the agent's normaliser has them; 1 for an agent that sees them raw."""
+    normalizer = model.policy.normalizer
+    return normalizer.var.sqrt().numpy() if isinstance(normalizer, ObservationNormalizer) else np.ones(model.policy.own_size)
 
 
 def attacked_returns(task, model, kind, radii, units, episodes):
@@ -118,7 +129,7 @@ def measure(task, policy, seed, options):
         seconds = time.process_time() - start
         units = deviations(model) if units is None else units
         (clean,) = attacked_returns(task, model, "clean", [0.0], units, options.episodes)
-        under = {kind: attacked_returns(task, model, kind, RADII, units, options.episodes) for kind in ALL}
+        under = {kind: attacked_returns(task, model, kind, task.radii, units, options.episodes) for kind in ALL}
         text = ", ".join(f"{kind} {' '.join(f'{value:.0f}' for value in values)}" for kind, values in under.items())
         name = "SA-PPO" if robust else "PPO"
         print(f"  {task.env} {policy} seed {seed} {name} ({seconds:.0f} s): clean {clean:.0f}, {text}", flush=True)
@@ -129,14 +140,15 @@ def measure(task, policy, seed, options):
 def environments(options):
     """A table with a line for each environment, policy, seed and radius."""
     lines = []
-    for task in (TASKS[name] for name in options.tasks):
+    for name in options.tasks:
+        task = TASKS[name]
         lowest = floor(task)
-        print(f"  {task.env}: random actions {lowest:.0f}; radii {' '.join(map(str, RADII))}", flush=True)
+        print(f"  {name}: random actions {lowest:.0f}; radii {' '.join(map(str, task.radii))}", flush=True)
         for policy in options.policies:
             for seed in options.seeds:
                 plain, robust = measure(task, policy, seed, options)
-                for k, radius in enumerate(RADII):
-                    row = [task.env, policy, seed, radius]
+                for k, radius in enumerate(task.radii):
+                    row = [name, policy, seed, radius]
                     for clean, worst, action in (plain, robust):
                         kept = [f"{(value - lowest) / max(clean - lowest, 1e-9):.0%}" for value in (worst[k], action[k])]
                         row += [f"{clean:.0f}", f"{worst[k]:.0f}", *kept]
