@@ -8,9 +8,9 @@ adversary moves the present observation and memory carries its earlier moves.
 
 Epsilon is in standard deviations of the observations, those of the plain agent for both agents: each has a normaliser of its
 own, and the attack must be the same in the units of the environment. CartPole is also played raw, without a normaliser: there
-the same epsilon is far more of the pole's angle, in radians, than of its speed. Rewards are the environment's own. What an agent keeps is
-(attacked - floor) / (clean - floor), the floor being random actions. Settings were chosen on seeds 100 and above, never on the
-seeds reported.
+the same epsilon is far more of the pole's angle, in radians, than of its speed. Rewards are the environment's own. What an
+agent keeps is (attacked - floor) / (clean - floor), the floor being random actions. Settings were chosen on seeds 100 and
+above, never on the seeds reported.
 
 The last part trades a shipped market: the degradation of growth, Sharpe ratio and turnover with and without an adversary.
 """
