@@ -54,6 +54,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ExportFormat(StrEnum):
+    """What an agent is exported as."""
+
+    ONNX = "onnx"
+    TORCHSCRIPT = "torchscript"
+
+
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see `tailguard config`.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. trading.fee=0.0005.")]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
@@ -173,6 +180,51 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
     console.print(
         "One split, one seed: this shows that the machinery works, not that the agent has skill.", style="dim", highlight=False
     )
+
+
+@app.command("export")
+def run_export(
+    run: RunArgument,
+    form: Annotated[ExportFormat, typer.Option("--format", "-f", help="What to write.")] = ExportFormat.ONNX,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; by default RUN/agent.")] = None,
+) -> None:
+    """Write an agent as a graph that other programs run: features and account in, target position and memory out."""
+    from tailguard.export import export
+    from tailguard.run import Run
+
+    opened = Run.open(run)
+    model, scaler = opened.trained_model(), opened.scaler
+    path = export(model.policy, output or opened.path / "agent", form.value, scaler, scaler.names)
+    _console().print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@app.command("act")
+def run_act(
+    run: RunArgument,
+    bars: Annotated[Path | None, typer.Option("--bars", "-b", help="File with bars; by default stdin.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
+    since: Annotated[str | None, typer.Option("--since", help="Print decisions from this time on only.")] = None,
+) -> None:
+    """Read bars (CSV or JSON lines), print what to hold after each: one JSON object per line."""
+    from tailguard.acting import Trader
+    from tailguard.bar_stream import bar_chunks
+    from tailguard.market.data import symbols_of
+    from tailguard.run import Run
+
+    opened = Run.open(run)
+    trader = Trader(opened.trained_model(), opened.scaler, opened.config.features, opened.config.trading)
+    first = pd.Timestamp.min if since is None else pd.Timestamp(since)
+    with sys.stdin if bars is None else bars.open(encoding="utf-8") as stream:
+        for chunk in bar_chunks(stream, follow):
+            for decision in trader.add(chunk):
+                if decision.time >= first:
+                    names = [symbol or "weight" for symbol in symbols_of(chunk)]
+                    weights = dict(zip(names, decision.weights.tolist(), strict=True))
+                    line = {"time": decision.time.isoformat(), **weights, "equity": decision.equity}
+                    sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+            if trader.ruined:
+                raise ValueError("the agent's paper account was liquidated: it has nothing left to trade with")
 
 
 def _free_folder(data: str) -> Path:

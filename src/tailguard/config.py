@@ -33,6 +33,8 @@ class TrainingConfig(BaseModel):
     :param critic: settings of the critics.
     :param optimizer: such as ``{name: adaptive_upgd}``.
     :param vgs: variance gradient scaling; ``{}`` switches it on.
+    :param adversary: training against perturbed observations, such as ``{epsilon: 0.1}``; its ``perturbable`` may name features
+        (``[return_*, rsi]``) and is all that the market says by default, but not the calendar and the account.
     :param tensorboard: folder for TensorBoard; None writes nothing.
     """
 
@@ -53,6 +55,7 @@ class TrainingConfig(BaseModel):
     critic: dict[str, Any] = Field(default_factory=dict)
     optimizer: dict[str, Any] = Field(default_factory=dict)
     vgs: dict[str, Any] | None = None
+    adversary: dict[str, Any] | None = None
     tensorboard: str | None = "artifacts/tensorboard"
 
 

@@ -5,8 +5,10 @@ import pytest
 
 from tailguard.evaluate import backtest
 from tailguard.evaluate.agent import play
+from tailguard.evaluate.backtest import row_of
 from tailguard.market import TradingRules, TradingSettings, build_features, load_dataset, simulate
 from tailguard.market.baselines import STRATEGIES, strategy
+from tailguard.market.data import periods_per_year
 
 
 class Stubborn:
@@ -21,7 +23,8 @@ class Stubborn:
 
 def test_an_agent_that_always_wants_one_weight_is_the_constant_mix(nasdaq):
     settings, span = TradingSettings(fee=0.002, slippage=0.001), (3000, 3500)
-    agent = play(Stubborn(0.3), "same", nasdaq, build_features(nasdaq), settings, span)
+    played = play(Stubborn(0.3), "same", nasdaq, build_features(nasdaq), settings, span)
+    agent = row_of(played.track, periods_per_year(nasdaq.index[slice(*span)]))
     mix = backtest(nasdaq, "same", strategy("constant_mix", weight=0.3), settings, span)
     # simulate has no decision to trade on at its first bar; an agent decides at every bar but the last: the same 499 trades.
     for figure in ("total_return", "cagr", "volatility", "sharpe", "max_drawdown", "cvar_5", "costs"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from tailguard.evaluate import statistics
+from tailguard.evaluate.record import Track
 from tailguard.evaluate.statistics import Floats
 from tailguard.market.accounting import simulate
 from tailguard.market.baselines import Strategy
@@ -89,5 +90,27 @@ def summarise(
         cvar_5=statistics.cvar(returns, 0.05),
         turnover=turnover * periods,
         costs=costs / cash,
+        ruined=ruined,
+    )
+
+
+def row_of(track: Track, periods: float, ruined: bool = False) -> BacktestRow:
+    """The figures of a track.
+
+    :param track: from :class:`tailguard.evaluate.venue.Venue`.
+    :param periods: bars per year.
+    :param ruined: whether it was liquidated.
+    """
+    equity = track.equity
+    return BacktestRow(
+        strategy=track.name,
+        total_return=float(equity[-1]) - 1.0,
+        cagr=statistics.cagr(equity, periods),
+        volatility=statistics.volatility(track.returns, periods),
+        sharpe=statistics.sharpe(track.returns, periods),
+        max_drawdown=statistics.max_drawdown(equity),
+        cvar_5=statistics.cvar(track.returns, 0.05),
+        turnover=statistics.turnover(track.turnover, periods),
+        costs=float((track.costs * equity[:-1]).sum()),
         ruined=ruined,
     )

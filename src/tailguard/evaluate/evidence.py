@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tailguard.evaluate.bootstrap import Bootstrap, Difference, Interval, bootstrap, return_block_length
+from tailguard.evaluate.performance import sharpe
 from tailguard.evaluate.regression import AlphaBeta, alpha_beta
-from tailguard.evaluate.series import ROUNDING, as_series
+from tailguard.evaluate.series import ROUNDING, Floats, as_series
 from tailguard.evaluate.significance import deflated_sharpe, expected_max_sharpe
 from tailguard.evaluate.superiority import step_down
 from tailguard.validation import require
@@ -34,6 +35,22 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """The agent against its own positions in another order: the same exposure, the same trading, another time.
+
+    :param lead: Sharpe ratio of the agent minus the mean of the permuted ones.
+    :param error: standard deviation of the permuted ones; 0 for an agent that never changes its position.
+    :param luck: lead that the choice among trials gives by chance.
+    :param p_value: how often a permutation leads by as much, with as many trials to choose from as there were.
+    """
+
+    lead: float
+    error: float
+    luck: float
+    p_value: float
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything that :func:`tailguard.evaluate.verdict.decide` looks at.
 
@@ -50,6 +67,7 @@ class Evidence:
     :param better: baselines whose Sharpe ratio is higher than the agent's, together at the size of the test.
     :param pbo: probability of backtest overfitting, if it was measured.
     :param seed_edges: lead of each training seed, if there were several.
+    :param timing: against the agent's own positions permuted, if that was tried.
     """
 
     bars: int
@@ -65,6 +83,7 @@ class Evidence:
     better: tuple[str, ...] = ()
     pbo: float | None = None
     seed_edges: tuple[float, ...] = ()
+    timing: Timing | None = None
 
 
 def gather_evidence(
@@ -78,6 +97,7 @@ def gather_evidence(
     trial_deviation: float | None = None,
     pbo: float | None = None,
     seed_edges: Sequence[float] = (),
+    permuted_sharpes: ArrayLike | None = None,
     size: float = 0.025,
     draws: int = 5000,
     block: float | None = None,
@@ -95,6 +115,8 @@ def gather_evidence(
     :param trial_deviation: standard deviation of the trials' Sharpe ratios per bar; None takes that of trials without skill.
     :param pbo: probability of backtest overfitting, from :func:`tailguard.evaluate.overfitting.overfitting`.
     :param seed_edges: per training seed, its lead in Sharpe ratio per year, such as over the market.
+    :param permuted_sharpes: Sharpe ratios per year ``[P]`` of the agent's own positions permuted in blocks and traded under the
+        same accounting; skill then means to lead them.
     :param size: chance of error of the (one-sided) test for baselines that are better than the agent.
     :param draws: resamples.
     :param block: expected length of a block; None takes :func:`tailguard.evaluate.bootstrap.return_block_length`.
@@ -125,7 +147,18 @@ def gather_evidence(
         better=_better(resamples, size),
         pbo=pbo,
         seed_edges=tuple(float(edge) for edge in seed_edges),
+        timing=None if permuted_sharpes is None else _timing(values, permuted_sharpes, periods, trials),
     )
+
+
+def _timing(agent: Floats, permuted_sharpes: ArrayLike, periods: float, trials: int) -> Timing:
+    permuted = as_series("permuted_sharpes", permuted_sharpes, 2)
+    error = float(permuted.std(ddof=1))
+    error = error if error > ROUNDING * math.sqrt(periods) else 0.0
+    noise, luck = permuted - permuted.mean(), expected_max_sharpe(trials, error)
+    lead = sharpe(agent, periods) - float(permuted.mean())
+    reached = noise >= lead - luck if error > 0.0 else np.ones(len(noise), np.bool_)
+    return Timing(lead, error, luck, (1.0 + float(reached.sum())) / (len(noise) + 1.0))
 
 
 def _edge(resamples: Bootstrap, baseline: str, trials: int, hurdle: bool) -> Edge:

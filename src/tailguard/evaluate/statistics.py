@@ -16,7 +16,7 @@ from tailguard.evaluate.bootstrap import (
     stationary_indices,
 )
 from tailguard.evaluate.dependence import newey_west_lags, optimal_block_length, variance_ratio
-from tailguard.evaluate.evidence import Edge, Evidence, gather_evidence
+from tailguard.evaluate.evidence import Edge, Evidence, Timing, gather_evidence
 from tailguard.evaluate.overfitting import Overfitting, overfitting
 from tailguard.evaluate.performance import (
     cagr,
@@ -75,6 +75,7 @@ __all__ = [
     "Overfitting",
     "ShortfallTest",
     "SuperiorAbility",
+    "Timing",
     "UniformityTest",
     "Verdict",
     "VerdictRules",

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from scipy.special import ndtr, ndtri
 
-from tailguard.evaluate.evidence import Edge, Evidence, gather_evidence
+from tailguard.evaluate.evidence import Edge, Evidence, Timing, gather_evidence
 from tailguard.evaluate.significance import expected_max_sharpe
 
 Outcome = Literal["evidence of skill", "no evidence of skill", "worse than", "too little data to tell"]
@@ -108,8 +108,8 @@ def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
     """Weigh the evidence.
 
     Skill needs a Sharpe ratio above what the best of all trials reaches by chance, a return that the market does not explain,
-    a lead over every hurdle, and training seeds that agree. All have to hold, so that the chance of error is at most that
-    of one of them.
+    a lead over every hurdle and over its own positions at other times, and training seeds that agree. All have to hold, so that
+    the chance of error is at most that of one of them.
 
     :param evidence: from :func:`gather_evidence`.
     :param rules: when to say what; None takes the defaults.
@@ -117,6 +117,7 @@ def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
     rules = rules or VerdictRules()
     gates = [_luck_gate(evidence, rules), _market_gate(evidence, rules)]
     gates += [_hurdle_gate(edge, evidence.trials, rules) for edge in evidence.edges if edge.hurdle]
+    gates += [_timing_gate(evidence.timing, rules)] if evidence.timing is not None else []
     seeds_agree, about_seeds = _seeds(evidence)
     failed = [gate.reason for gate in gates if not gate.passed] + ([] if seeds_agree else about_seeds)
     passed = [gate.reason for gate in gates if gate.passed] + (about_seeds if seeds_agree else [])
@@ -173,6 +174,13 @@ def _hurdle_gate(edge: Edge, trials: int, rules: VerdictRules) -> _Gate:
     reason = f"{said} than {edge.baseline}: Sharpe {_lead(edge)}, p = {edge.p_value:.3f}."
     error = edge.difference.error
     return _Gate(passed, reason, edge.difference.estimate, error, expected_max_sharpe(trials, error), rules.size / 2.0)
+
+
+def _timing_gate(timing: Timing, rules: VerdictRules) -> _Gate:
+    passed = timing.p_value < rules.size / 2.0
+    said = "Its timing is more than chance" if passed else "Its timing may be chance"
+    numbers = f"Sharpe {timing.lead:+.2f} over its own positions permuted in blocks, p = {timing.p_value:.3f}"
+    return _Gate(passed, f"{said}: {numbers}.", timing.lead, timing.error, timing.luck, rules.size / 2.0)
 
 
 def _seeds(evidence: Evidence) -> tuple[bool, list[str]]:

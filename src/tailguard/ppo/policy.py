@@ -1,6 +1,7 @@
 """Actor and quantile critics on recurrent or feed-forward trunks."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
 from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.laws import MeanLaw, QuantileLaw
 from tailguard.ppo.networks import mlp
 from tailguard.ppo.risk import Budget, RiskConfig
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
@@ -138,6 +140,34 @@ class DistributionalPolicy(BasePolicy):
     def raw_atoms(self, features: Tensor) -> Tensor:
         """From trunk features ``[..., F]`` to the atoms of the return, in its own units, ``[K, ..., M]``."""
         return self.return_scale.decode(self.law.atoms(self.critic_outputs(features)))
+
+    def return_levels(self) -> Tensor | None:
+        """The levels ``[M]`` of the atoms of a law; None for a critic that knows the mean only."""
+        if isinstance(self.law, MeanLaw):
+            return None
+        if isinstance(self.law, QuantileLaw):
+            return self.law.levels
+        return self.law.masses.cumsum(0) - 0.5 * self.law.masses
+
+    def predict_laws(self, observations: NDArray[Any], starts: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """What the critics expected of the return to come, all of them pooled: sorted atoms ``[L, M]`` in its own units.
+
+        :param observations: ``[L, obs_size]`` of one environment, one after another; the tail may be left out as in
+            :meth:`predict`.
+        :param starts: ``[L]`` true where an episode begins: memory is wiped there, and before the first.
+        """
+        self.set_training_mode(False)
+        trunk = self.critic_trunk or self.actor_trunk
+        obs = torch.as_tensor(self._with_missing_columns(np.asarray(observations)).astype(np.float32)).to(self.device)
+        edges = [0, *(np.flatnonzero(starts[1:]) + 1).tolist(), len(obs)]
+        laws = []
+        with torch.no_grad():
+            for first, last in pairwise(edges):
+                features = self.inputs(obs[first:last]).unsqueeze(1)  # [L, 1, D]
+                if trunk is not None:
+                    features = trunk.sequence(features, features.new_zeros(last - first, 1, 1), trunk.initial_state(1))
+                laws.append(self.raw_atoms(features).sort(-1).values.mean(0).squeeze(1))
+        return cast(NDArray[np.float32], torch.cat(laws).float().cpu().numpy())
 
     def heads(self) -> dict[str, list[nn.Parameter]]:
         """The parameters by what they serve: the actor, each critic, and each memory."""

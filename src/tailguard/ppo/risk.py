@@ -141,7 +141,7 @@ class Budget(nn.Module):
     def cap_at(self, alpha: Tensor) -> Tensor:
         """The cap of any tail in the range, interpolated in log alpha."""
         place = alpha.log().clamp(self.log_alphas[0], self.log_alphas[-1])
-        above = torch.searchsorted(self.log_alphas, place.contiguous()).clamp(1, len(self.caps) - 1)
+        above = (place[..., None] > self.log_alphas).sum(-1).clamp(1, len(self.caps) - 1)  # a search that every exporter knows
         low, high = self.log_alphas[above - 1], self.log_alphas[above]
         share = (place - low) / (high - low)
         # Caps may be infinite still, and infinity times a weight of 0 is not a number: at a level its own cap counts alone.
@@ -158,12 +158,12 @@ class Budget(nn.Module):
         shown = []
         if self.observed:
             budget = self.of(columns)
-            shown.append(((budget - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH))
-            shown.append(torch.asinh((budget / std).clamp(-BUDGET_REACH, BUDGET_REACH) / FINE) / FINE_UNIT)
+            shown.append(((budget - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH).float())
+            shown.append(torch.asinh((budget / std).clamp(-BUDGET_REACH, BUDGET_REACH).float() / FINE) / FINE_UNIT)
         if self.dial:
             low, high = self.log_alphas[0], self.log_alphas[-1]
-            shown.append(2.0 * (columns[..., 2].double().log().clamp(low, high) - low) / (high - low) - 1.0)
-        return torch.stack(shown, dim=-1).float()
+            shown.append((2.0 * (columns[..., 2].double().log().clamp(low, high) - low) / (high - low) - 1.0).float())
+        return torch.stack(shown, dim=-1)
 
 
 class Returns:

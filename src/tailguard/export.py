@@ -1,0 +1,141 @@
+"""An agent for other programs: one step as a graph of ONNX or TorchScript.
+
+Inputs are the observation ``[batch, D]`` and, with memory, its hidden and cell states ``[layers, batch, H]``; outputs are the
+most likely action as the environment wants it, and the states to pass in with the next observation. Memory begins as zeros. The
+normalisation of observations is part of the graph.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailguard import __version__
+from tailguard.market.features import FeatureScaler
+from tailguard.ppo.actions import ActionDistribution, Categorical, Gaussian
+from tailguard.ppo.policy import DistributionalPolicy
+
+Format = Literal["onnx", "torchscript"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
+
+
+class ActingStep(nn.Module):
+    """One step of a policy, from raw observations to actions.
+
+    :param policy: of a trained model.
+    :param scaler: of the first columns of an observation, if they come in as features that were never scaled.
+    """
+
+    shift: Tensor
+    factor: Tensor
+
+    def __init__(self, policy: DistributionalPolicy, scaler: FeatureScaler | None = None) -> None:
+        super().__init__()
+        self.policy = policy
+        shift, factor = np.zeros(policy.obs_size), np.ones(policy.obs_size)
+        if scaler is not None:
+            shift[: len(scaler.mean)], factor[: len(scaler.std)] = scaler.mean, 1.0 / scaler.std
+        self.register_buffer("shift", torch.from_numpy(shift))
+        self.register_buffer("factor", torch.from_numpy(factor))
+        self.action = _ModeAsAction(policy.distribution)
+
+    def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Action, and memory where there is one."""
+        scaled = ((observation.double() - self.shift) * self.factor).float()
+        memory = (state[0], state[1]) if state else self.policy.initial_state(1)
+        outputs, after = self.policy.act(self.policy.inputs(scaled), memory)
+        return (self.action(outputs), *after) if state else (self.action(outputs),)
+
+
+class _ModeAsAction(nn.Module):
+    """What ``mode`` and ``to_env`` of an action distribution do, in operations that can be exported."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, distribution: ActionDistribution) -> None:
+        super().__init__()
+        self.distribution = distribution
+        if isinstance(distribution, Gaussian):
+            self.register_buffer("low", torch.from_numpy(distribution.low.reshape(-1)))
+            self.register_buffer("high", torch.from_numpy(distribution.high.reshape(-1)))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        mode = self.distribution.mode(outputs)
+        if isinstance(self.distribution, Categorical):
+            chosen = mode.long() + torch.from_numpy(np.asarray(self.distribution.start))
+            return chosen[:, 0] if self.distribution.single else chosen
+        if isinstance(self.distribution, Gaussian) and self.distribution.squash:
+            mode = self.low + 0.5 * (torch.tanh(mode) + 1.0) * (self.high - self.low)
+        return torch.minimum(torch.maximum(mode, self.low), self.high).reshape(-1, *self.distribution.action_shape)
+
+
+def export(
+    policy: DistributionalPolicy,
+    path: str | Path,
+    form: Format,
+    scaler: FeatureScaler | None = None,
+    columns: Sequence[str] = (),
+) -> Path:
+    """Write one step of a policy.
+
+    :param path: of the file; its ending is added if it is missing.
+    :param form: ``onnx`` needs the extra of that name.
+    :param scaler: see :class:`ActingStep`.
+    :param columns: names of the columns of an observation, written beside the graph.
+    """
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(SUFFIXES[form])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    policy.set_training_mode(False)
+    step = ActingStep(policy, scaler).eval()
+    inputs, names = _example(policy)
+    facts = json.dumps({"tailguard": __version__, "inputs": names, "columns": list(columns)})
+    with warnings.catch_warnings(), torch.no_grad():
+        # Both exporters warn of what they call themselves; there is nothing that a caller could do about it.
+        warnings.simplefilter("ignore")
+        if form == "onnx":
+            _write_onnx(step, inputs, names, path, facts)
+        else:
+            frozen = torch.jit.freeze(torch.jit.trace(step, inputs, check_trace=False))
+            frozen.save(str(path), _extra_files={"tailguard.json": facts})
+    return path
+
+
+def _example(policy: DistributionalPolicy) -> tuple[tuple[Tensor, ...], list[str]]:
+    # Two rows: with one the exporters would take the batch for a constant.
+    observation = torch.zeros(2, policy.obs_size)
+    if not policy.recurrent:
+        return (observation,), ["observation"]
+    return (observation, *policy.initial_state(2)), ["observation", "hidden", "cell"]
+
+
+def _write_onnx(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], path: Path, facts: str) -> None:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 (torch's exporter needs it and would say so less clearly)
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"export to ONNX needs the package {missing.name}: pip install 'tailguard[onnx]'") from None
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports operators of packages that nobody asked for
+    batch = torch.export.Dim("batch")
+    memory: tuple[dict[int, Any], ...] = tuple({1: batch} for _ in names[1:])
+    outputs = ["action", *(f"{name}_after" for name in names[1:])]
+    program = torch.onnx.export(
+        step,
+        inputs,
+        dynamo=True,
+        verbose=False,
+        input_names=names,
+        output_names=outputs,
+        dynamic_shapes={"observation": {0: batch}} | ({"state": memory} if memory else {}),
+    )
+    assert program is not None
+    model = program.model_proto
+    onnx.helper.set_model_props(model, {"tailguard": facts})
+    onnx.save_model(model, str(path))

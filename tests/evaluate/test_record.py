@@ -1,0 +1,108 @@
+"""A record that is written and read again is the same record."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from evaluation_examples import example_evaluation
+
+from tailguard.evaluate.record import Figure, Track
+from tailguard.evaluate.record_files import load, save
+
+
+def assert_same(one, other, place="record"):
+    """Every field of every part, series to the last bit."""
+    if isinstance(one, pd.DataFrame):
+        pd.testing.assert_frame_equal(one, other, check_exact=True, check_freq=False, check_index_type=False, obj=place)
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype, place
+        np.testing.assert_array_equal(one, other, err_msg=place)
+    elif isinstance(one, pd.DatetimeIndex):
+        assert one.equals(other), place
+    elif dataclasses.is_dataclass(one):
+        assert type(one) is type(other), place
+        for field in dataclasses.fields(one):
+            assert_same(getattr(one, field.name), getattr(other, field.name), f"{place}.{field.name}")
+    elif isinstance(one, dict):
+        assert list(one) == list(other), place
+        for key in one:
+            assert_same(one[key], other[key], f"{place}[{key!r}]")
+    elif isinstance(one, list | tuple):
+        assert type(one) is type(other), place
+        assert len(one) == len(other), place
+        for i, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{place}[{i}]")
+    else:
+        assert one == other or (one != one and other != other), place
+
+
+@pytest.mark.parametrize("assets", [1, 3])
+@pytest.mark.parametrize("full", [True, False])
+def test_reading_gives_what_was_written(tmp_path, assets, full):
+    written = example_evaluation(assets=assets, full=full)
+    save(written, tmp_path / "run")
+    assert_same(written, load(tmp_path / "run"))
+
+
+def test_bars_of_an_hour_keep_their_times(tmp_path):
+    written = example_evaluation()
+    times = pd.date_range("2024-03-01 00:30", periods=len(written.agent.times), freq="h")
+    tracks = [dataclasses.replace(track, times=times) for track in written.tracks]
+    seeds, prices = len(written.seeds), written.prices.set_index(times)
+    hourly = dataclasses.replace(
+        written,
+        agent=tracks[0],
+        seeds=tracks[1 : seeds + 1],
+        baselines=tracks[seeds + 1 :],
+        prices=prices,
+    )
+    save(hourly, tmp_path)
+    assert_same(hourly, load(tmp_path))
+
+
+def test_numbers_that_json_lacks_survive_and_the_file_is_json(tmp_path):
+    written = example_evaluation()
+    figures = {"inf": Figure(math.inf, -math.inf, None), "nan": Figure(math.nan)}
+    odd = dataclasses.replace(written, statistics={**written.statistics, "agent": figures})
+    save(odd, tmp_path)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads((tmp_path / "metrics.json").read_text(), parse_constant=refuse)
+    assert_same(odd, load(tmp_path))
+
+
+def test_an_older_record_leaves_nothing_behind(tmp_path):
+    save(example_evaluation(full=True), tmp_path)
+    later = example_evaluation(full=False, seed=1)
+    save(later, tmp_path)
+    assert_same(later, load(tmp_path))
+
+
+def test_a_folder_without_a_record_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no evaluation"):
+        load(tmp_path)
+    (tmp_path / "metrics.json").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="format 99"):
+        load(tmp_path)
+
+
+def test_what_does_not_fit_together_is_refused():
+    record = example_evaluation()
+    with pytest.raises(ValueError, match="names of the tracks"):
+        dataclasses.replace(record, seeds=[record.agent])
+    with pytest.raises(ValueError, match="market is 'agent'"):
+        dataclasses.replace(record, market="agent")
+    short = record.seeds[0]
+    cut = Track(short.name, short.times[1:], short.returns[1:], short.weights[1:], short.turnover[1:], short.costs[1:])
+    with pytest.raises(ValueError, match="times of seed 0"):
+        dataclasses.replace(record, seeds=[cut])
+    with pytest.raises(ValueError, match="shape of costs"):
+        dataclasses.replace(record.agent, costs=record.agent.costs[1:])
+    with pytest.raises(ValueError, match="it must be one of agent"):
+        record.track("nobody")
+    assert record.track("momentum").name == "momentum"
