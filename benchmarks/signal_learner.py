@@ -16,10 +16,10 @@ from tailguard.randomness import load_random_state, random_state
 from tailguard.vec_env import GymVectorAdapter
 
 N_ENVS, N_STEPS = 32, 64
-DEFAULTS = {"learning_rate": 3e-4, "entropy": 1e-3, "gae_lambda": 0.95}
+DEFAULTS = {"learning_rate": 3e-4, "entropy_coef": 1e-3, "gae_lambda": 0.95}
 SEARCH = (
     HyperparamConfig(name="learning_rate", min_value=3e-5, max_value=1e-2, is_log_scale=True, perturbation_factor=1.5),
-    HyperparamConfig(name="entropy", min_value=1e-5, max_value=1e-2, is_log_scale=True, perturbation_factor=1.5),
+    HyperparamConfig(name="entropy_coef", min_value=1e-5, max_value=1e-2, is_log_scale=True, perturbation_factor=1.5),
     HyperparamConfig(name="gae_lambda", min_value=0.6, max_value=0.99),
 )
 

@@ -1,6 +1,5 @@
 """Populations of trading agents: the same in every engine, resumable, blind to the test, and with a winner that is a run."""
 
-import json
 import math
 import pickle
 import re
@@ -260,7 +259,7 @@ def test_the_sharpe_ratio_is_per_year(data):
 
 
 def test_every_dial_reads_what_it_was_turned_to(data):
-    factory = factory_of(data)
+    factory = factory_of(data, "training.adversary={epsilon: 0.05, steps: 3}")
     model = build_model(factory.market, factory.config.training)
     dials = ModelDials(model, tuple(DIALS))
     before = dials.read()
@@ -269,8 +268,10 @@ def test_every_dial_reads_what_it_was_turned_to(data):
     assert dials.read() == turned
     assert model.episode_returns.gamma == model.gamma == turned["gamma"]
     assert model._update_settings().policy.clip == turned["clip_range"]
-    assert model._update_settings().policy.entropy == turned["entropy"]
+    assert model._update_settings().policy.entropy == turned["entropy_coef"]
     assert model.kl.config.target == turned["kl_target"]
+    assert model.adversary.perturbation.config is model.adversary.config
+    assert model.adversary.config.epsilon == turned["adversarial_epsilon"]
 
 
 def test_dials_that_do_not_exist_or_must_not_move(data):
@@ -278,6 +279,8 @@ def test_dials_that_do_not_exist_or_must_not_move(data):
     model = build_model(factory.market, factory.config.training)
     with pytest.raises(ValueError, match="hyperparameter"):
         ModelDials(model, ("batch_size",))
+    with pytest.raises(ValueError, match="the model has none"):
+        ModelDials(model, ("adversarial_epsilon",))
     with pytest.raises(ValueError, match="clip_range"):
         ModelDials(model, ("clip_range",)).turn({"gamma": 0.9})
     watching = factory_of(data, "training.risk={objective: cvar, alpha: 0.2}")
@@ -285,11 +288,15 @@ def test_dials_that_do_not_exist_or_must_not_move(data):
         ModelDials(build_model(watching.market, watching.config.training), ("gamma",))
 
 
-def test_the_shipped_population_is_a_configuration():
-    import yaml
-
-    values = yaml.safe_load((ROOT / "configs" / "population_adversarial.yaml").read_text(encoding="utf-8"))
-    assert values["training"]["adversary"]["epsilon"] == 0.05
-    names = {one["name"] for one in values["population"]["hyperparams"]}
-    assert "learning_rate" in names
-    json.dumps(values)
+def test_the_shipped_population_trains_against_an_adversary(tmp_path, data):
+    """PBT and SA-PPO together, from the shipped file, on less data and for less time."""
+    less = ["training.n_envs=2", "training.n_steps=16", "population.population_size=2", "population.intervals=2"]
+    less += ["population.perturbation_interval=1", "training.tensorboard=null", "training.adversary.warmup_updates=0"]
+    config = load_config(ROOT / "configs" / "population_adversarial.yaml", less)
+    assert config.training.adversary["epsilon"] == 0.05
+    population = PopulationRun.create(tmp_path / "run", config, data)
+    model = population.train().trained_model()
+    winner = population.run.info["winner"]["hyperparams"]
+    assert model.adversary.config.epsilon == winner["adversarial_epsilon"]
+    assert model.adversary.config.coefficient == winner["robust_kl_coef"]
+    assert model.entropy.config.initial == winner["entropy_coef"]
