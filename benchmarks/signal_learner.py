@@ -15,7 +15,7 @@ from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_me
 from tailguard.randomness import load_random_state, random_state
 from tailguard.vec_env import GymVectorAdapter
 
-N_ENVS, N_STEPS = 32, 64
+N_ENVS, N_STEPS = 16, 64
 DEFAULTS = {"learning_rate": 3e-4, "entropy_coef": 1e-3, "gae_lambda": 0.95}
 SEARCH = (
     HyperparamConfig(name="learning_rate", min_value=3e-5, max_value=1e-2, is_log_scale=True, perturbation_factor=1.5),
