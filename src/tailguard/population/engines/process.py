@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections import deque
@@ -15,7 +16,7 @@ from multiprocessing.context import SpawnProcess
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
 from tailguard.population.scheduler import PBTScheduler, Round
-from tailguard.population.seat import Answer, Crashed, Job, Lost, Make, Seat
+from tailguard.population.seat import Adopt, Answer, Crashed, Job, Lost, Make, Seat
 from tailguard.population.store import FileStore
 from tailguard.validation import require
 
@@ -59,9 +60,12 @@ class ProcessCrew:
         self._context = multiprocessing.get_context("spawn")
 
     def submit(self, member_id: int, jobs: Sequence[Job]) -> None:
-        """Queue up until a core is free."""
-        self._queue.append((member_id, jobs))
-        self._feed()
+        """Queue up until a core is free; a copy, which takes no time and is waited for, begins at once."""
+        if isinstance(jobs[-1], Adopt):
+            self._start(member_id, jobs)
+        else:
+            self._queue.append((member_id, jobs))
+            self._feed()
 
     def wait(self, timeout: float | None) -> list[tuple[int, Answer]]:
         """Answers, and losses: a line that breaks, or a member that hangs."""
@@ -94,15 +98,17 @@ class ProcessCrew:
 
     def _feed(self) -> None:
         while self._queue and len(self._running) < self._parallel:
-            member_id, jobs = self._queue.popleft()
-            if isinstance(jobs[0], Make):
-                self._seat(member_id)
-            desk = self._desks[member_id]
-            desk.since = time.monotonic()
-            self._running.add(member_id)
-            # One that died while nobody was looking cannot be told; its line says so when it is asked for an answer.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                desk.line.send(list(jobs))
+            self._start(*self._queue.popleft())
+
+    def _start(self, member_id: int, jobs: Sequence[Job]) -> None:
+        if isinstance(jobs[0], Make):
+            self._seat(member_id)
+        desk = self._desks[member_id]
+        desk.since = time.monotonic()
+        self._running.add(member_id)
+        # One that died while nobody was looking cannot be told; its line says so when it is asked for an answer.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            desk.line.send(list(jobs))
 
     def _seat(self, member_id: int) -> None:
         old = self._desks.pop(member_id, None)
@@ -174,6 +180,7 @@ class ProcessEngine(Engine):
 
 def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: FileStore) -> None:
     """The life of a member's process: it ends when the driver hangs up or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what follows from it
     seat = Seat(member_id, factory, store)
     while True:
         try:
