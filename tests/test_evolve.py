@@ -117,10 +117,28 @@ def test_rows_of_the_test_are_never_seen(straight, data, tmp_path):
             assert other.lineage.read_text() != population.lineage.read_text()
 
 
+def rates(population):
+    """What the command of the guide finds in the log: the copies that were given a learning rate."""
+    lines = (population.folder / "log.txt").read_text().splitlines()
+    found = (re.search(r"Member (\d+): Using NEW learning rate from PBT: (\S+)$", line) for line in lines)
+    return [match.groups() for match in found if match]
+
+
+def test_every_copy_leaves_its_learning_rate_in_the_log(straight):
+    """R079, R086, R087: the line of the guide, once per copy, with the rate of the lineage."""
+    exploits = [event for event in read(straight[0].lineage) if event["event"] == "exploit"]
+    assert rates(straight[0]) == [(str(one["target"]), f"{one['hyperparams']['learning_rate']:.2e}") for one in exploits]
+    guide = (ROOT / "docs" / "populations.md").read_text(encoding="utf-8")
+    assert 'grep "Using NEW learning rate from PBT"' in guide
+    assert 'grep "learning_rate NOT found in hyperparams"' in guide
+
+
 def test_processes_give_the_same_population(straight, data, tmp_path):
+    """The same lineage and weights; and what the members log in their processes stands in the log of the population."""
     other = PopulationRun.create(tmp_path / "processes", load_config(None, TINY), data)
     other.train("process")
     assert_same(straight[0], other)
+    assert rates(other) == rates(straight[0])
 
 
 def test_a_population_that_was_stopped_goes_on_as_if_it_had_not_been(straight, data, tmp_path):

@@ -279,3 +279,15 @@ def test_nobody_is_forgotten_who_arrives_while_copies_are_made(synchronous, wait
     assert not engine._busy
     assert not engine._backlog
     assert [member.to_dict() for member in replay(events)] == [member.to_dict() for member in engine.scheduler.members]
+
+
+def test_a_synchronous_population_goes_on_without_who_never_comes(caplog):
+    """R084: after the checks that may fail, with the members that there are."""
+    events = []
+    engine = moving(events.append, ready_percentage=1.0, ready_check_max_wait=3)
+    engine.crew, engine._patience = Late(engine.crew, 2, 100), 1.0
+    engine.run(3)
+    assert "PBT deadlock prevention: 3 failed ready checks in a row; going on with 4 ready members" in caplog.text
+    assert [member.step for member in engine.scheduler.members if member.member_id != 2] == [30] * 4
+    rounds = [event["considered"] for event in events if event["event"] == "round"]
+    assert rounds[0] == [0, 1, 3, 4]

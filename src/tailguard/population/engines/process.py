@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from logging import LogRecord
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnProcess
 
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
+from tailguard.population.relay import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
 from tailguard.population.seat import Adopt, Answer, Crashed, Job, Lost, Make, Seat
 from tailguard.population.store import FileStore
@@ -29,12 +31,12 @@ POLL_SECONDS = 0.5  # between looks at the clock while a time limit runs
 class _Desk:
     """A process and the line to it.
 
-    :param since: when it began what it is doing.
+    :param since: when it began what it is doing; None while it has not.
     """
 
     process: SpawnProcess
     line: Connection
-    since: float = 0.0
+    since: float | None = None
 
 
 class ProcessCrew:
@@ -43,7 +45,8 @@ class ProcessCrew:
     :param factory: makes learners; it is pickled, so it must be found by its name.
     :param store: of all members.
     :param parallel: members that work at the same time; None takes one per core.
-    :param time_limit: seconds for one submission, after which a member counts as hanging and is lost. None: no limit.
+    :param time_limit: seconds for one submission, after which a member counts as hanging and is lost; the start of its process
+        does not count. None: no limit.
     """
 
     def __init__(self, factory: LearnerFactory, store: FileStore, parallel: int | None, time_limit: float | None) -> None:
@@ -73,8 +76,8 @@ class ProcessCrew:
         while True:
             self._feed()
             lines = {self._desks[member_id].line: member_id for member_id in self._running}
-            answers = [(lines[line], self._answer(lines[line])) for line in self._arrived(list(lines), end)]
-            answers += self._hanging()
+            arrived = [(lines[line], self._heard(lines[line])) for line in self._arrived(list(lines), end)]
+            answers = [(member_id, answer) for member_id, answer in arrived if answer is not None] + self._hanging()
             self._running.difference_update(member_id for member_id, _ in answers)
             if answers or (end is not None and time.monotonic() >= end):
                 return sorted(answers, key=lambda answer: answer[0])
@@ -104,7 +107,7 @@ class ProcessCrew:
         if isinstance(jobs[0], Make):
             self._seat(member_id)
         desk = self._desks[member_id]
-        desk.since = time.monotonic()
+        desk.since = None
         self._running.add(member_id)
         # One that died while nobody was looking cannot be told; its line says so when it is asked for an answer.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -128,20 +131,27 @@ class ProcessCrew:
             left = POLL_SECONDS if left is None else min(left, POLL_SECONDS)
         return [line for line in wait_for(lines, left) if isinstance(line, Connection)]
 
-    def _answer(self, member_id: int) -> Answer:
+    def _heard(self, member_id: int) -> Answer | None:
+        """The answer of a member; None if it says that it begins."""
         desk = self._desks[member_id]
         try:
-            answer: Answer = desk.line.recv()
+            message: tuple[Answer, list[LogRecord]] | None = desk.line.recv()
         except (EOFError, ConnectionResetError):
             desk.process.join()
             return Lost(f"its process ended with exit code {desk.process.exitcode}")
+        if message is None:
+            desk.since = time.monotonic()
+            return None
+        answer, records = message
+        relay(records)
         return answer
 
     def _hanging(self) -> list[tuple[int, Answer]]:
         if self._time_limit is None:
             return []
-        now = time.monotonic()
-        late = [member_id for member_id in self._running if now - self._desks[member_id].since > self._time_limit]
+        begun = {member_id: self._desks[member_id].since for member_id in self._running}
+        end = time.monotonic() - self._time_limit
+        late = [member_id for member_id, since in begun.items() if since is not None and since < end]
         for member_id in late:
             self._desks[member_id].process.kill()
         return [(member_id, Lost(f"no answer within {self._time_limit:g} s")) for member_id in late]
@@ -185,15 +195,17 @@ def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: Fil
     while True:
         try:
             jobs = line.recv()
-        except (EOFError, ConnectionResetError):
+            line.send(None)
+        except (EOFError, ConnectionResetError, BrokenPipeError):
             return
+        with collected() as records:
+            try:
+                answer: Answer = seat.perform(jobs)
+            except Exception:
+                line.send((Crashed(traceback.format_exc()), records))
+                raise
         try:
-            answer: Answer = seat.perform(jobs)
-        except Exception:
-            line.send(Crashed(traceback.format_exc()))
-            raise
-        try:
-            line.send(answer)
+            line.send((answer, records))
         except BrokenPipeError:
             return
 

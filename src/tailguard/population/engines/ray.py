@@ -8,10 +8,12 @@ import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from logging import LogRecord
+from typing import Any, cast
 
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
+from tailguard.population.relay import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
 from tailguard.population.seat import Adopt, Answer, Crashed, Done, Failed, Job, Lost, Make, Restore, Seat, Train
 from tailguard.population.store import FileStore
@@ -74,10 +76,11 @@ class _Member:
         """The machine that it sits on; the answer comes once it does."""
         return str(_ray().get_runtime_context().get_node_id())
 
-    def perform(self, jobs: Sequence[Job], parcels: Mapping[str, Any]) -> tuple[Done | Failed, Any]:
-        """Do the jobs; the second value is the state after a training."""
+    def perform(self, jobs: Sequence[Job], parcels: Mapping[str, Any]) -> tuple[tuple[Done | Failed, list[LogRecord]], Any]:
+        """Do the jobs; the answer comes with what was logged, the second value is the state after a training."""
         self._store.parcels, self._store.written = parcels, None
-        return self._seat.perform(jobs), self._store.written
+        with collected() as records:
+            return (self._seat.perform(jobs), records), self._store.written
 
 
 class RayCrew:
@@ -157,7 +160,7 @@ class RayCrew:
         desk = self._desks[member_id]
         errors = self._ray.exceptions
         try:
-            answer: Answer = self._ray.get(desk.answer)
+            answer, records = self._ray.get(desk.answer)
         except errors.RayTaskError as error:
             return Crashed(str(error))
         except errors.RayError as error:  # actor, worker, machine, memory or object: there are twenty names for being gone
@@ -166,7 +169,8 @@ class RayCrew:
             return Lost(type(error).__name__)
         if desk.saved_as is not None:
             self._parcels[desk.saved_as] = desk.state
-        return answer
+        relay(records)
+        return cast(Answer, answer)
 
     def _displaced(self) -> list[tuple[int, Answer]]:
         """Members that have waited too long for their resources."""
