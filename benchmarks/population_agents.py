@@ -16,7 +16,7 @@ from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.process import ProcessEngine
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.exploit import Orders, exploit, member_state
-from tailguard.population.store import FileStore
+from tailguard.population.files import FileStore
 from tailguard.vec_env import GymVectorAdapter
 
 MEMBERS, INTERVAL = 4, 5

@@ -15,9 +15,9 @@ from tailguard.evolve import PopulationRun
 from tailguard.market import random_walk
 from tailguard.market.data import load_source
 from tailguard.market_learner import MarketFactory, blocks, equity_paths, growth, sharpe, with_validation
+from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import read
-from tailguard.population.store import FileStore
 from tailguard.run import Run
 from tailguard.training import Split, build_model, default_split, prepare_market
 from tailguard.training import test as trade

@@ -26,9 +26,9 @@ from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine
 from tailguard.population.engines.process import ProcessEngine
 from tailguard.population.engines.serial import SerialEngine
+from tailguard.population.files import FileStore
 from tailguard.population.lineage import Lineage
 from tailguard.population.scheduler import Round
-from tailguard.population.store import FileStore
 from tailguard.run import INFO, Run
 from tailguard.training import default_split, prepare_market
 

@@ -79,7 +79,6 @@ def test_without_a_finite_score_or_by_its_own_word_a_member_is_replaced(tmp_path
 def test_apart_everybody_trains_to_the_end(tmp_path):
     scheduler = run(tmp_path, {(1, 20): "kill"}, settings={"synchronous": False})
     assert [member.step for member in scheduler.members] == [INTERVALS * INTERVAL] * 3
-    assert scheduler.exploitation_count > 0
     assert [m.to_dict() for m in replay(read(tmp_path / "lineage.jsonl"))] == [m.to_dict() for m in scheduler.members]
 
 

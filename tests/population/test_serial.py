@@ -7,10 +7,10 @@ import pytest
 
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.serial import SerialEngine
+from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import replay
 from tailguard.population.seat import Train
-from tailguard.population.store import FileStore
 from tailguard.population.toys import MovingOptimum, PaperToy
 
 ROUNDS, INTERVAL = 20, 10  # 200 steps, as in the paper

@@ -5,8 +5,9 @@ import pickle
 import numpy as np
 import pytest
 
+from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
-from tailguard.population.store import FileStore, MemoryStore
+from tailguard.population.store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "disk", "remote"])

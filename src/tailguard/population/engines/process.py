@@ -19,7 +19,7 @@ from tailguard.population.learner import LearnerFactory
 from tailguard.population.relay import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
 from tailguard.population.seat import Adopt, Answer, Crashed, Job, Lost, Make, Seat
-from tailguard.population.store import FileStore
+from tailguard.population.store import Store
 from tailguard.validation import require
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -43,13 +43,13 @@ class ProcessCrew:
     """Members in processes. They are started afresh, never forked: a fork would copy the threads' locks of its parent.
 
     :param factory: makes learners; it is pickled, so it must be found by its name.
-    :param store: of all members.
+    :param store: of all members; it is pickled, too.
     :param parallel: members that work at the same time; None takes one per core.
     :param time_limit: seconds for one submission, after which a member counts as hanging and is lost; the start of its process
         does not count. None: no limit.
     """
 
-    def __init__(self, factory: LearnerFactory, store: FileStore, parallel: int | None, time_limit: float | None) -> None:
+    def __init__(self, factory: LearnerFactory, store: Store, parallel: int | None, time_limit: float | None) -> None:
         parallel = len(os.sched_getaffinity(0)) if parallel is None else parallel
         require(parallel >= 1, "parallel", parallel, "at least 1")
         require(time_limit is None or time_limit > 0.0, "time_limit", time_limit, "above 0, or None")
@@ -162,7 +162,7 @@ class ProcessEngine(Engine):
 
     :param scheduler: decides.
     :param factory: makes the learner of a member, in its process; it is pickled, so it must be found by its name.
-    :param store: where states lie; copies go through it.
+    :param store: where states lie, for all processes: usually a :class:`~tailguard.population.files.FileStore`.
     :param parallel: members that train at the same time; None takes one per core.
     :param time_limit: seconds for one interval, after which a member counts as hanging and is made again. None: no limit.
     :param max_losses: see :class:`~tailguard.population.engines.driver.Engine`, as are the rest.
@@ -176,7 +176,7 @@ class ProcessEngine(Engine):
         self,
         scheduler: PBTScheduler,
         factory: LearnerFactory,
-        store: FileStore,
+        store: Store,
         *,
         parallel: int | None = None,
         time_limit: float | None = None,
@@ -188,7 +188,7 @@ class ProcessEngine(Engine):
         super().__init__(scheduler, crew, store, max_losses=max_losses, patience=patience, on_round=on_round)
 
 
-def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: FileStore) -> None:
+def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: Store) -> None:
     """The life of a member's process: it ends when the driver hangs up or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what follows from it
     seat = Seat(member_id, factory, store)

@@ -16,7 +16,7 @@ from tailguard.population.learner import LearnerFactory
 from tailguard.population.relay import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
 from tailguard.population.seat import Adopt, Answer, Crashed, Done, Failed, Job, Lost, Make, Restore, Seat, Train
-from tailguard.population.store import FileStore
+from tailguard.population.store import Store
 from tailguard.validation import require
 
 POLL_SECONDS = 0.5  # between looks at the clock while an actor waits for its place
@@ -45,7 +45,7 @@ class _Desk:
 class _Nearby:
     """The store of an actor: states that came along are taken from the object store, all others from the files."""
 
-    files: FileStore
+    files: Store
     parcels: Mapping[str, Any] = field(default_factory=dict)
     written: Any = None
 
@@ -68,7 +68,7 @@ class _Nearby:
 class _Member:
     """What an actor is."""
 
-    def __init__(self, member_id: int, factory: LearnerFactory, store: FileStore) -> None:
+    def __init__(self, member_id: int, factory: LearnerFactory, store: Store) -> None:
         self._store = _Nearby(store)
         self._seat = Seat(member_id, factory, self._store)
 
@@ -92,9 +92,7 @@ class RayCrew:
     :param placement_seconds: how long a member may wait for its resources before it counts as lost.
     """
 
-    def __init__(
-        self, factory: LearnerFactory, store: FileStore, resources: Mapping[str, Any], placement_seconds: float
-    ) -> None:
+    def __init__(self, factory: LearnerFactory, store: Store, resources: Mapping[str, Any], placement_seconds: float) -> None:
         self._ray = _ray()
         self._factory = self._ray.put(factory)  # once per cluster, not once per member
         self._store = store
@@ -192,7 +190,7 @@ class RayEngine(Engine):
 
     :param scheduler: decides.
     :param factory: makes the learner of a member, on its machine.
-    :param store: where states lie, on a file system that all machines reach, such as ``s3://``.
+    :param store: where states lie, for all machines: usually a :class:`~tailguard.population.files.FileStore` on ``s3://``.
     :param resources: options of a member's actor; one core by default. A member holds them as long as it lives, so the
         cluster must have enough for all of them: a fraction of a core lets several members share one.
     :param placement_seconds: how long a member may wait for its resources before it counts as lost.
@@ -207,7 +205,7 @@ class RayEngine(Engine):
         self,
         scheduler: PBTScheduler,
         factory: LearnerFactory,
-        store: FileStore,
+        store: Store,
         *,
         resources: Mapping[str, Any] | None = None,
         placement_seconds: float = 120.0,
