@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from tailguard.evaluate.walkforward import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
 from tailguard.market.rules import TradingSettings
 from tailguard.population.config import PopulationConfig
@@ -83,6 +84,7 @@ class Config(BaseModel):
     :param features: what is computed from the bars.
     :param training: how an agent is trained.
     :param checkpoints: how often its training is saved.
+    :param walkforward: folds and seeds of ``tailguard walkforward``.
     :param population: for ``tailguard population``: what is searched while a population trains; None for all other commands.
     """
 
@@ -94,6 +96,7 @@ class Config(BaseModel):
     features: FeatureConfig = Field(default_factory=FeatureConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    walkforward: WalkforwardConfig = Field(default_factory=WalkforwardConfig)
     population: PopulationConfig | None = None
 
 
