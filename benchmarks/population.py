@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200, help="of the toys")
     parser.add_argument("--agent-seeds", type=int, default=5)
     parser.add_argument("--horizon", type=int, default=60, help="updates of an agent in the search")
+    parser.add_argument("--only", help="of the search: the ways whose name has this in it")
     parser.add_argument("--updates", type=int, default=40, help="updates of an interval whose throughput is measured")
     parser.add_argument("--ray", action="store_true", help="measure Ray, too")
     args = parser.parse_args()
@@ -105,7 +106,7 @@ def main() -> None:
     if "spike" in wanted:
         agents.spike(args.agent_seeds)
     if "search" in wanted:
-        agents.search(args.agent_seeds, args.horizon)
+        agents.search(args.agent_seeds, args.horizon, args.only)
 
 
 if __name__ == "__main__":
