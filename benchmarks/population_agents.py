@@ -178,7 +178,7 @@ def spike(seeds: int) -> None:
     """
     print(f"\nValue error after an exploit, over that of the source training on; median of {seeds} seeds (5 % .. 95 %)\n")
     print("| what was copied | first update | second | fifth |\n|---|---|---|---|")
-    for drift in (1.1, 1.5, 3.0):
+    for drift in (1.5, 3.0):
         for name in ("all", "all but VecNormalize", "all but the return scale"):
             ratios = np.array([_after_exploit(seed, drift, name) for seed in range(seeds)])
             cells = [

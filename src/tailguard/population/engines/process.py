@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections import deque
@@ -50,7 +51,7 @@ class ProcessCrew:
     """
 
     def __init__(self, factory: LearnerFactory, store: Store, parallel: int | None, time_limit: float | None) -> None:
-        parallel = len(os.sched_getaffinity(0)) if parallel is None else parallel
+        parallel = _cores() if parallel is None else parallel
         require(parallel >= 1, "parallel", parallel, "at least 1")
         require(time_limit is None or time_limit > 0.0, "time_limit", time_limit, "above 0, or None")
         self._factory = factory
@@ -77,8 +78,9 @@ class ProcessCrew:
             self._feed()
             lines = {self._desks[member_id].line: member_id for member_id in self._running}
             arrived = [(lines[line], self._heard(lines[line])) for line in self._arrived(list(lines), end)]
-            answers = [(member_id, answer) for member_id, answer in arrived if answer is not None] + self._hanging()
+            answers = [(member_id, answer) for member_id, answer in arrived if answer is not None]
             self._running.difference_update(member_id for member_id, _ in answers)
+            answers += self._hanging()
             if answers or (end is not None and time.monotonic() >= end):
                 return sorted(answers, key=lambda answer: answer[0])
 
@@ -154,6 +156,7 @@ class ProcessCrew:
         late = [member_id for member_id, since in begun.items() if since is not None and since < end]
         for member_id in late:
             self._desks[member_id].process.kill()
+            self._running.remove(member_id)
         return [(member_id, Lost(f"no answer within {self._time_limit:g} s")) for member_id in late]
 
 
@@ -208,6 +211,11 @@ def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: Sto
             line.send((answer, records))
         except BrokenPipeError:
             return
+
+
+def _cores() -> int:
+    """The cores that this process may use, where the system can say."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _end(process: SpawnProcess) -> None:
