@@ -1,84 +1,136 @@
-"""How fast the bootstrap is, how often the verdict claims skill where there is none, and how often it finds what is there.
+"""How fast the verdict is, how often it claims skill where there is none, and how often it finds what is there.
 
-    python benchmarks/verdict.py [--walks 200] [--draws 1000]
+    python benchmarks/verdict.py [speed] [walks] [trained] [cores] [--walks 200] [--draws 1000]
 
-The first table is the time of one paired bootstrap. The second counts verdicts on synthetic markets whose truth is known:
-driftless random walks, and AR(1) returns that a momentum policy can use, both through the accounting without costs and
-against four baselines. A share p of N walks has a standard error of sqrt(p (1 - p) / N): 1.1 % for 2.5 % of 200.
-A run takes a few minutes on one core.
+`speed` is the time of one paired bootstrap. `walks` counts verdicts on synthetic markets whose truth is known: driftless random
+walks, and AR(1) returns that a momentum policy can use, traded without costs and taken through the whole assessment, baselines
+and permutations included. A share p of N walks has a standard error of sqrt(p (1 - p) / N): 1.1 % for 2.5 % of 200. `trained`
+counts verdicts on agents that were trained on random walks, walk-forward. `cores` compares walk-forward on two processes with
+one. Without a name all of them run, which takes about a quarter of an hour on one core that has nothing else to do.
 """
 
 import argparse
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from tailguard.config import load_config
 from tailguard.evaluate import statistics
-from tailguard.market import simulate
+from tailguard.evaluate.assessment import Context, Effort, assess
+from tailguard.evaluate.record import Provenance
+from tailguard.evaluate.venue import Venue
+from tailguard.evaluate.walkforward import WalkforwardConfig, longest_lookback, make_folds
 from tailguard.market.baselines import strategy
+from tailguard.market.rules import TradingRules
 from tailguard.market.synthetic import ar1_returns, random_walk
+from tailguard.walkforward_run import Job, Pair, run_pairs, walkforward
 
 OUTCOMES = ("evidence of skill", "no evidence of skill", "too little data to tell", "worse than")
 BARS_PER_YEAR = 252
-BLOCK = 20  # bars of the agent's own positions that stay together when they are shuffled
+HISTORY = 252  # bars before the test, for the look-backs of the baselines
+PERMUTATIONS = 99
+TRAINED_AGENTS = 20
+SHORT_TRAINING = ["training.steps=20000", "trading.fee=0.0005"]
+EMPTY = Context("", "", pd.DataFrame(), pd.DataFrame(), Provenance("", "", {}, (0,), 1, ""))
 
 
 def main():
+    parts = {"speed": speed, "walks": walks, "trained": trained, "cores": cores}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--walks", type=int, default=200, help="markets per row")
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts), help="what to measure")
+    parser.add_argument("--walks", type=int, default=200, help="markets per row of `walks`")
     parser.add_argument("--draws", type=int, default=1000, help="resamples per verdict")
     options = parser.parse_args()
-    speed(draws=10_000, bars=5_000, strategies=8)
-    print(f"\n{'market':<14}{'policy':<10}{'bars':>6}" + "".join(f"{outcome:>25}" for outcome in OUTCOMES))
-    for n in (500, 1250, 2500):
-        for policy in ("coin", "momentum"):
-            report("random walk", policy, n, options, lambda seed, n=n: random_walk(n, seed=seed))
-    for n in (250, 500, 1250, 2500):
-        report("AR(1) 0.1", "momentum", n, options, lambda seed, n=n: ar1_returns(n, rho=0.1, overnight_share=0.0, seed=seed))
+    for name in options.parts:
+        parts[name](options)
 
 
-def speed(draws, bars, strategies):
+def speed(options, draws=10_000, bars=5_000, strategies=8):
     rng = np.random.default_rng(0)
     returns = {str(k): rng.standard_t(4, bars) * 0.01 for k in range(strategies)}
     statistics.bootstrap(returns, BARS_PER_YEAR, draws=2)  # compiles
-    print(f"{draws:,} resamples x {bars:,} bars x {strategies} strategies, {len(statistics.METRICS)} metrics, one thread")
+    metrics = len(statistics.METRICS)
+    print(f"{draws:,} resamples x {bars:,} bars x {strategies} strategies, {metrics} metrics, one thread, CPU time")
     for block in (1.0, 10.0, 50.0):
-        start = time.perf_counter()
+        start = time.process_time()
         statistics.bootstrap(returns, BARS_PER_YEAR, draws=draws, block=block)
-        print(f"  blocks of {block:>4.0f} bars: {time.perf_counter() - start:6.2f} s")
-    start = time.perf_counter()
+        print(f"  blocks of {block:>4.0f} bars: {time.process_time() - start:6.2f} s")
+    start = time.process_time()
     statistics.superior_ability(np.zeros(bars), returns, draws=draws)
-    print(f"  SPA:               {time.perf_counter() - start:6.2f} s")
-    start = time.perf_counter()
+    print(f"  SPA:               {time.process_time() - start:6.2f} s")
+    start = time.process_time()
     statistics.overfitting(rng.standard_normal((bars, 100)))
-    print(f"  PBO of 100 trials: {time.perf_counter() - start:6.2f} s")
+    print(f"  PBO of 100 trials: {time.process_time() - start:6.2f} s", flush=True)
 
 
-def report(market, policy, n, options, make_bars):
+def walks(options):
+    print(f"\n{options.walks} markets per row\n{'market':<14}{'policy':<10}{'bars':>6}", *(f"{name:>24}" for name in OUTCOMES))
+    for n in (500, 2500):
+        for policy in ("coin", "momentum"):
+            tell("random walk", policy, n, options, lambda seed, n=n: random_walk(HISTORY + n, seed=seed))
+    for n in (250, 500, 1250, 2500):
+        edge = {"rho": 0.1, "overnight_share": 0.0}
+        tell("AR(1) 0.1", "momentum", n, options, lambda seed, n=n, edge=edge: ar1_returns(HISTORY + n, **edge, seed=seed))
+
+
+def tell(market, policy, n, options, make_bars):
     counts = Counter(judged(make_bars(seed), policy, seed, options.draws) for seed in range(options.walks))
-    shares = "".join(f"{counts[outcome] / options.walks:>25.1%}" for outcome in OUTCOMES)
-    print(f"{market:<14}{policy:<10}{n:>6}{shares}", flush=True)
+    print_row(f"{market:<14}{policy:<10}{n:>6}", counts)
 
 
-def judged(bars: pd.DataFrame, policy: str, seed: int, draws: int) -> str:
+def print_row(label, counts):
+    total = sum(counts.values())
+    print(label, *(f"{counts[outcome] / total:>24.1%}" for outcome in OUTCOMES), flush=True)
+
+
+def judged(bars, policy, seed, draws):
     if policy == "coin":
         weights = strategy("random_positions", turnover=0.1, seed=seed)(bars)
     else:
         weights = np.sign(np.diff(bars["close"].to_numpy(), prepend=bars["close"].iloc[0]))
-    order = np.random.default_rng(seed).permutation(len(bars) // BLOCK)
-    blocks = np.concatenate([np.arange(BLOCK * k, BLOCK * (k + 1)) for k in order])
-    targets = {
-        "agent": weights,
-        "hold": strategy("buy_and_hold")(bars),
-        "mix": np.full(len(bars), weights.mean()),
-        "shuffled": np.concatenate([weights[blocks], weights[len(blocks) :]]),
-        "trend": strategy("moving_average")(bars),
-    }
-    returns = {name: statistics.returns_of(simulate(bars, target, fee=0.0).equity) for name, target in targets.items()}
-    agent = returns.pop("agent")
-    return statistics.judge(agent, returns, BARS_PER_YEAR, market="hold", draws=draws, seed=seed).outcome
+    venue = Venue(bars, TradingRules(fee=0.0), (HISTORY, len(bars)))
+    targets = weights[HISTORY:-1, None]
+    effort = Effort(draws=draws, permutations=PERMUTATIONS, seed=seed)
+    return assess(venue, {"seed 0": targets}, [len(targets)], EMPTY, effort=effort).verdict.outcome
+
+
+def trained(options):
+    config, walk = load_config(None, SHORT_TRAINING), WalkforwardConfig(folds=2, seeds=2, jobs=1)
+    settings = ", ".join(SHORT_TRAINING)
+    print(
+        f"\n{TRAINED_AGENTS} agents trained on random walks of 1,500 bars: {walk.folds} folds x {walk.seeds} seeds, {settings}"
+    )
+    counts, start = Counter(), time.process_time()
+    for seed in range(TRAINED_AGENTS):
+        effort = Effort(draws=options.draws, permutations=PERMUTATIONS, seed=seed)
+        with tempfile.TemporaryDirectory() as folder:
+            bars = random_walk(1500, seed=seed)
+            record = walkforward(bars, config, walk, Path(folder), source=f"walk {seed}", effort=effort)
+        counts[record.verdict.outcome] += 1
+    print(" " * 30, *(f"{name:>24}" for name in OUTCOMES))
+    print_row(f"{'random walk':<14}{'trained':<10}{len(record.agent.times):>6}", counts)
+    print(f"  {time.process_time() - start:.0f} s of CPU time")
+
+
+def cores(options, pairs=8):
+    config = load_config(None, ["training.steps=100000"])
+    bars = random_walk(3000, seed=0)
+    walk = WalkforwardConfig(folds=1, seeds=pairs)
+    (fold,) = make_folds(len(bars), 63, longest_lookback(config.features), walk)
+    seconds = {}
+    for jobs in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            todo = [Pair(fold, seed) for seed in range(pairs)]
+            run_pairs(Job(bars, config, walk.warmup, Path(folder)), todo, jobs, lambda *said: None)
+            seconds[jobs] = time.perf_counter() - start
+    both = f"one process {seconds[1]:.1f} s, two {seconds[2]:.1f} s, {seconds[1] / seconds[2]:.2f} times as fast"
+    print(f"\nwalk-forward, {pairs} trainings of {config.training.steps:,} steps: {both}")
+    print("  (wall clock: the machine must have nothing else to do)")
 
 
 if __name__ == "__main__":

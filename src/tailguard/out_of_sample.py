@@ -1,6 +1,5 @@
 """A trained agent on bars that it has not seen: what it decides there, what its critic expects, and what that is worth."""
 
-import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tailguard.evaluate.verdict import VerdictRules
 from tailguard.evaluate.walkforward import Fold
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.run import fingerprint
 from tailguard.training import Market
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
@@ -167,12 +167,3 @@ def provenance(config: Config, bars: pd.DataFrame, seeds: tuple[int, ...], trial
     versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
     date = datetime.now(UTC).date().isoformat()
     return Provenance(dump_config(config), fingerprint(bars), versions, seeds, trials, date)
-
-
-def fingerprint(bars: pd.DataFrame) -> str:
-    """A checksum of times, columns and values: the same bars give the same, wherever they were read from."""
-    digest = hashlib.sha256()
-    digest.update("|".join(map(str, bars.columns)).encode())
-    digest.update(pd.DatetimeIndex(bars.index).as_unit("ns").asi8.tobytes())
-    digest.update(np.ascontiguousarray(bars.to_numpy(dtype=np.float64)).tobytes())
-    return f"sha256:{digest.hexdigest()}"

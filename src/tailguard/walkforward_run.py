@@ -30,8 +30,9 @@ from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.verdict import VerdictRules
 from tailguard.evaluate.walkforward import Fold, WalkforwardConfig, longest_lookback, make_folds
 from tailguard.market.features import build_features
-from tailguard.out_of_sample import Decisions, calibration_of, decide, fingerprint, fold_table, provenance
+from tailguard.out_of_sample import Decisions, calibration_of, decide, fold_table, provenance
 from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.run import fingerprint
 from tailguard.training import Split, build_model, prepare_market
 from tailguard.watching import Progress
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tailguard.evaluate import statistics
-from tailguard.evaluate.statistics import AlphaBeta, Difference, Edge, Evidence, Interval, VerdictRules
+from tailguard.evaluate.statistics import AlphaBeta, Difference, Edge, Evidence, Interval, Timing, VerdictRules
 from tailguard.market import simulate
 from tailguard.market.baselines import strategy
 from tailguard.market.synthetic import ar1_returns, random_walk
@@ -63,6 +63,7 @@ def test_everything_passed_is_skill():
             "Not shown to be better than shuffled: Sharpe +0.50 [-0.09, +1.09]",
         ),
         ({"seed_edges": (2.0, -0.5, 0.4, 1.9, -1.0)}, "The 5 training seeds disagree: median lead +0.40"),
+        ({"timing": Timing(0.5, 0.3, 0.0, 0.048)}, "Its timing may be chance: Sharpe +0.50 over its own positions"),
         ({"deflated": None}, "The account never moved: the agent did not trade."),
     ],
 )
@@ -79,6 +80,44 @@ def test_gates_that_open_are_named_too():
     assert verdict.outcome == "evidence of skill"
     assert "Better than shuffled: Sharpe +0.90 [+0.31, +1.49], p = 0.001." in verdict.reasons
     assert "The 3 training seeds agree: median lead +1.10, the middle half from +1.05 to +1.15." in verdict.reasons
+
+
+def test_timing_is_a_gate_that_opens_too():
+    verdict = statistics.decide(evidence(timing=Timing(1.2, 0.3, 0.0, 0.002)))
+    assert verdict.outcome == "evidence of skill"
+    assert (
+        "Its timing is more than chance: Sharpe +1.20 over its own positions permuted in blocks, p = 0.002." in verdict.reasons
+    )
+
+
+def test_timing_counts_the_permutations_that_lead_as_much():
+    """By hand: 99 permuted ratios around 0.5 and an agent that is above all but four of them."""
+    returns = np.random.default_rng(0).normal(0.001, 0.01, 500)
+    own = statistics.sharpe(returns, 252)
+    permuted = np.concatenate([np.full(95, own - 1.0), np.full(4, own + 1.0)])
+    found = statistics.gather_evidence(
+        returns, {"hold": returns[::-1]}, 252, market="hold", permuted_sharpes=permuted, draws=10
+    ).timing
+    mean = own + (4 - 95) / 99
+    assert found.lead == pytest.approx(own - mean)
+    assert found.error == pytest.approx(permuted.std(ddof=1))
+    assert (found.luck, found.p_value) == (0.0, pytest.approx(5 / 100))
+    many = statistics.gather_evidence(
+        returns, {"hold": returns[::-1]}, 252, market="hold", permuted_sharpes=permuted, draws=10, trials=1000
+    ).timing
+    assert many.luck == pytest.approx(statistics.expected_max_sharpe(1000, found.error))
+    noise = permuted - permuted.mean()
+    assert many.p_value == pytest.approx((1 + (noise >= found.lead - many.luck).sum()) / 100)
+    assert many.p_value > found.p_value
+
+
+def test_an_agent_that_never_moves_its_position_has_no_timing():
+    returns = np.random.default_rng(0).normal(0.001, 0.01, 500)
+    own = statistics.sharpe(returns, 252)
+    found = statistics.gather_evidence(
+        returns, {"hold": 0.5 * returns}, 252, market="hold", permuted_sharpes=np.full(9, own), draws=10
+    ).timing
+    assert (found.error, found.p_value) == (0.0, 1.0)
 
 
 def test_a_better_baseline_outranks_skill():

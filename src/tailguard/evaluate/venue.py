@@ -1,13 +1,14 @@
 """Where decisions become accounts: the agent, its seeds and the baselines all trade here, under one accounting."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from tailguard.evaluate.record import Floats, Track
-from tailguard.market.accounting import SimulationResult, simulate
+from tailguard.market.accounting import SimulationResult, bar_array, simulate_bars
 from tailguard.market.baselines import Strategy
 from tailguard.market.data import iterate_symbols, periods_per_year
 from tailguard.market.rules import TradingRules
@@ -38,12 +39,12 @@ class Venue:
         legal = f"first and last-plus-one row inside {len(self.bars)} bars, at least 2 rows"
         require(first >= 0 and first + 2 <= last <= len(self.bars), "span", self.span, legal)
 
-    @property
+    @cached_property
     def times(self) -> pd.DatetimeIndex:
         """``[n]`` of the bars that are earned."""
         return pd.DatetimeIndex(self.bars.index[self.span[0] + 1 : self.span[1]])
 
-    @property
+    @cached_property
     def periods_per_year(self) -> float:
         """Counted over the whole stretch."""
         return periods_per_year(pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]]))
@@ -61,6 +62,10 @@ class Venue:
         changes = closes.pct_change(fill_method=None).iloc[self.span[0] + 1 : self.span[1]]
         return np.asarray(np.nan_to_num(changes.to_numpy(dtype=np.float64)))
 
+    @cached_property
+    def _array(self) -> Floats:
+        return bar_array(self.bars.iloc[self.span[0] : self.span[1]], self.rules)
+
     def trade(self, name: str, targets: ArrayLike) -> Track:
         """The account of somebody who wanted these weights.
 
@@ -73,9 +78,7 @@ class Venue:
         require(wanted.ndim == 2 and len(wanted) == n, "the shape of targets", wanted.shape, f"({n}, assets)")
         # Nothing is earned on a decision at the last close, so none is taken there.
         with_last = np.concatenate([wanted, np.full((1, wanted.shape[1]), np.nan)])
-        settings = self.rules.model_dump(include=set(TradingRules.model_fields))
-        result = simulate(self.bars.iloc[self.span[0] : self.span[1]], with_last, **settings)
-        return self._track(name, result)
+        return self._track(name, simulate_bars(self._array, with_last, self.rules))
 
     def follow(self, name: str, strategy: Strategy) -> Track:
         """The account of a baseline, which buys at the start what it would have held already."""

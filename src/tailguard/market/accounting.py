@@ -150,7 +150,16 @@ def simulate(
     """
     named = {"fee": fee, "slippage": slippage, "fill": fill, "cash": cash, "sizing": sizing}
     checked = build(TradingRules, {"bankruptcy": 0.0, **rules, **named})
-    array = bar_array(bars, checked)
+    return simulate_bars(bar_array(bars, checked), target_weights, checked)
+
+
+def simulate_bars(array: Floats, target_weights: ArrayLike, rules: TradingRules) -> SimulationResult:
+    """As :func:`simulate`, for bars that are laid out already: many accounts on the same bars need that only once.
+
+    :param array: from :func:`bar_array` with rules of the same impact.
+    :param target_weights: ``[T]`` or ``[T, A]``; NaN holds.
+    :param rules: costs, fills and limits.
+    """
     steps, assets = array.shape[:2]
     weights = np.asarray(target_weights, dtype=np.float64)
     targets = weights[:, None] if weights.ndim == 1 else weights
@@ -158,11 +167,11 @@ def simulate(
         raise ValueError(f"target_weights must have the shape {(steps, assets)} of the bars, got {weights.shape}")
     if np.isinf(targets).any():
         raise ValueError("target_weights must be finite, or NaN to hold; got an infinite weight")
-    checked.require_affordable(float(np.nansum(np.abs(targets), axis=1).max(initial=0.0)))
+    rules.require_affordable(float(np.nansum(np.abs(targets), axis=1).max(initial=0.0)))
     history = empty_accounts(steps, assets)
     ruined_at = simulate_account(
-        array, np.ascontiguousarray(targets), checked.fill == "close", TRADE_FIELDS[checked.fill],
-        kernel_rules(checked, assets), checked.cash, history,
+        array, np.ascontiguousarray(targets), rules.fill == "close", TRADE_FIELDS[rules.fill],
+        kernel_rules(rules, assets), rules.cash, history,
     )  # fmt: skip
     units = history[:, UNITS : UNITS + assets]
     exposure = units * array[:, :, MARK] / history[:, EQUITY, None]
