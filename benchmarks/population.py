@@ -2,7 +2,9 @@
 
 The paper's toy (Jaderberg et al. 2017, figure 2): two members, 200 steps, a decision every 10; the best attainable Q is 1.1995,
 with h = (1, 1) at every step. The moving optimum: four members, a hyperparameter whose best value
-crosses the range; the best attainable total is the horizon.
+crosses the range; the best attainable total is the horizon. Agents: see `population_agents.py`.
+
+    python benchmarks/population.py [toys] [search] [throughput] [pause] [spike] [--ray]
 """
 
 import argparse
@@ -58,10 +60,7 @@ def row(name: str, run: Callable[[int], float], seeds: int) -> str:
     return f"| {name} | {median:.4f} | {low:.4f} | {high:.4f} | {ms:.1f} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=200)
-    seeds = parser.parse_args().seeds
+def toys(seeds: int) -> None:
     columns = f"median of {seeds} seeds | 5 % | 95 % | CPU ms per run |\n|---|---|---|---|---|"
     print(f"Paper's toy, best Q\n\n| | {columns}")
     own = {"inherit_hyperparams": False}
@@ -74,6 +73,40 @@ def main() -> None:
     print(f"\nMoving optimum, best total of {MovingOptimum.horizon}\n\n| | {columns}")
     for method in ("none", "perturb", "resample", "both", "pb2"):
         print(row(method, lambda seed, method=method: moving(seed, method), seeds))
+
+
+PARTS = ("toys", "search", "throughput", "pause", "spike")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all if none is named")
+    parser.add_argument("--seeds", type=int, default=200, help="of the toys")
+    parser.add_argument("--agent-seeds", type=int, default=5)
+    parser.add_argument("--horizon", type=int, default=60, help="updates of an agent in the search")
+    parser.add_argument("--only", help="of the search: the ways whose name has this in it")
+    parser.add_argument("--updates", type=int, default=40, help="updates of an interval whose throughput is measured")
+    parser.add_argument("--ray", action="store_true", help="measure Ray, too")
+    args = parser.parse_args()
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"unknown parts {sorted(unknown)}")
+    wanted = set(args.parts or PARTS)
+    if "toys" in wanted:
+        toys(args.seeds)
+    if wanted == {"toys"}:
+        return
+    import population_agents as agents
+
+    if "pause" in wanted:
+        agents.pause()
+    if "throughput" in wanted:
+        agents.idle_round(args.ray)
+        agents.throughput(args.updates, args.ray)
+    if "spike" in wanted:
+        agents.spike(args.agent_seeds)
+    if "search" in wanted:
+        agents.search(args.agent_seeds, args.horizon, args.only)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Populations of trading agents: the same in every engine, resumable, blind to the test, and with a winner that is a run."""
 
-import json
 import math
 import pickle
 import re
@@ -16,9 +15,9 @@ from tailguard.evolve import PopulationRun
 from tailguard.market import random_walk
 from tailguard.market.data import load_source
 from tailguard.market_learner import MarketFactory, blocks, equity_paths, growth, sharpe, with_validation
+from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import read
-from tailguard.population.store import FileStore
 from tailguard.run import Run
 from tailguard.training import Split, build_model, default_split, prepare_market
 from tailguard.training import test as trade
@@ -118,10 +117,28 @@ def test_rows_of_the_test_are_never_seen(straight, data, tmp_path):
             assert other.lineage.read_text() != population.lineage.read_text()
 
 
+def rates(population):
+    """What the command of the guide finds in the log: the copies that were given a learning rate."""
+    lines = (population.folder / "log.txt").read_text().splitlines()
+    found = (re.search(r"Member (\d+): Using NEW learning rate from PBT: (\S+)$", line) for line in lines)
+    return [match.groups() for match in found if match]
+
+
+def test_every_copy_leaves_its_learning_rate_in_the_log(straight):
+    """R079, R086, R087: the line of the guide, once per copy, with the rate of the lineage."""
+    exploits = [event for event in read(straight[0].lineage) if event["event"] == "exploit"]
+    assert rates(straight[0]) == [(str(one["target"]), f"{one['hyperparams']['learning_rate']:.2e}") for one in exploits]
+    guide = (ROOT / "docs" / "populations.md").read_text(encoding="utf-8")
+    assert 'grep "Using NEW learning rate from PBT"' in guide
+    assert 'grep "learning_rate NOT found in hyperparams"' in guide
+
+
 def test_processes_give_the_same_population(straight, data, tmp_path):
+    """The same lineage and weights; and what the members log in their processes stands in the log of the population."""
     other = PopulationRun.create(tmp_path / "processes", load_config(None, TINY), data)
     other.train("process")
     assert_same(straight[0], other)
+    assert rates(other) == rates(straight[0])
 
 
 def test_a_population_that_was_stopped_goes_on_as_if_it_had_not_been(straight, data, tmp_path):
@@ -260,7 +277,7 @@ def test_the_sharpe_ratio_is_per_year(data):
 
 
 def test_every_dial_reads_what_it_was_turned_to(data):
-    factory = factory_of(data)
+    factory = factory_of(data, "training.adversary={epsilon: 0.05, steps: 3}")
     model = build_model(factory.market, factory.config.training)
     dials = ModelDials(model, tuple(DIALS))
     before = dials.read()
@@ -269,8 +286,10 @@ def test_every_dial_reads_what_it_was_turned_to(data):
     assert dials.read() == turned
     assert model.episode_returns.gamma == model.gamma == turned["gamma"]
     assert model._update_settings().policy.clip == turned["clip_range"]
-    assert model._update_settings().policy.entropy == turned["entropy"]
+    assert model._update_settings().policy.entropy == turned["entropy_coef"]
     assert model.kl.config.target == turned["kl_target"]
+    assert model.adversary.perturbation.config is model.adversary.config
+    assert model.adversary.config.epsilon == turned["adversarial_epsilon"]
 
 
 def test_dials_that_do_not_exist_or_must_not_move(data):
@@ -278,6 +297,8 @@ def test_dials_that_do_not_exist_or_must_not_move(data):
     model = build_model(factory.market, factory.config.training)
     with pytest.raises(ValueError, match="hyperparameter"):
         ModelDials(model, ("batch_size",))
+    with pytest.raises(ValueError, match="the model has none"):
+        ModelDials(model, ("adversarial_epsilon",))
     with pytest.raises(ValueError, match="clip_range"):
         ModelDials(model, ("clip_range",)).turn({"gamma": 0.9})
     watching = factory_of(data, "training.risk={objective: cvar, alpha: 0.2}")
@@ -285,11 +306,15 @@ def test_dials_that_do_not_exist_or_must_not_move(data):
         ModelDials(build_model(watching.market, watching.config.training), ("gamma",))
 
 
-def test_the_shipped_population_is_a_configuration():
-    import yaml
-
-    values = yaml.safe_load((ROOT / "configs" / "population_adversarial.yaml").read_text(encoding="utf-8"))
-    assert values["training"]["adversary"]["epsilon"] == 0.05
-    names = {one["name"] for one in values["population"]["hyperparams"]}
-    assert "learning_rate" in names
-    json.dumps(values)
+def test_the_shipped_population_trains_against_an_adversary(tmp_path, data):
+    """PBT and SA-PPO together, from the shipped file, on less data and for less time."""
+    less = ["training.n_envs=2", "training.n_steps=16", "population.population_size=2", "population.intervals=2"]
+    less += ["population.perturbation_interval=1", "training.tensorboard=null", "training.adversary.warmup_updates=0"]
+    config = load_config(ROOT / "configs" / "population_adversarial.yaml", less)
+    assert config.training.adversary["epsilon"] == 0.05
+    population = PopulationRun.create(tmp_path / "run", config, data)
+    model = population.train().trained_model()
+    winner = population.run.info["winner"]["hyperparams"]
+    assert model.adversary.config.epsilon == winner["adversarial_epsilon"]
+    assert model.adversary.config.coefficient == winner["robust_kl_coef"]
+    assert model.entropy.config.initial == winner["entropy_coef"]

@@ -7,7 +7,8 @@ RUN/population/states/        the state of every member, and of the population
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,14 +26,14 @@ from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine
 from tailguard.population.engines.process import ProcessEngine
 from tailguard.population.engines.serial import SerialEngine
+from tailguard.population.files import FileStore
 from tailguard.population.lineage import Lineage
 from tailguard.population.scheduler import Round
-from tailguard.population.store import FileStore
 from tailguard.run import INFO, Run
 from tailguard.training import default_split, prepare_market
 
 logger = logging.getLogger(__name__)
-FOLDER, LINEAGE, STATES, FEATURES = "population", "lineage.jsonl", "states", "features.npy"
+FOLDER, LINEAGE, STATES, FEATURES, LOG = "population", "lineage.jsonl", "states", "features.npy", "log.txt"
 EngineName = Literal["serial", "process", "ray"]
 
 
@@ -150,7 +151,7 @@ class PopulationRun:
             ``s3://bucket/run``.
         """
         torch.set_num_threads(1)
-        with self.run.locked():
+        with self.run.locked(), _logged_to(self.folder / LOG):
             factory = self._factory()
             with self._engine(engine, factory, FileStore(store or self.folder / STATES), address, parallel) as carried_out:
                 self._begin_or_resume(carried_out)
@@ -232,6 +233,23 @@ class PopulationRun:
         winner = {"member": best.member_id, "score": best.performance, "hyperparams": dict(best.hyperparams)}
         _note(self.run, {"trials": self.trials, "winner": winner})
         logger.info("Member %d wins with %s %.6g", best.member_id, self.config.metric_name, best.performance)
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """Append what Tailguard logs meanwhile, from INFO on, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wanted, handler = logging.getLogger("tailguard"), logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = wanted.level
+    wanted.addHandler(handler)
+    wanted.setLevel(min(before or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        wanted.setLevel(before)
+        wanted.removeHandler(handler)
+        handler.close()
 
 
 def _note(run: Run, facts: dict[str, Any]) -> None:

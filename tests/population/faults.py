@@ -1,5 +1,9 @@
-"""Learners to whom things happen, in whatever process they are; and what a population leaves behind."""
+"""Learners to whom things happen, in whatever process they are; and what a population leaves behind.
 
+Nothing here needs PyTorch, so that a process starts in a moment.
+"""
+
+import json
 import math
 import os
 import signal
@@ -10,10 +14,38 @@ from pathlib import Path
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import Lineage
-from tailguard.population.store import FileStore
 from tailguard.population.toys import MovingOptimum
 
 INTERVAL = 10
+
+
+@dataclass(frozen=True)
+class JsonStore:
+    """States as JSON in a folder."""
+
+    folder: Path
+
+    def write(self, name, state):
+        unfinished = self.folder / f"{name}.{os.getpid()}"
+        unfinished.write_text(json.dumps(state))
+        unfinished.replace(self.folder / f"{name}.json")
+
+    def read(self, name):
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            raise MemberFailed(f"{path} is gone")
+        return json.loads(path.read_text())
+
+    def keep_only(self, names):
+        for path in self.folder.glob("member_*.json"):
+            if path.stem not in names:
+                path.unlink()
+
+    def write_population(self, record):
+        self.write("population", record)
+
+    def read_population(self):
+        return self.read("population") if (self.folder / "population.json").exists() else None
 
 
 class Mortal(MovingOptimum):
@@ -69,14 +101,13 @@ class Fates:
 
 def population(folder, **settings):
     """A scheduler that writes its lineage into the folder, and a store beside it."""
-    config = PBTConfig(
-        **{"population_size": 3, "perturbation_interval": INTERVAL, "seed": 5, **settings}, hyperparams=MovingOptimum.search
-    )
-    return PBTScheduler(config, record=Lineage(folder / "lineage.jsonl")), FileStore(folder / "states")
+    common = {"population_size": 3, "perturbation_interval": INTERVAL, "hyperparams": MovingOptimum.search, "seed": 5}
+    config = PBTConfig(**{**common, **settings})
+    (folder / "states").mkdir(parents=True)
+    return PBTScheduler(config, record=Lineage(folder / "lineage.jsonl")), JsonStore(folder / "states")
 
 
 def left_behind(folder):
     """The lineage and every state that was kept."""
-    store = FileStore(folder / "states")
-    states = {path.stem: store.read(path.stem) for path in sorted((folder / "states").glob("*.safetensors"))}
+    states = {path.stem: json.loads(path.read_text()) for path in sorted((folder / "states").glob("member_*.json"))}
     return (folder / "lineage.jsonl").read_text(), states

@@ -7,9 +7,10 @@ import pytest
 
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.serial import SerialEngine
+from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import replay
-from tailguard.population.store import FileStore
+from tailguard.population.seat import Train
 from tailguard.population.toys import MovingOptimum, PaperToy
 
 ROUNDS, INTERVAL = 20, 10  # 200 steps, as in the paper
@@ -84,6 +85,14 @@ class TestResumption:
         assert second.scheduler.state_dict() == straight.scheduler.state_dict()
         assert [learner.save() for learner in second.learners] == [learner.save() for learner in straight.learners]
         assert straight.scheduler.exploitation_count > 0
+
+    def test_only_states_that_somebody_needs_are_kept(self, tmp_path):
+        engine = moving(store=FileStore(tmp_path))
+        for intervals in range(1, 5):
+            engine.run(intervals)
+            needed = {member.checkpoint_path for member in engine.scheduler.members}
+            assert {path.stem for path in tmp_path.glob("*.safetensors")} == needed
+        assert not list(tmp_path.glob(".*"))
 
     def test_there_must_be_something_to_resume(self, tmp_path):
         with pytest.raises(ValueError, match="no population"):
@@ -231,3 +240,54 @@ class TestFailures:
 
         with pytest.raises(ZeroDivisionError):
             SerialEngine(PBTScheduler(PBTConfig(population_size=2)), Buggy).run(1)
+
+
+class Late:
+    """A crew in which one member's trainings take as many waits as it likes; without a timeout it is waited for."""
+
+    def __init__(self, crew, member_id, waits):
+        self.crew, self.member_id, self.waits, self.held = crew, member_id, waits, None
+
+    def submit(self, member_id, jobs):
+        if member_id == self.member_id and isinstance(jobs[-1], Train):
+            self.held, self.left = jobs, self.waits
+        else:
+            self.crew.submit(member_id, jobs)
+
+    def wait(self, timeout):
+        if self.held is not None:
+            self.left -= 1
+            alone = not self.crew._queue
+            if alone and timeout is not None and self.left > 0:
+                return []
+            if alone or self.left <= 0:
+                jobs, self.held = self.held, None
+                self.crew._queue.appendleft((self.member_id, jobs))  # it arrives now, before whatever is waited for
+        return self.crew.wait(timeout)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("waits", [1, 4, 5, 6, 7, 8, 11])
+def test_nobody_is_forgotten_who_arrives_while_copies_are_made(synchronous, waits):
+    events = []
+    engine = moving(events.append, synchronous=synchronous, ready_percentage=0.5, exploit_method="binary_tournament")
+    engine.crew, engine._patience = Late(engine.crew, 2, waits), 1.0
+    engine.run(4)
+    steps = [member.step for member in engine.scheduler.members]
+    assert [steps[i] for i in (0, 1, 3, 4)] == [40] * 4
+    assert steps[2] == 40 or (synchronous and steps[2] >= 10)
+    assert not engine._busy
+    assert not engine._backlog
+    assert [member.to_dict() for member in replay(events)] == [member.to_dict() for member in engine.scheduler.members]
+
+
+def test_a_synchronous_population_goes_on_without_who_never_comes(caplog):
+    """R084: after the checks that may fail, with the members that there are."""
+    events = []
+    engine = moving(events.append, ready_percentage=1.0, ready_check_max_wait=3)
+    engine.crew, engine._patience = Late(engine.crew, 2, 100), 1.0
+    engine.run(3)
+    assert "PBT deadlock prevention: 3 failed ready checks in a row; going on with 4 ready members" in caplog.text
+    assert [member.step for member in engine.scheduler.members if member.member_id != 2] == [30] * 4
+    rounds = [event["considered"] for event in events if event["event"] == "round"]
+    assert rounds[0] == [0, 1, 3, 4]

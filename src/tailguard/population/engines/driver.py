@@ -130,16 +130,16 @@ class Engine:
         while max(member.step for member in self.scheduler.members) < until:
             self._train_idle(until)
             arrived: dict[int, Answer] = {}
-            while self._busy:
-                settled = self._settled(self._patience)
+            while self._busy or self._backlog:
+                settled = self._next(self._patience)
                 if not settled:
                     break
                 arrived.update(settled)
             for member_id in sorted(arrived):
                 self._report(member_id, arrived[member_id])
             self._decide()
-        while self._busy:  # those for whom nobody waited: their work counts, and the next run decides about it
-            for member_id, answer in self._settled(None):
+        while self._busy or self._backlog:  # for these nobody has waited: their work counts, and the next run decides about it
+            for member_id, answer in self._next(None):
                 self._report(member_id, answer)
                 self._remember()
 
@@ -148,10 +148,14 @@ class Engine:
             self._train_idle(until)
             if not self._busy and not self._backlog:
                 return
-            settled, self._backlog = self._backlog or self._settled(None), []
-            for member_id, answer in settled:
+            for member_id, answer in self._next(None):
                 self._report(member_id, answer)
                 self._decide()
+
+    def _next(self, timeout: float | None) -> list[tuple[int, Answer]]:
+        """Answers that have come already, or else those to come."""
+        settled, self._backlog = self._backlog or self._settled(timeout), []
+        return settled
 
     def _train_idle(self, until: int) -> None:
         waiting = {member_id for member_id, _ in self._backlog}

@@ -2,21 +2,25 @@
 
 import multiprocessing
 import os
+import signal
+import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from logging import LogRecord
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnProcess
 
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
+from tailguard.population.relay import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
-from tailguard.population.seat import Answer, Crashed, Job, Lost, Make, Seat
-from tailguard.population.store import FileStore
+from tailguard.population.seat import Adopt, Answer, Crashed, Job, Lost, Make, Seat
+from tailguard.population.store import Store
 from tailguard.validation import require
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -28,25 +32,26 @@ POLL_SECONDS = 0.5  # between looks at the clock while a time limit runs
 class _Desk:
     """A process and the line to it.
 
-    :param since: when it began what it is doing.
+    :param since: when it began what it is doing; None while it has not.
     """
 
     process: SpawnProcess
     line: Connection
-    since: float = 0.0
+    since: float | None = None
 
 
 class ProcessCrew:
     """Members in processes. They are started afresh, never forked: a fork would copy the threads' locks of its parent.
 
     :param factory: makes learners; it is pickled, so it must be found by its name.
-    :param store: of all members.
+    :param store: of all members; it is pickled, too.
     :param parallel: members that work at the same time; None takes one per core.
-    :param time_limit: seconds for one submission, after which a member counts as hanging and is lost. None: no limit.
+    :param time_limit: seconds for one submission, after which a member counts as hanging and is lost; the start of its process
+        does not count. None: no limit.
     """
 
-    def __init__(self, factory: LearnerFactory, store: FileStore, parallel: int | None, time_limit: float | None) -> None:
-        parallel = len(os.sched_getaffinity(0)) if parallel is None else parallel
+    def __init__(self, factory: LearnerFactory, store: Store, parallel: int | None, time_limit: float | None) -> None:
+        parallel = _cores() if parallel is None else parallel
         require(parallel >= 1, "parallel", parallel, "at least 1")
         require(time_limit is None or time_limit > 0.0, "time_limit", time_limit, "above 0, or None")
         self._factory = factory
@@ -59,9 +64,12 @@ class ProcessCrew:
         self._context = multiprocessing.get_context("spawn")
 
     def submit(self, member_id: int, jobs: Sequence[Job]) -> None:
-        """Queue up until a core is free."""
-        self._queue.append((member_id, jobs))
-        self._feed()
+        """Queue up until a core is free; a copy, which takes no time and is waited for, begins at once."""
+        if isinstance(jobs[-1], Adopt):
+            self._start(member_id, jobs)
+        else:
+            self._queue.append((member_id, jobs))
+            self._feed()
 
     def wait(self, timeout: float | None) -> list[tuple[int, Answer]]:
         """Answers, and losses: a line that breaks, or a member that hangs."""
@@ -69,9 +77,10 @@ class ProcessCrew:
         while True:
             self._feed()
             lines = {self._desks[member_id].line: member_id for member_id in self._running}
-            answers = [(lines[line], self._answer(lines[line])) for line in self._arrived(list(lines), end)]
-            answers += self._hanging()
+            arrived = [(lines[line], self._heard(lines[line])) for line in self._arrived(list(lines), end)]
+            answers = [(member_id, answer) for member_id, answer in arrived if answer is not None]
             self._running.difference_update(member_id for member_id, _ in answers)
+            answers += self._hanging()
             if answers or (end is not None and time.monotonic() >= end):
                 return sorted(answers, key=lambda answer: answer[0])
 
@@ -94,15 +103,17 @@ class ProcessCrew:
 
     def _feed(self) -> None:
         while self._queue and len(self._running) < self._parallel:
-            member_id, jobs = self._queue.popleft()
-            if isinstance(jobs[0], Make):
-                self._seat(member_id)
-            desk = self._desks[member_id]
-            desk.since = time.monotonic()
-            self._running.add(member_id)
-            # One that died while nobody was looking cannot be told; its line says so when it is asked for an answer.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                desk.line.send(list(jobs))
+            self._start(*self._queue.popleft())
+
+    def _start(self, member_id: int, jobs: Sequence[Job]) -> None:
+        if isinstance(jobs[0], Make):
+            self._seat(member_id)
+        desk = self._desks[member_id]
+        desk.since = None
+        self._running.add(member_id)
+        # One that died while nobody was looking cannot be told; its line says so when it is asked for an answer.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            desk.line.send(list(jobs))
 
     def _seat(self, member_id: int) -> None:
         old = self._desks.pop(member_id, None)
@@ -122,22 +133,30 @@ class ProcessCrew:
             left = POLL_SECONDS if left is None else min(left, POLL_SECONDS)
         return [line for line in wait_for(lines, left) if isinstance(line, Connection)]
 
-    def _answer(self, member_id: int) -> Answer:
+    def _heard(self, member_id: int) -> Answer | None:
+        """The answer of a member; None if it says that it begins."""
         desk = self._desks[member_id]
         try:
-            answer: Answer = desk.line.recv()
+            message: tuple[Answer, list[LogRecord]] | None = desk.line.recv()
         except (EOFError, ConnectionResetError):
             desk.process.join()
             return Lost(f"its process ended with exit code {desk.process.exitcode}")
+        if message is None:
+            desk.since = time.monotonic()
+            return None
+        answer, records = message
+        relay(records)
         return answer
 
     def _hanging(self) -> list[tuple[int, Answer]]:
         if self._time_limit is None:
             return []
-        now = time.monotonic()
-        late = [member_id for member_id in self._running if now - self._desks[member_id].since > self._time_limit]
+        begun = {member_id: self._desks[member_id].since for member_id in self._running}
+        end = time.monotonic() - self._time_limit
+        late = [member_id for member_id, since in begun.items() if since is not None and since < end]
         for member_id in late:
             self._desks[member_id].process.kill()
+            self._running.remove(member_id)
         return [(member_id, Lost(f"no answer within {self._time_limit:g} s")) for member_id in late]
 
 
@@ -146,7 +165,7 @@ class ProcessEngine(Engine):
 
     :param scheduler: decides.
     :param factory: makes the learner of a member, in its process; it is pickled, so it must be found by its name.
-    :param store: where states lie; copies go through it.
+    :param store: where states lie, for all processes: usually a :class:`~tailguard.population.files.FileStore`.
     :param parallel: members that train at the same time; None takes one per core.
     :param time_limit: seconds for one interval, after which a member counts as hanging and is made again. None: no limit.
     :param max_losses: see :class:`~tailguard.population.engines.driver.Engine`, as are the rest.
@@ -160,7 +179,7 @@ class ProcessEngine(Engine):
         self,
         scheduler: PBTScheduler,
         factory: LearnerFactory,
-        store: FileStore,
+        store: Store,
         *,
         parallel: int | None = None,
         time_limit: float | None = None,
@@ -172,23 +191,31 @@ class ProcessEngine(Engine):
         super().__init__(scheduler, crew, store, max_losses=max_losses, patience=patience, on_round=on_round)
 
 
-def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: FileStore) -> None:
+def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: Store) -> None:
     """The life of a member's process: it ends when the driver hangs up or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what follows from it
     seat = Seat(member_id, factory, store)
     while True:
         try:
             jobs = line.recv()
-        except (EOFError, ConnectionResetError):
+            line.send(None)
+        except (EOFError, ConnectionResetError, BrokenPipeError):
             return
+        with collected() as records:
+            try:
+                answer: Answer = seat.perform(jobs)
+            except Exception:
+                line.send((Crashed(traceback.format_exc()), records))
+                raise
         try:
-            answer: Answer = seat.perform(jobs)
-        except Exception:
-            line.send(Crashed(traceback.format_exc()))
-            raise
-        try:
-            line.send(answer)
+            line.send((answer, records))
         except BrokenPipeError:
             return
+
+
+def _cores() -> int:
+    """The cores that this process may use, where the system can say."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _end(process: SpawnProcess) -> None:

@@ -8,13 +8,15 @@ import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from logging import LogRecord
+from typing import Any, cast
 
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
+from tailguard.population.relay import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
 from tailguard.population.seat import Adopt, Answer, Crashed, Done, Failed, Job, Lost, Make, Restore, Seat, Train
-from tailguard.population.store import FileStore
+from tailguard.population.store import Store
 from tailguard.validation import require
 
 POLL_SECONDS = 0.5  # between looks at the clock while an actor waits for its place
@@ -43,7 +45,7 @@ class _Desk:
 class _Nearby:
     """The store of an actor: states that came along are taken from the object store, all others from the files."""
 
-    files: FileStore
+    files: Store
     parcels: Mapping[str, Any] = field(default_factory=dict)
     written: Any = None
 
@@ -66,7 +68,7 @@ class _Nearby:
 class _Member:
     """What an actor is."""
 
-    def __init__(self, member_id: int, factory: LearnerFactory, store: FileStore) -> None:
+    def __init__(self, member_id: int, factory: LearnerFactory, store: Store) -> None:
         self._store = _Nearby(store)
         self._seat = Seat(member_id, factory, self._store)
 
@@ -74,10 +76,11 @@ class _Member:
         """The machine that it sits on; the answer comes once it does."""
         return str(_ray().get_runtime_context().get_node_id())
 
-    def perform(self, jobs: Sequence[Job], parcels: Mapping[str, Any]) -> tuple[Done | Failed, Any]:
-        """Do the jobs; the second value is the state after a training."""
+    def perform(self, jobs: Sequence[Job], parcels: Mapping[str, Any]) -> tuple[tuple[Done | Failed, list[LogRecord]], Any]:
+        """Do the jobs; the answer comes with what was logged, the second value is the state after a training."""
         self._store.parcels, self._store.written = parcels, None
-        return self._seat.perform(jobs), self._store.written
+        with collected() as records:
+            return (self._seat.perform(jobs), records), self._store.written
 
 
 class RayCrew:
@@ -89,9 +92,7 @@ class RayCrew:
     :param placement_seconds: how long a member may wait for its resources before it counts as lost.
     """
 
-    def __init__(
-        self, factory: LearnerFactory, store: FileStore, resources: Mapping[str, Any], placement_seconds: float
-    ) -> None:
+    def __init__(self, factory: LearnerFactory, store: Store, resources: Mapping[str, Any], placement_seconds: float) -> None:
         self._ray = _ray()
         self._factory = self._ray.put(factory)  # once per cluster, not once per member
         self._store = store
@@ -157,7 +158,7 @@ class RayCrew:
         desk = self._desks[member_id]
         errors = self._ray.exceptions
         try:
-            answer: Answer = self._ray.get(desk.answer)
+            answer, records = self._ray.get(desk.answer)
         except errors.RayTaskError as error:
             return Crashed(str(error))
         except errors.RayError as error:  # actor, worker, machine, memory or object: there are twenty names for being gone
@@ -166,7 +167,8 @@ class RayCrew:
             return Lost(type(error).__name__)
         if desk.saved_as is not None:
             self._parcels[desk.saved_as] = desk.state
-        return answer
+        relay(records)
+        return cast(Answer, answer)
 
     def _displaced(self) -> list[tuple[int, Answer]]:
         """Members that have waited too long for their resources."""
@@ -188,7 +190,7 @@ class RayEngine(Engine):
 
     :param scheduler: decides.
     :param factory: makes the learner of a member, on its machine.
-    :param store: where states lie, on a file system that all machines reach, such as ``s3://``.
+    :param store: where states lie, for all machines: usually a :class:`~tailguard.population.files.FileStore` on ``s3://``.
     :param resources: options of a member's actor; one core by default. A member holds them as long as it lives, so the
         cluster must have enough for all of them: a fraction of a core lets several members share one.
     :param placement_seconds: how long a member may wait for its resources before it counts as lost.
@@ -203,7 +205,7 @@ class RayEngine(Engine):
         self,
         scheduler: PBTScheduler,
         factory: LearnerFactory,
-        store: FileStore,
+        store: Store,
         *,
         resources: Mapping[str, Any] | None = None,
         placement_seconds: float = 120.0,

@@ -1,0 +1,64 @@
+"""Where states lie: on a disk, on any other file system, and in memory."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from tailguard.population.files import FileStore
+from tailguard.population.learner import MemberFailed
+from tailguard.population.store import MemoryStore
+
+
+@pytest.fixture(params=["memory", "disk", "remote"])
+def store(request, tmp_path):
+    if request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "disk":
+        yield FileStore(tmp_path / "states")
+    else:  # fsspec's file system in memory stands for every one that is not a disk
+        remote = FileStore(f"memory://{tmp_path.name}")
+        yield remote
+        remote._fs.rm(remote._folder, recursive=True)
+
+
+def test_what_was_written_is_read(store):
+    store.write("member_0_step_5", {"a": np.arange(3), "b": [1, None, 2.5]})
+    store.write("member_0_step_5", {"a": np.arange(4), "b": [1, None, 2.5]})
+    state = store.read("member_0_step_5")
+    assert state["a"].tolist() == [0, 1, 2, 3]
+    assert state["b"] == [1, None, 2.5]
+
+
+def test_only_what_is_needed_stays(store):
+    for name in ("a", "b", "c"):
+        store.write(name, {"name": name})
+    store.write_population({"events": 3})
+    store.keep_only({"b"})
+    assert store.read("b") == {"name": "b"}
+    assert store.read_population() == {"events": 3}
+    for name in ("a", "c"):
+        with pytest.raises(MemberFailed):
+            store.read(name)
+
+
+def test_the_population_is_remembered_once(store):
+    assert store.read_population() is None
+    for events in (1, 2):
+        store.write_population({"events": events})
+    assert store.read_population() == {"events": 2}
+
+
+def test_a_damaged_state_is_no_state(tmp_path):
+    store = FileStore(tmp_path)
+    store.write("a", {"x": np.arange(100)})
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
+    with pytest.raises(MemberFailed, match=r"a\.safetensors cannot be read"):
+        store.read("a")
+
+
+def test_another_process_opens_the_same_folder(tmp_path):
+    store = FileStore(tmp_path)
+    store.write("a", {"x": 1})
+    assert pickle.loads(pickle.dumps(store)).read("a") == {"x": 1}
