@@ -35,10 +35,9 @@ LSTM = {"lstm_hidden_size": 64, "net_arch": HEADS}
 SHARED = {**LSTM, "shared_lstm": True}
 
 
-def ours(policy, critic, **policy_kwargs):
-    return DistributionalPPO(
-        policy, WorkEnv(ENVS), n_steps=STEPS, batch_size=1024, n_epochs=4, critic=critic, seed=0, policy_kwargs=policy_kwargs
-    )
+def ours(policy, critic, adversary=None, **policy_kwargs):
+    settings = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 4, "critic": critic, "adversary": adversary, "seed": 0}
+    return DistributionalPPO(policy, WorkEnv(ENVS), **settings, policy_kwargs=policy_kwargs)
 
 
 def theirs(algorithm, policy, **policy_kwargs):
@@ -62,6 +61,13 @@ ENGINES = {
     "JAX PPO, compiled end to end, shared LSTM": lambda: JaxPPO(ENVS, STEPS),
     "JAX PPO, the same with autodiff through its shared LSTM": lambda: JaxPPO(ENVS, STEPS, autodiff=True),
 }
+# With --adversary: state-adversarial training, three gradients per search.
+ADVERSARY = {"epsilon": 0.05, "steps": 3, "warmup_updates": 0}
+ATTACKED = {
+    "Tailguard, separate LSTMs, kernel": lambda: ours("MlpLstmPolicy", SCALAR, ADVERSARY, **LSTM, **KERNEL),
+    "Tailguard, shared LSTM, kernel": lambda: ours("MlpLstmPolicy", SCALAR, ADVERSARY, **SHARED, **KERNEL),
+    "Tailguard, MLP": lambda: ours("MlpPolicy", SCALAR, ADVERSARY, net_arch=DEEP),
+}
 RATIOS = [
     ("Tailguard, separate LSTMs, torch", f"{CONTRIB}, separate LSTMs", ">= 12"),
     ("Tailguard, separate LSTMs, kernel", f"{CONTRIB}, separate LSTMs", ">= 25"),
@@ -70,6 +76,7 @@ RATIOS = [
     ("Tailguard, shared LSTM, kernel", "JAX PPO, compiled end to end, shared LSTM", ""),
     ("Tailguard, separate LSTMs, kernel", "Tailguard, separate LSTMs, kernel, twin critics of 32 quantiles", "<= 1.5"),
     ("Tailguard, MLP", "Stable-Baselines3 PPO, MLP", ">= 1.5"),
+    *((name, f"{name}, adversary", "<= 2.5") for name in ATTACKED),
 ]
 
 
@@ -100,9 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="run the engines whose name contains this")
+    parser.add_argument("--adversary", action="store_true", help="only what state-adversarial training costs")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    engines = {name: make for name, make in ENGINES.items() if options.only in name}
+    attacked = {f"{name}, adversary": make for name, make in ATTACKED.items()}
+    chosen = {name: ENGINES[name] for name in ATTACKED} | attacked if options.adversary else ENGINES
+    engines = {name: make for name, make in chosen.items() if options.only in name}
     if JaxPPO is None:
         print("JAX is not installed: without its rows\n")
         engines = {name: make for name, make in engines.items() if not name.startswith("JAX")}

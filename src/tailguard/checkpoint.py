@@ -27,11 +27,17 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 FORMAT = "tailguard"
-VERSION = 1
+VERSION = 2
 LIBRARIES = ("tailguard", "torch", "numpy", "stable-baselines3", "gymnasium")
 
+
+def _with_normalization(kind: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 kept the statistics of a ``VecNormalize`` only together with environments that know their state."""
+    return tree | {"vec_normalize": None} if kind == "model" else tree
+
+
 # From each old version to the next: functions of the kind and the tree, which return the tree of the next version.
-MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
+MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {1: _with_normalization}
 
 # Marks of what JSON has no word for. A key of the user's that begins like one is refused.
 MARK = "$"

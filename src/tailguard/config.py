@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from tailguard.evaluate.walkforward import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
 from tailguard.market.rules import TradingSettings
+from tailguard.population.config import PopulationConfig
 from tailguard.validation import build
 
 
@@ -32,6 +34,8 @@ class TrainingConfig(BaseModel):
     :param critic: settings of the critics.
     :param optimizer: such as ``{name: adaptive_upgd}``.
     :param vgs: variance gradient scaling; ``{}`` switches it on.
+    :param adversary: training against perturbed observations, such as ``{epsilon: 0.1}``; its ``perturbable`` may name features
+        (``[return_*, rsi]``) and is all that the market says by default, but not the calendar and the account.
     :param tensorboard: folder for TensorBoard; None writes nothing.
     """
 
@@ -52,6 +56,7 @@ class TrainingConfig(BaseModel):
     critic: dict[str, Any] = Field(default_factory=dict)
     optimizer: dict[str, Any] = Field(default_factory=dict)
     vgs: dict[str, Any] | None = None
+    adversary: dict[str, Any] | None = None
     tensorboard: str | None = "artifacts/tensorboard"
 
 
@@ -79,6 +84,8 @@ class Config(BaseModel):
     :param features: what is computed from the bars.
     :param training: how an agent is trained.
     :param checkpoints: how often its training is saved.
+    :param walkforward: folds and seeds of ``tailguard walkforward``.
+    :param population: for ``tailguard population``: what is searched while a population trains; None for all other commands.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,6 +96,8 @@ class Config(BaseModel):
     features: FeatureConfig = Field(default_factory=FeatureConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    walkforward: WalkforwardConfig = Field(default_factory=WalkforwardConfig)
+    population: PopulationConfig | None = None
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:

@@ -1,15 +1,18 @@
 """Where a batch of environments stands, layer by layer, so that a training can go on in the middle of its episodes."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
 
+from tailguard import checkpoint
 from tailguard.vec_env import Stateful
 
 State = dict[str, Any]
+KIND = "normalization"
 
 
 def env_state(env: VecEnv) -> State | None:
@@ -51,6 +54,16 @@ def load_normalization_state(env: VecNormalize, state: Mapping[str, Any]) -> Non
         if np.shape(target.mean) != np.shape(moments["mean"]):
             raise ValueError(f"statistics of shape {np.shape(moments['mean'])} do not fit {np.shape(target.mean)}")
         target.mean, target.var, target.count = moments["mean"].copy(), moments["var"].copy(), moments["count"]
+
+
+def save_normalization(env: VecNormalize, path: str | Path) -> None:
+    """Write the statistics of SB3's wrapper as arrays. (``env.save(path)`` writes SB3's own pickle, for those who want it.)"""
+    checkpoint.save(path, normalization_state(env), kind=KIND)
+
+
+def load_normalization(env: VecNormalize, path: str | Path) -> None:
+    """Take over what :func:`save_normalization` wrote."""
+    load_normalization_state(env, checkpoint.load(path, kind=KIND))
 
 
 def _layers(env: VecEnv) -> list[VecEnv]:

@@ -29,7 +29,7 @@ from tailguard.market.features import FeatureScaler
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.persistence import KIND
 from tailguard.training import Market, Split, build_model, prepare_market
-from tailguard.watching import Journal, Progress, Report, Saving, stopped_by_signals
+from tailguard.watching import Alarm, Journal, Progress, Report, Saving, stopped_by_signals
 
 CONFIG, INFO, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
 
@@ -151,7 +151,7 @@ def train(run: Run, report: Report) -> DistributionalPPO:
         if model.num_timesteps >= steps:
             return model
         saving = Saving(run.checkpoints, run.config.checkpoints)
-        callbacks: list[BaseCallback] = [Progress(report), Journal(run.path / METRICS), saving]
+        callbacks: list[BaseCallback] = [Progress(report), Journal(run.path / METRICS), Alarm(), saving]
         with stopped_by_signals(saving):
             model.learn(steps - model.num_timesteps, callback=callbacks, reset_num_timesteps=False, tb_log_name=run.path.name)
         if saving.stopped:

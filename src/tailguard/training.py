@@ -1,6 +1,7 @@
 """From bars to a market that an agent can learn in, to the agent, and to its first day out of sample."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from stable_baselines3.common.vec_env import VecEnv
@@ -11,7 +12,7 @@ from tailguard.evaluate.backtest import BacktestRow, backtest, row_of
 from tailguard.market.baselines import STRATEGIES, strategy
 from tailguard.market.data import periods_per_year
 from tailguard.market.env import TradingVecEnv
-from tailguard.market.features import FeatureScaler, FeatureSet, build_features
+from tailguard.market.features import FeatureScaler, FeatureSet, build_features, market_columns
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
 
@@ -96,10 +97,21 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
         critic=training.critic,
         optimizer=training.optimizer,
         vgs=training.vgs,
+        adversary=_adversary(training.adversary, market.features.names),
         policy_kwargs=memory,
         seed=training.seed,
         tensorboard_log=training.tensorboard,
     )
+
+
+def _adversary(settings: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """The settings with the columns that it may perturb; the calendar and the account are known for certain."""
+    if settings is None:
+        return None
+    wanted = settings.get("perturbable")
+    if wanted is not None and all(isinstance(column, int) for column in wanted):
+        return settings
+    return settings | {"perturbable": market_columns(names, wanted)}
 
 
 def test(model: DistributionalPPO, market: Market, config: Config) -> list[BacktestRow]:

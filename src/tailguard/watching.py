@@ -1,6 +1,7 @@
 """What happens beside a training: its figures are written down, its state is saved, and signals end it in good order."""
 
 import json
+import logging
 import math
 import os
 import signal
@@ -18,7 +19,9 @@ from tailguard.checkpoints import Checkpoints
 from tailguard.config import CheckpointConfig
 from tailguard.ppo.persistence import Persistent
 
+logger = logging.getLogger(__name__)
 Report = Callable[[int, str], None]
+PATIENCE = 5
 # Figures that say how long something took differ from run to run and are for the terminal and TensorBoard only.
 OF_THE_CLOCK = ("time/", "profile/")
 
@@ -82,6 +85,22 @@ class Journal(BetweenUpdates):
             file.flush()
             os.fsync(file.fileno())
         self.written = self.num_timesteps
+
+
+class Alarm(BetweenUpdates):
+    """Say so when a warning does not go away: one update may be an accident, :data:`PATIENCE` in a row are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streaks: dict[str, int] = {}
+
+    def between_updates(self) -> None:
+        """Count, and tell once per streak."""
+        present = [name for name in self.logger.name_to_value if name.startswith("warn/")]
+        self.streaks = {name: self.streaks.get(name, 0) + 1 for name in present}
+        for name, length in self.streaks.items():
+            if length == PATIENCE:
+                logger.warning("%s in %d updates in a row, at step %d: see docs/metrics.md", name, length, self.num_timesteps)
 
 
 class Saving(BetweenUpdates):

@@ -43,6 +43,7 @@ SETTINGS = {
     "plain": {},
     "vgs": VGS,
     "dial": {"risk": {"objective": "cvar", "alpha": (0.1, 0.9)}, "critic": {"ev_reserve": True}},
+    "adversary": {"adversary": {"epsilon": 0.1, "warmup_updates": 1}},
     "constrained": {"risk": {"objective": "constrained", "alpha": 0.2, "limit": 1e6, "multiplier_rate": 1e3}, "gamma": 1.0},
 }
 
@@ -50,7 +51,7 @@ SETTINGS = {
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_every_logged_key_is_explained(policy, settings):
-    names = re.findall(r"`([a-z]+/[^`]+)`", GLOSSARY.read_text(encoding="utf-8"))
+    names = re.findall(r"`([a-z_]+/[^`]+)`", GLOSSARY.read_text(encoding="utf-8"))
     patterns = [re.sub(r"\\\{[a-z]+\\\}", r"[\\w.]+", re.escape(name)) for name in names]
     model = DistributionalPPO(policy, BettingGame(8), n_steps=16, normalize_obs=True, seed=0, **settings)
     keys = logged_by(model, 8 * 16 * 6)

@@ -52,9 +52,8 @@ def save(evaluation: Evaluation, folder: Path) -> Path:
     if evaluation.lineage is not None:
         lines = "".join(json.dumps(entry) + "\n" for entry in evaluation.lineage)
         (folder / "lineage.jsonl").write_text(lines, encoding="utf-8")
-    text = json.dumps(_named(_numbers(evaluation)), indent=2, allow_nan=False) + "\n"
     unfinished = folder / f"{METRICS}.tmp"
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished.write_text(metrics_text(evaluation), encoding="utf-8")
     os.replace(unfinished, folder / METRICS)
     return folder
 
@@ -95,6 +94,11 @@ def load(folder: Path) -> Evaluation:
         attack=_read(attack) if attack.exists() else None,
         lineage=[json.loads(line) for line in lineage.read_text("utf-8").splitlines()] if lineage.exists() else None,
     )
+
+
+def metrics_text(evaluation: Evaluation) -> str:
+    """What `metrics.json` holds: everything that is not a series."""
+    return json.dumps(_named(_numbers(evaluation)), indent=2, allow_nan=False) + "\n"
 
 
 def _numbers(evaluation: Evaluation) -> dict[str, Any]:

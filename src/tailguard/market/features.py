@@ -4,8 +4,9 @@ No column contains a price level: multiplying all prices by a constant changes n
 to and including t, which the tests check by replacing everything after t with garbage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tailguard.market.data import PRICES, iterate_symbols
+from tailguard.validation import require
 
 Floats = NDArray[np.float64]
 Window = Annotated[int, Field(ge=2, le=10_000)]
@@ -267,12 +269,30 @@ def _log_volatility(values: pd.Series) -> pd.Series:
     return _log(values.clip(lower=SMALLEST))
 
 
+def market_columns(names: Sequence[str], wanted: Sequence[str] | None = None) -> tuple[int, ...]:
+    """Where what comes from the market stands in an observation, and can therefore be late, noisy or wrong.
+
+    The calendar is known for certain. So is the account, whose columns follow those of the features and have no names here.
+
+    :param names: of the features, see :class:`FeatureSet`.
+    :param wanted: names, or patterns such as ``return_*``; None is everything but the calendar.
+    :raises ValueError: for a name that no feature has.
+    """
+    if wanted is None:
+        known = {f"{name}_{part}" for name in CALENDAR for part, _ in _WAVES}
+        return tuple(k for k, name in enumerate(names) if name not in known)
+    for pattern in wanted:
+        require(any(fnmatchcase(name, pattern) for name in names), "feature", pattern, f"one of {', '.join(names)}")
+    return tuple(k for k, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in wanted))
+
+
 def _calendar(index: pd.DatetimeIndex) -> pd.DataFrame:
     hour = index.hour + index.minute / 60.0
-    turns = {"hour": hour / 24.0, "weekday": index.day_of_week / 7.0, "yearday": (index.day_of_year - 1) / 366.0}
-    angles = {name: 2.0 * np.pi * np.asarray(turn, dtype=np.float64) for name, turn in turns.items()}
+    turns = (hour / 24.0, index.day_of_week / 7.0, (index.day_of_year - 1) / 366.0)
+    angles = {name: 2.0 * np.pi * np.asarray(turn, dtype=np.float64) for name, turn in zip(CALENDAR, turns, strict=True)}
     columns = {f"{name}_{part}": wave(angle) for name, angle in angles.items() for part, wave in _WAVES}
     return pd.DataFrame(columns, index=index)
 
 
+CALENDAR = ("hour", "weekday", "yearday")
 _WAVES = (("sin", np.sin), ("cos", np.cos))

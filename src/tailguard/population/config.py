@@ -143,3 +143,24 @@ class PBTConfig(BaseModel):
         ranged = any(hyperparam.values is None for hyperparam in self.hyperparams)
         require(ranged or self.explore_method != "pb2", "explore_method", "pb2", "used with at least one range")
         return self
+
+
+class PopulationConfig(PBTConfig):
+    """A population of trading agents: all of :class:`PBTConfig`, and how long it trains and what it is scored on.
+
+    ``perturbation_interval`` counts updates: each is ``n_steps`` steps of every account.
+
+    :param intervals: that every member trains. A population that decides 20 times and more can follow a schedule.
+    :param validation_share: share of the training rows, at their end, that members are scored on and not trained on. The rows
+        of the test are never touched.
+    :param validation_blocks: parts of these rows that are traded and scored each by itself; the t-test needs 2, better 10.
+    :param score: of a block: ``growth``, its log growth after costs, or ``sharpe``, per year.
+    :param cpus_per_member: cores that a member holds on a Ray cluster; a fraction lets members share one.
+    """
+
+    intervals: PositiveInt = 20
+    validation_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.25
+    validation_blocks: Annotated[int, Field(ge=1)] = 8
+    score: Literal["growth", "sharpe"] = "growth"
+    cpus_per_member: PositiveFloat = 1.0
+    metric_name: str = "validation score"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
@@ -44,6 +45,8 @@ from tailguard.ppo.surrogate import Coefficients
 from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State, wipe
 from tailguard.ppo.update import KL, LOSSES, Update, UpdateSettings, require_fitting
+from tailguard.robust.schedule import horizon
+from tailguard.robust.settings import SAPPOConfig
 from tailguard.running_return import watched
 from tailguard.validation import build, require
 from tailguard.vec_env import GymVectorAdapter, step_with_arrays
@@ -74,6 +77,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
     :param entropy: an :class:`EntropyConfig` or a dict of its fields.
     :param kl: a :class:`KLConfig` or a dict of its fields.
     :param vgs: shorter steps where gradients are noisy: a :class:`VGSConfig` or a dict of its fields. None scales nothing.
+    :param adversary: training against perturbed observations: a :class:`SAPPOConfig` or a dict of its fields. None has none.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
     :param policy_kwargs: ``net_arch``, ``activation_fn``, ``lstm_hidden_size`` and so on, see :class:`DistributionalPolicy`.
     :param seed: of the policy, the environments and the shuffling.
@@ -111,6 +115,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         entropy: EntropyConfig | Mapping[str, Any] | None = None,
         kl: KLConfig | Mapping[str, Any] | None = None,
         vgs: VGSConfig | Mapping[str, Any] | None = None,
+        adversary: SAPPOConfig | Mapping[str, Any] | None = None,
         normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
         policy_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
@@ -138,6 +143,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         self.critic = _settings(CriticConfig, critic)
         self.optimizer = _settings(OptimizerConfig, optimizer)
         self.vgs_config = VGSConfig(enabled=False) if vgs is None else _settings(VGSConfig, vgs)
+        self.adversary_config = None if adversary is None else _settings(SAPPOConfig, adversary)
         self.risk = _settings(RiskConfig, risk)
         if self.risk.watches_return:
             require(gamma > 0.0, "gamma", gamma, "above 0 for an objective that looks at the return of an episode")
@@ -181,7 +187,10 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         self.objective = RiskObjective(self.risk, self.policy.budget)
         self.flat = FlatParameters(self.policy)
         self._setup_optimizer()
-        self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl)
+        # Built even where it will stay idle: impossible settings are refused, and nothing else is different.
+        threat = self.adversary_config
+        self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed())
+        self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl, self.adversary)
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
@@ -345,11 +354,16 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
             self._activate_return_scale_snapshot()
             batch = experience.normalised(self.policy)
         with self.profile.stage("update"):
+            if self.adversary is not None:
+                self.adversary.begin(horizon(self._total_timesteps, self.n_steps, self.n_envs))
             log = self.update.run(batch, self._update_settings(), self.shuffler)
         self._n_updates += log.epochs
         for warning in log.warnings:
             self.logger.record(warning, 1.0)
         self._log_update(log.minibatches, experience, lr)
+        if self.adversary is not None:
+            for name, value in (self.adversary.metrics() | self.adversary.certificate(batch)).items():
+                self.logger.record(name, value)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
             self._adapt_risk(*experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):

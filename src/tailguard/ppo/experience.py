@@ -71,11 +71,20 @@ class Batch(NamedTuple):
         """Parts of `size` sequences or samples each, in order."""
         yield from [self] if size >= self.size else self._deal(torch.arange(self.size), size)
 
+    def take(self, which: Tensor) -> "Batch":
+        """Some of the sequences or samples, in the order of `which`."""
+        tensors = zip(self, self._axes(), strict=True)
+        return Batch(*(tensor.index_select(axis, which) if tensor.numel() else tensor for tensor, axis in tensors))
+
+    def _axes(self) -> tuple[int, ...]:
+        """Along which axis the sequences or samples of each tensor stand."""
+        rank = self.weights.dim()
+        return (rank - 1,) * 5 + (rank,) * 2 + (1,) * 5
+
     def _deal(self, order: Tensor, size: int) -> Iterator["Batch"]:
         """Every tensor is put in order once and cut into contiguous parts: a copy each, instead of one for each part."""
-        parts, rank = self.size // size, self.weights.dim()
-        axes = (rank - 1,) * 5 + (rank,) * 2 + (1,) * 5
-        dealt = (_dealt(tensor, axis, order, parts) for tensor, axis in zip(self, axes, strict=True))
+        parts = self.size // size
+        dealt = (_dealt(tensor, axis, order, parts) for tensor, axis in zip(self, self._axes(), strict=True))
         yield from (Batch(*part) for part in zip(*dealt, strict=True))
 
 

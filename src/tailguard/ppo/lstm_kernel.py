@@ -185,8 +185,10 @@ class _Layer(torch.autograd.Function):
         arrays = (slopes.contiguous(), w_hidden.detach(), blanks, start, gates, cells, squashed, into_hidden, into_cell)
         _backward_compiled(*(tensor.numpy() for tensor in arrays))
         flat, n_inputs = gates.flatten(0, 1), w_input.shape[1]
+        into_inputs = (flat @ w_input).reshape(*gates.shape[:2], n_inputs) if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[4:]):  # an adversary moves inputs; their gradient is all it wants
+            return into_inputs, None, into_hidden, into_cell, None, None, None, None
         into_weights = z[:-1].flatten(0, 1).t() @ flat  # [D + 1 + H, 4 H]
         into_bias = into_weights[n_inputs]
-        into_inputs = (flat @ w_input).reshape(*gates.shape[:2], n_inputs) if ctx.needs_input_grad[0] else None
         into_input_weights, into_hidden_weights = into_weights[:n_inputs].t(), into_weights[n_inputs + 1 :].t()
         return into_inputs, None, into_hidden, into_cell, into_input_weights, into_hidden_weights, into_bias, into_bias

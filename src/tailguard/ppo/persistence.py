@@ -14,11 +14,13 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard import checkpoint
-from tailguard.env_state import env_state, load_env_state
+from tailguard.env_state import env_state, load_env_state, load_normalization_state, normalization_state
 from tailguard.optim.settings import OptimizerConfig
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.blueprint import network_tree, policy_kwargs_of, space_of, space_tree
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropySchedule, KLControl, LearningRate
@@ -66,6 +68,7 @@ class Persistent:
     lr: LearningRate
     objective: RiskObjective
     shuffler: torch.Generator
+    adversary: Adversary | None
     episode_returns: EpisodeReturns
     calibration: Calibration
     optimizer: OptimizerConfig
@@ -88,6 +91,7 @@ class Persistent:
     num_timesteps: int
     ep_info_buffer: Any
     ep_success_buffer: Any
+    _vec_normalize_env: VecNormalize | None
     _stats_window_size: int
     _current_progress_remaining: float
     _last_obs: Any
@@ -133,6 +137,7 @@ class Persistent:
             "counters": {name: getattr(self, name) for name in COUNTERS},
             "n_envs": self.n_envs,
             "shuffler": self.shuffler.get_state(),
+            "adversary": None if self.adversary is None else self.adversary.state_dict(),
             "memory": [*self._actor_state, *self._critic_state],
             "last_obs": self._last_obs,
             "last_episode_starts": self._last_episode_starts,
@@ -164,6 +169,8 @@ class Persistent:
         for name, value in state["counters"].items():
             setattr(self, name, value)
         self.shuffler.set_state(state["shuffler"])
+        if self.adversary is not None and state["adversary"] is not None:
+            self.adversary.load_state_dict(state["adversary"])
         finished, successes = state["episodes"]
         self.ep_info_buffer = deque(finished, maxlen=self._stats_window_size)
         self.ep_success_buffer = deque(successes, maxlen=self._stats_window_size)
@@ -190,6 +197,7 @@ class Persistent:
             "entropy": self.entropy.config.model_dump(),
             "kl": self.kl.config.model_dump(),
             "vgs": self.vgs.config.model_dump(),
+            "adversary": None if self.adversary is None else self.adversary.config.model_dump(mode="json"),
             "normalize_obs": False if self.obs_norm is None else self.obs_norm.model_dump(),
             "policy_kwargs": network_tree(self.policy_kwargs),
             "seed": self.seed,
@@ -205,7 +213,12 @@ class Persistent:
             "spaces": {"observation": space_tree(self.observation_space), "action": space_tree(self.action_space)},
             "agent": self.agent_state(),
             "run": self.run_state(),
+            "vec_normalize": self._normalization(),
         }
+
+    def _normalization(self) -> dict[str, Any] | None:
+        """The statistics of a ``VecNormalize`` that the user brought; part of the agent, since it acts on what they make."""
+        return None if self._vec_normalize_env is None else normalization_state(self._vec_normalize_env)
 
     def save(
         self, path: str | Path | BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
@@ -303,6 +316,8 @@ class Persistent:
             )
             del agent["learning_rate"]
         self.load_agent_state(agent)
+        if self._vec_normalize_env is not None and tree["vec_normalize"] is not None:
+            load_normalization_state(self._vec_normalize_env, tree["vec_normalize"])
         if force_reset:
             self._load_progress(tree["run"])
             if self.env is not None and self.seed is not None and "seed" not in changes:

@@ -38,6 +38,8 @@ BUDGET_REACH = 4.0
 # share of a standard deviation and like a logarithm beyond: asinh(c / (FINE std)), which BUDGET_REACH brings to about 3.
 FINE = 0.02
 FINE_UNIT = 2.0
+# Budgets beyond this are as good as infinite.
+FARTHEST = 1e30
 # A tail that has travelled as float32 is still the level that it was.
 AT_LEVEL = 1e-6
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
@@ -250,9 +252,11 @@ class RiskObjective:
         :param budget: ``[T, B]``, of the state.
         """
         mean, tail = self.weights(columns)
-        plain, limit = atoms.double(), budget.unsqueeze(-1)
-        capped = torch.minimum(plain, limit) - limit.clamp(max=0.0)
-        return (mean * (plain @ masses.double()) + tail * (capped @ masses.double())).to(atoms)
+        # E[min(X, b) - min(b, 0)], subtracted inside: a budget of -10^30 must not swallow X in single precision.
+        limit = budget.clamp(-FARTHEST, FARTHEST).to(atoms).unsqueeze(-1)
+        shift = limit.clamp(max=0.0)
+        capped = torch.minimum(atoms - shift, limit - shift) @ masses
+        return (mean * (atoms @ masses) + tail * capped).to(atoms) if mean else (tail * capped).to(atoms)
 
     def remember(self, values: list[NDArray[np.float64]], alphas: NDArray[np.float64]) -> None:
         """Note the returns of finished episodes: a single number each, or all atoms of a law.

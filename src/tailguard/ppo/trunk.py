@@ -99,6 +99,25 @@ class LstmTrunk(nn.Module):
             parts.append(self._fused(inputs[last + 1 :], blanks[last + 1 :], state)[0])
         return torch.cat(parts), (wanted[0], wanted[1])
 
+    def states_before(self, inputs: Tensor, blanks: Tensor, state: State) -> State:
+        """The state before every row, ``[n_layers, L * B, H]`` twice: each row as the start of a sequence of its own."""
+        if self._kernel_fits(inputs):
+            _, hidden, cells = self._compiled(inputs, blanks, state)
+            parts = [
+                torch.stack(
+                    [torch.cat((first.unsqueeze(0), rows[:-1])).flatten(0, 1) for first, rows in zip(start, after, strict=True)]
+                )
+                for start, after in zip(state, (hidden, cells), strict=True)
+            ]
+            return parts[0], parts[1]
+        before = []
+        for row, blank in zip(inputs, blanks, strict=True):
+            before.append(state)
+            state = self.step(row, state)[1]
+            state = (state[0] * (1.0 - blank), state[1] * (1.0 - blank))
+        hidden_rows, cell_rows = (torch.stack(part, dim=1).flatten(1, 2) for part in zip(*before, strict=True))
+        return hidden_rows, cell_rows
+
     def _kernel_fits(self, inputs: Tensor) -> bool:
         return self.compiled and inputs.dtype == torch.float32 and inputs.device.type == "cpu"
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.controls import KLControl
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
@@ -62,6 +63,7 @@ class Update:
     :param critic: how the critics learn.
     :param vgs: shortens steps where gradients are noisy; disabled, it does nothing.
     :param kl: may stop the update.
+    :param adversary: perturbs observations and adds to the loss what that does to the policy; None where there is none.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Update:
         critic: CriticConfig,
         vgs: VarianceGradientScaler,
         kl: KLControl,
+        adversary: Adversary | None = None,
     ) -> None:
         self.policy, self.flat, self.critic, self.vgs, self.kl = policy, flat, critic, vgs, kl
+        self.adversary = adversary
         self.critic_spans = [flat.span(f"critics.{k}.") for k in range(critic.n_critics)]
 
     def run(self, everything: Batch, settings: UpdateSettings, generator: torch.Generator) -> UpdateLog:
@@ -130,7 +134,9 @@ class Update:
 
     def _loss(self, batch: Batch, total_weight: Tensor, settings: UpdateSettings) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
-        actor_features, critic_features = batch.features(self.policy)
+        adversary = self.adversary if self.adversary is not None and self.adversary.active else None
+        seen = batch if adversary is None else adversary.seen(batch)
+        actor_features, critic_features = seen.features(self.policy)
         share = batch.weights / total_weight
         outputs = self.policy.action_outputs(actor_features)
         policy, measures = policy_loss(
@@ -139,7 +145,10 @@ class Update:
         old_atoms = batch.old_atoms if batch.old_atoms.numel() else None
         errors = self.critic.errors(self.policy.law, self.policy.critic_outputs(critic_features), batch.targets, old_atoms)
         critic = (share * errors).sum() / len(errors)
-        return policy + settings.vf_coef * critic, torch.cat((measures, critic.detach().reshape(1)))
+        loss = policy + settings.vf_coef * critic
+        if adversary is not None:
+            loss = loss + adversary.loss(batch, outputs, share)
+        return loss, torch.cat((measures, critic.detach().reshape(1)))
 
 
 def require_fitting(name: str, size: int, total: int, unit: int) -> None:

@@ -1,0 +1,78 @@
+"""The command line: parse, call, print. Mistakes of the user end with one line and exit code 2."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tailguard import __version__
+from tailguard.cli import markets, populations, runs, verdicts
+from tailguard.cli.terminal import ConfigOption, SetOption
+from tailguard.config import dump_config, load_config
+from tailguard.interruption import Interrupted
+from tailguard.market.data import DataWarning
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+app = typer.Typer(add_completion=False, help="Trading agents that know their own tail risk.")
+app.add_typer(markets.data_app, name="data")
+app.command("backtest")(markets.run_backtest)
+app.command("train")(runs.run_train)
+app.command("resume")(runs.run_resume)
+app.command("evaluate")(verdicts.run_evaluate)
+app.command("walkforward")(verdicts.run_walkforward)
+app.command("attack")(verdicts.run_attack)
+app.command("compare")(verdicts.run_compare)
+app.command("population")(populations.run_population)
+app.command("export")(runs.run_export)
+app.command("act")(runs.run_act)
+
+
+@app.command("config")
+def show_config(config: ConfigOption = None, settings: SetOption = None) -> None:
+    """Print the whole configuration as YAML: the defaults, your file, your overrides."""
+    sys.stdout.write(dump_config(load_config(config, settings or [])))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"tailguard {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Trading agents that know their own tail risk."""
+
+
+def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    return f"warning: {message}\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; the user's mistakes become one line on stderr and exit code 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    warnings.formatwarning = _one_line
+    warnings.simplefilter("always", DataWarning)
+    try:
+        code = app(arguments or ["--help"], standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(f"{error.format_message()} (--help shows what is possible)")
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    except Interrupted as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        sys.exit(INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    sys.exit(USER_ERROR)

@@ -1,0 +1,160 @@
+"""A policy that acts on observations which somebody, or something, has spoilt."""
+
+from typing import Literal, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailguard.ppo.actions import Categorical, Gaussian
+from tailguard.ppo.adversary import values
+from tailguard.ppo.policy import DistributionalPolicy
+from tailguard.ppo.trunk import State, wipe
+from tailguard.robust.attacks import Objective, StatePerturbation, divergence, fear, frozen, toward
+from tailguard.robust.settings import PerturbationConfig
+from tailguard.validation import require
+
+Deliberate = Literal["random", "fgsm", "pgd_kl", "critic", "action"]
+Natural = Literal["stale", "dropped", "noisy"]
+Kind = Literal["clean", "random", "fgsm", "pgd_kl", "critic", "action", "stale", "dropped", "noisy"]
+DELIBERATE: tuple[Deliberate, ...] = get_args(Deliberate)
+NATURAL: tuple[Natural, ...] = get_args(Natural)
+
+
+class AttackedPolicy:
+    """B episodes of a policy, each under its own strength of one kind of perturbation.
+
+    Only what the policy sees is perturbed, never the environment. Memory, where the policy has one, lives on what it saw: the
+    adversary moves the present observation and finds the memory that its earlier moves have left. Moves are made in the units
+    that the networks see.
+
+    Deliberate kinds, whose strength is the radius epsilon: ``random``, uniform in the ball; ``fgsm``, one gradient of the KL
+    between clean and perturbed policy; ``pgd_kl``, many; ``critic``, towards where the critics expect the least; ``action``,
+    towards the action that the policy likes least (Discrete) or the far end of the box. Natural kinds: ``stale``, columns
+    arrive that many steps late; ``dropped``, with that probability columns do not arrive and their last values stay;
+    ``noisy``, Gaussian noise of that standard deviation.
+
+    :param policy: the victim; its modes, gradients and random numbers stay as they are.
+    :param kind: of the perturbation.
+    :param strength: ``[B]``, one for each episode, at least 0.
+    :param config: steps, restarts, norm and columns of the search; its epsilon is not looked at.
+    :param seed: of everything random.
+    """
+
+    def __init__(
+        self, policy: DistributionalPolicy, kind: Kind, strength: NDArray[np.float64], config: PerturbationConfig, seed: int
+    ) -> None:
+        require(kind in get_args(Kind), "kind", kind, f"one of {', '.join(get_args(Kind))}")
+        require(bool((np.asarray(strength) >= 0.0).all()), "strength", strength, "at least 0")
+        whole = kind != "stale" or bool((strength == np.round(strength)).all())
+        require(whole, "strength", strength, "whole steps for stale observations")
+        self.policy, self.kind = policy, kind
+        self.strength = torch.as_tensor(strength, dtype=torch.float32).unsqueeze(-1)  # [B, 1]
+        self.generator = torch.Generator().manual_seed(seed)
+        self.restarts = config.restarts
+        settings = config.model_copy(update={"method": "fgsm" if kind == "fgsm" else "pgd", "keep_best": True, "restarts": 1})
+        self.perturbation = StatePerturbation(settings, policy.own_size, policy.budget.features, self.generator)
+        self.columns = self.perturbation.scale > 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin all episodes."""
+        n = len(self.strength)
+        self.state: State = self.policy.initial_state(n)
+        trunk = self.policy.critic_trunk
+        self.critic_state: State | None = None if trunk is None else trunk.initial_state(n)
+        self.past: list[Tensor] = []
+        self.arrived: Tensor | None = None
+
+    def act(self, obs: NDArray[np.float32], starts: NDArray[np.bool_]) -> NDArray[np.generic]:
+        """The most likely actions for raw observations ``[B, obs_size]``, as the environment wants them.
+
+        :param starts: ``[B]``, where an episode begins.
+        """
+        policy = self.policy
+        with torch.no_grad():
+            self.state = wipe(self.state, starts)
+            inputs = policy.inputs(torch.as_tensor(obs).float())
+            seen = self._natural(inputs, starts) if self.kind in NATURAL else self._deliberate(inputs, starts)
+            outputs, self.state = policy.act(seen, self.state)
+            return policy.distribution.to_env(policy.distribution.mode(outputs).numpy())
+
+    def _deliberate(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Tensor:
+        if self.kind == "clean":
+            return inputs
+        if self.kind == "random":
+            return self.perturbation.random(inputs, self.strength).inputs
+        with frozen(self.policy.parameters()):
+            n = self.restarts
+            objective = self._objective(inputs, starts)
+            found = self.perturbation.attack(inputs.repeat(n, 1), objective, self.strength.repeat(n, 1))
+        gain = cast(Tensor, found.gain).reshape(n, -1)  # [restarts, B]
+        return found.inputs.reshape(n, *inputs.shape)[gain.argmax(0), torch.arange(len(inputs))]
+
+    def _objective(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Objective:
+        policy, n = self.policy, self.restarts
+        if self.kind == "critic":
+            return fear(self._values(inputs, starts))
+        state = _repeated(self.state, n)
+
+        def outputs_of(moved: Tensor) -> Tensor:
+            return policy.act(moved, state)[0]
+
+        clean = outputs_of(inputs.repeat(n, 1))
+        if self.kind == "action":
+            return toward(outputs_of, policy.distribution.log_prob, _unwanted(policy, clean))
+        return divergence(outputs_of, clean, policy.distribution.kl)
+
+    def _values(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Objective:
+        """What the critics expect of moved inputs; memory of their own lives on what is true, which the adversary knows."""
+        policy, n = self.policy, self.restarts
+        if policy.critic_trunk is None:
+            trunk, before = policy.actor_trunk, self.state
+        else:
+            assert self.critic_state is not None
+            trunk, before = policy.critic_trunk, wipe(self.critic_state, starts)
+            self.critic_state = trunk.step(inputs, before)[1]
+        if trunk is None:
+            return lambda moved: values(policy, moved)
+        repeated = _repeated(before, n)
+        return lambda moved: values(policy, trunk.step(moved, repeated)[0])
+
+    def _natural(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Tensor:
+        if self.kind == "noisy":
+            noise = torch.randn(inputs.shape, generator=self.generator)
+            return inputs + self.perturbation.radius(self.strength).to(inputs) * noise
+        begun = torch.as_tensor(starts).unsqueeze(-1)
+        if self.kind == "dropped":
+            late = torch.rand((len(inputs), 1), generator=self.generator) < self.strength
+            fresh = begun | ~late | ~self.columns
+            self.arrived = inputs if self.arrived is None else torch.where(fresh, inputs, self.arrived)
+            return self.arrived
+        # An episode's first observation stands in for those before it.
+        self.past = [torch.where(begun, inputs, old) for old in self.past] + [inputs]
+        self.past = self.past[-1 - int(self.strength.max()) :]
+        steps = (len(self.past) - 1 - self.strength.long()).clamp(min=0)  # [B, 1]
+        old = torch.stack(self.past)[steps.squeeze(-1), torch.arange(len(inputs))]
+        return torch.where(self.columns, old, inputs)
+
+
+def _repeated(state: State, n: int) -> State:
+    if not state[0].numel():
+        return state
+    return state[0].repeat(1, n, 1), state[1].repeat(1, n, 1)
+
+
+def _unwanted(policy: DistributionalPolicy, outputs: Tensor) -> Tensor:
+    """The action that each row likes least: the least likely choices, or the end of the box farther from the mean."""
+    distribution = policy.distribution
+    if isinstance(distribution, Categorical):
+        return distribution.mode(-outputs)
+    assert isinstance(distribution, Gaussian)
+    mean = distribution.mode(outputs)
+    # Before a tanh, or in a box without ends, a unit to the other side points the way.
+    bounded = not distribution.squash and bool(np.isfinite(distribution.low).all() and np.isfinite(distribution.high).all())
+    ends = (
+        (distribution.low, distribution.high) if bounded else (-np.ones_like(distribution.low), np.ones_like(distribution.low))
+    )
+    low, high = (torch.as_tensor(end.reshape(-1)).to(mean) for end in ends)
+    return torch.where(mean > 0.5 * (low + high), low, high)

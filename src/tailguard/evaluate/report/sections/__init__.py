@@ -1,0 +1,1 @@
+"""The sections of the report, one idea each. A section that has nothing to show is None."""

@@ -1,0 +1,146 @@
+"""Between the adversary of robust/, which knows tensors, and the update, which knows policies and batches."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tailguard.ppo.actions import Gaussian
+from tailguard.ppo.experience import Batch
+from tailguard.ppo.policy import DistributionalPolicy
+from tailguard.ppo.trunk import LstmTrunk, State
+from tailguard.robust.attacks import Objective, Perturbed, divergence, fear, frozen
+from tailguard.robust.bounds import certifiable, gaussian_kl_bound, largest_move
+from tailguard.robust.regulariser import RobustRegulariser
+from tailguard.robust.settings import SAPPOConfig
+
+Features = Callable[[Tensor], Tensor]
+# Observations whose bounds are logged: a mean over more would cost time and tell no more.
+CERTIFIED = 512
+
+
+class Adversary(RobustRegulariser):
+    """The adversary of a policy. Observations in a batch are normalised already, so its radius is in normalised units.
+
+    :param policy: under attack.
+    :param config: the settings.
+    :param seed: of the searches.
+    """
+
+    def __init__(self, policy: DistributionalPolicy, config: SAPPOConfig, seed: int) -> None:
+        super().__init__(config, policy.own_size, policy.budget.features, seed)
+        self.policy = policy
+        self._mixed: tuple[Tensor, Perturbed] | None = None
+
+    def seen(self, batch: Batch) -> Batch:
+        """The batch that PPO's own loss looks at: the clean one, or a mixture in which a share of the samples is perturbed."""
+        if self.config.mode == "regularise":
+            return batch
+        which = self.choose(batch.size)
+        part = self._part(batch, which)
+        with torch.no_grad():
+            clean = self._outputs(part)
+        found = self._search(part, clean)
+        self._mixed = which, found
+        return batch._replace(obs=batch.obs.index_copy(batch.weights.dim() - 1, which, found.inputs))
+
+    def loss(self, batch: Batch, outputs: Tensor, share: Tensor) -> Tensor:
+        """What is added to PPO's loss of a part of a minibatch.
+
+        :param batch: the clean one.
+        :param outputs: what the policy says of the batch that :meth:`seen` returned.
+        :param share: each sample's share of the minibatch.
+        """
+        mixed, self._mixed = self._mixed, None
+        which = self.choose(batch.size) if mixed is None else mixed[0]
+        part, axis = self._part(batch, which), share.dim() - 1
+        given = outputs.index_select(axis, which)
+        if mixed is None:
+            clean, found = given, self._search(part, given)
+            perturbed = self.policy.action_outputs(_actor_features(self.policy, part, self.config.memory)(found.inputs))
+        else:
+            clean, found, perturbed = self._outputs(part), mixed[1], given
+        return self.penalty(found, clean, perturbed, self._kl, share, share.index_select(axis, which))
+
+    def certificate(self, batch: Batch) -> dict[str, float]:
+        """Bounds that no perturbation of the present radius can break; empty for policies with memory.
+
+        The bound of the KL is that of a Gaussian whose deviation does not depend on the observation.
+        """
+        policy = self.policy
+        if not self.active or policy.recurrent or not certifiable(policy.actor):
+            return {}
+        with torch.no_grad():
+            some = batch.obs[:: -(-len(batch.obs) // CERTIFIED)]
+            moves = largest_move(policy.actor, some, self.perturbation.radius(self.epsilon).to(some))
+            bounds = {"sa_ppo/certified_move": moves.mean().item()}
+            if isinstance(policy.distribution, Gaussian) and policy.log_std is not None:
+                bounds["sa_ppo/certified_kl"] = gaussian_kl_bound(moves, policy.log_std).mean().item()
+        return bounds
+
+    def _kl(self, clean: Tensor, perturbed: Tensor) -> Tensor:
+        """KL(clean || perturbed), with no gradient in a deviation that is the same everywhere.
+
+        No observation moves it, and the cheapest way to a small KL would be a large one: actions that are all noise.
+        """
+        if self.policy.free_std:
+            clean, perturbed = (
+                torch.cat((mean, std.detach()), -1) for mean, std in (clean.chunk(2, -1), perturbed.chunk(2, -1))
+            )
+        return self.policy.distribution.kl(clean, perturbed)
+
+    def _part(self, batch: Batch, which: Tensor) -> Batch:
+        return batch._replace(targets=torch.empty(0), old_atoms=torch.empty(0)).take(which)
+
+    def _outputs(self, batch: Batch) -> Tensor:
+        return self.policy.action_outputs(_actor_features(self.policy, batch, "whole")(batch.obs))
+
+    def _search(self, batch: Batch, clean: Tensor) -> Perturbed:
+        with frozen(self.policy.parameters()):
+            return self.perturb(batch.obs, self._objective(batch, clean))
+
+    def _objective(self, batch: Batch, clean: Tensor) -> Objective:
+        policy, memory = self.policy, self.config.memory
+        if self.config.objective == "kl":
+            features = _actor_features(policy, batch, memory)
+            each = divergence(lambda inputs: policy.action_outputs(features(inputs)), clean, policy.distribution.kl)
+        else:
+            features = _critic_features(policy, batch, memory)
+            each = fear(lambda inputs: values(policy, features(inputs)))
+        if policy.recurrent and memory == "whole":  # a step's move changes all that follow: sequences are judged as a whole
+            return lambda inputs: (batch.weights * each(inputs)).sum(0)
+        return each
+
+
+def values(policy: DistributionalPolicy, features: Tensor) -> Tensor:
+    """The mean return by all critics together, in their own units, from trunk features ``[..., F]``."""
+    atoms = policy.law.atoms(policy.critic_outputs(features))
+    return (atoms @ policy.law.masses).mean(0)
+
+
+def _actor_features(policy: DistributionalPolicy, batch: Batch, memory: str) -> Features:
+    if policy.actor_trunk is None:
+        return lambda inputs: inputs
+    return _through(policy.actor_trunk, batch, (batch.actor_hidden, batch.actor_cell), memory)
+
+
+def _critic_features(policy: DistributionalPolicy, batch: Batch, memory: str) -> Features:
+    if policy.actor_trunk is None:
+        return lambda inputs: inputs
+    if policy.critic_trunk is None:
+        return _actor_features(policy, batch, memory)
+    return _through(policy.critic_trunk, batch, (batch.critic_hidden, batch.critic_cell), memory)
+
+
+def _through(trunk: LstmTrunk, batch: Batch, start: State, memory: str) -> Features:
+    """What a memory makes of perturbed sequences: of their last step only, or of all their steps."""
+    if memory == "whole":
+        return lambda inputs: trunk.sequence(inputs, batch.blanks, start)
+    with torch.no_grad():
+        before = trunk.states_before(batch.obs, batch.blanks, start)
+
+    def step(inputs: Tensor) -> Tensor:
+        features, _ = trunk.step(inputs.flatten(0, 1), before)
+        return features.reshape(*inputs.shape[:2], -1)
+
+    return step

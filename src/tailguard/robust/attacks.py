@@ -1,0 +1,203 @@
+"""The search for the worst observation within a ball: FGSM and projected gradient ascent.
+
+A move is written as d = e u with the radii e of the features and u in the unit ball of the norm. So one feature's radius, a
+mask (e = 0) and a whole grid of radii are all the same thing, and projection does not know about them. The search takes
+gradients in its inputs and nothing else: no parameter's ``.grad`` is touched, no mode changed, and its random numbers are its
+own.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tailguard.robust.settings import PerturbationConfig
+from tailguard.validation import require
+
+# From inputs [..., D] to what the adversary wants to be large: a number for each sample [...], or for each of the last axes.
+Objective = Callable[[Tensor], Tensor]
+# From inputs to what describes the distribution of actions; and KL(first || second) of two such descriptions.
+Outputs = Callable[[Tensor], Tensor]
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+class Perturbed(NamedTuple):
+    """What a search found.
+
+    :param inputs: ``[..., D]``, the perturbed ones.
+    :param move: ``[..., D]``, how far they were moved.
+    :param gain: the objective there, for each sample or sequence; None where the last point counts and was not evaluated.
+    """
+
+    inputs: Tensor
+    move: Tensor
+    gain: Tensor | None
+
+
+class StatePerturbation:
+    """Moves observations to where an objective is largest, within a ball.
+
+    :param config: the ball and the search.
+    :param size: columns of the environment's own, to which `perturbable` and `feature_scale` refer.
+    :param extra: columns after them that no adversary can reach, such as what the agent has earned.
+    :param generator: of the random starts; on the CPU.
+    """
+
+    def __init__(self, config: PerturbationConfig, size: int, extra: int = 0, generator: torch.Generator | None = None) -> None:
+        self.config = config
+        self.scale = torch.cat((_feature_scale(config, size), torch.zeros(extra, dtype=torch.float64)))
+        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+
+    def radius(self, epsilon: float | Tensor | None = None) -> Tensor:
+        """The radius of every feature, ``[..., D]``, in float64.
+
+        :param epsilon: one number, or one for each sample ``[..., 1]``; None takes that of the settings.
+        """
+        return self.scale * (self.config.epsilon if epsilon is None else epsilon)
+
+    def attack(self, inputs: Tensor, objective: Objective, epsilon: float | Tensor | None = None) -> Perturbed:
+        """The worst inputs that the search finds.
+
+        :param inputs: ``[..., D]``, clean.
+        :param objective: to be made large; it may use parameters, whose gradients are not taken.
+        :param epsilon: as in :meth:`radius`.
+        """
+        require(inputs.shape[-1] == len(self.scale), "inputs", tuple(inputs.shape), f"a shape that ends in {len(self.scale)}")
+        clean = inputs.detach()
+        radius = self.radius(epsilon).to(clean)
+        search = self._fgsm if self.config.method == "fgsm" else self._pgd
+        found = search(clean, radius, objective)
+        for _ in range(self.config.restarts - 1):
+            found = _better(found, search(clean, radius, objective), objective, clean, radius)
+        unit, gain = found
+        move = radius * unit
+        return Perturbed(clean + move, move, gain)
+
+    def random(self, inputs: Tensor, epsilon: float | Tensor | None = None) -> Perturbed:
+        """A move that knows nothing: uniform in the ball (``linf``), or in a random direction (``l2``)."""
+        move = self.radius(epsilon).to(inputs) * self._start(inputs.detach(), True)
+        return Perturbed(inputs.detach() + move, move, None)
+
+    def _start(self, clean: Tensor, random: bool) -> Tensor:
+        if not random:
+            return torch.zeros_like(clean)
+        drawn: Tensor = (2.0 * torch.rand(clean.shape, generator=self.generator) - 1.0).to(clean)
+        if self.config.norm == "linf":
+            return drawn
+        return self._project(drawn * (self.scale > 0.0).to(clean))
+
+    def _pgd(self, clean: Tensor, radius: Tensor, objective: Objective) -> tuple[Tensor, Tensor | None]:
+        config = self.config
+        length = 2.5 / config.steps if config.step_size is None else config.step_size
+        unit = self._start(clean, config.random_start)
+        best, gain = unit, None
+        for _ in range(config.steps):
+            slope, value = _slope(clean, radius, unit, objective)
+            if config.keep_best:
+                best, gain = _keep(best, gain, unit, value)
+            unit = self._project(unit + length * self._direction(slope))
+        if not config.keep_best:
+            return unit, None
+        with torch.no_grad():
+            return _keep(best, gain, unit, objective(clean + radius * unit))
+
+    def _fgsm(self, clean: Tensor, radius: Tensor, objective: Objective) -> tuple[Tensor, Tensor | None]:
+        start = self._start(clean, self.config.random_start)
+        slope, value = _slope(clean, radius, start, objective)
+        unit = self._direction(slope)
+        if not self.config.keep_best:
+            return unit, None
+        with torch.no_grad():
+            return _keep(start, value, unit, objective(clean + radius * unit))
+
+    def _direction(self, slope: Tensor) -> Tensor:
+        """The point of the unit sphere that goes with a gradient, whatever its size."""
+        slope = slope.nan_to_num(nan=0.0)  # infinities become the largest number there is
+        if self.config.norm == "linf":
+            return slope.sign()
+        slope = slope / slope.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)  # squares cannot overflow
+        length: Tensor = slope.norm(dim=-1, keepdim=True)
+        return slope / length.clamp(min=torch.finfo(slope.dtype).tiny)
+
+    def _project(self, unit: Tensor) -> Tensor:
+        if self.config.norm == "linf":
+            return unit.clamp(-1.0, 1.0)
+        length: Tensor = unit.norm(dim=-1, keepdim=True)
+        return unit / length.clamp(min=1.0)
+
+
+def divergence(outputs_of: Outputs, clean_outputs: Tensor, kl: Divergence) -> Objective:
+    """How far the policy moves, KL(clean || perturbed): the attack of maximal action difference (MAD)."""
+    target = clean_outputs.detach()
+    return lambda inputs: kl(target, outputs_of(inputs))
+
+
+def fear(value_of: Outputs) -> Objective:
+    """How bad the critics believe the situation to be: the critic attack."""
+    return lambda inputs: -value_of(inputs)
+
+
+def toward(outputs_of: Outputs, log_prob: Divergence, actions: Tensor) -> Objective:
+    """How likely given actions become: an adversary with a wish of its own."""
+    return lambda inputs: log_prob(outputs_of(inputs), actions)
+
+
+@contextmanager
+def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let the parameters be constants for a while, so that a backward pass does not compute what nobody wants."""
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def _feature_scale(config: PerturbationConfig, size: int) -> Tensor:
+    given = (1.0,) * size if config.feature_scale is None else config.feature_scale
+    scale = torch.tensor(given, dtype=torch.float64)
+    require(
+        len(scale) == size, "feature_scale", config.feature_scale, f"{size} numbers, one for each column of the environment"
+    )
+    if config.perturbable is not None:
+        legal = f"columns below {size}, which are the environment's own"
+        require(max(config.perturbable) < size, "perturbable", config.perturbable, legal)
+        free = torch.zeros_like(scale)
+        free[list(config.perturbable)] = 1.0
+        scale = scale * free
+    return scale
+
+
+def _slope(clean: Tensor, radius: Tensor, unit: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """The gradient of the objective in `unit`, and the objective."""
+    with torch.enable_grad():
+        point = (clean + radius * unit).requires_grad_()
+        value = objective(point)
+        (slope,) = torch.autograd.grad(value.sum(), point)
+    return slope * radius, value.detach()
+
+
+def _keep(best: Tensor, gain: Tensor | None, unit: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The better of two points, for each sample; NaN is worse than everything."""
+    value = value.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    if gain is None:
+        return unit, value
+    better = value > gain
+    return torch.where(better.unsqueeze(-1), unit, best), torch.where(better, value, gain)
+
+
+def _better(
+    first: tuple[Tensor, Tensor | None],
+    second: tuple[Tensor, Tensor | None],
+    objective: Objective,
+    clean: Tensor,
+    radius: Tensor,
+) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        gains = [objective(clean + radius * unit) if gain is None else gain for unit, gain in (first, second)]
+    return _keep(first[0], gains[0], second[0], gains[1])

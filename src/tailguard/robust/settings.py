@@ -1,0 +1,97 @@
+"""Settings: how far observations may be moved, how the worst move is sought, and what training does about it."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class PerturbationConfig(BaseModel):
+    """A threat and the search for its worst case.
+
+    All lengths are in the units that the networks see: standard deviations where observations are normalised.
+
+    :param epsilon: radius of the ball around an observation, at least 0. 0.05 to 0.15 standard deviations are usual.
+    :param steps: gradients that the search takes, at least 1. 3 are enough to train with, take 20 or more to judge an agent.
+    :param step_size: length of a step as a share of the radius; None takes 2.5 / steps, which can cross the ball.
+    :param method: ``pgd`` walks; ``fgsm`` goes straight to the edge along one gradient, whatever `steps` says.
+    :param norm: ``linf`` bounds every feature by itself, ``l2`` the length of the whole move.
+    :param random_start: begin anywhere in the ball. At the observation itself the gradient of a KL is exactly 0, and a search
+        for it that starts there finds nothing.
+    :param restarts: searches of which the best counts, at least 1.
+    :param keep_best: return the best point met and not the last one; costs one more evaluation.
+    :param objective: what the adversary maximises: ``kl``, how far the policy moves (maximal action difference), or ``value``,
+        how bad the critics believe the situation to be.
+    :param memory: what an adversary of a policy with memory may touch. ``step``: the present observation, after a history that
+        arrived intact: single bad bars. ``whole``: every observation since the rollout began, so that memory is spoilt as well:
+        a feed that is wrong for long, and what a deployed agent under lasting attack lives through.
+    :param perturbable: columns that may be moved; None is all that the environment observes. What is known for certain, such as
+        the calendar, own positions and flags, does not belong here.
+    :param feature_scale: a factor of `epsilon` for each column of the environment's; None is 1 everywhere.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    epsilon: NonNegativeFloat = 0.075
+    steps: PositiveInt = 3
+    step_size: PositiveFloat | None = None
+    method: Literal["pgd", "fgsm"] = "pgd"
+    norm: Literal["linf", "l2"] = "linf"
+    random_start: bool = True
+    restarts: PositiveInt = 1
+    keep_best: bool = True
+    objective: Literal["kl", "value"] = "kl"
+    memory: Literal["step", "whole"] = "whole"
+    perturbable: tuple[NonNegativeInt, ...] | None = None
+    feature_scale: tuple[NonNegativeFloat, ...] | None = None
+
+    @model_validator(mode="after")
+    def _something_can_move(self) -> Self:
+        if self.perturbable is not None and (not self.perturbable or len(set(self.perturbable)) != len(self.perturbable)):
+            raise ValueError(f"perturbable must be different columns, at least one; got {list(self.perturbable)}")
+        return self
+
+
+class SAPPOConfig(PerturbationConfig):
+    """State-adversarial PPO (Zhang et al. 2020): training that keeps actions steady under the worst perturbation.
+
+    The search is short and its last point counts, since it is repeated for every minibatch.
+
+    :param enabled: False trains as if there were no adversary, bit for bit. So do `epsilon` 0 and `coefficient` 0.
+    :param mode: ``regularise`` leaves PPO's own loss on clean observations and adds `coefficient` times the mean of
+        KL(policy(clean) || policy(perturbed)) of the same samples. ``mix`` perturbs a share of the samples inside PPO's loss
+        as well, where clean and perturbed ones weigh the same.
+    :param coefficient: weight of that KL, at least 0. 0.1 to 3 are usual: more is steadier and learns more slowly.
+    :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
+        drawn anew each time, and they stand for the others. 0.5 halves what the adversary costs.
+    :param warmup_updates: updates at the start without an adversary, while the policy knows nothing worth protecting.
+    :param schedule: how epsilon goes from `epsilon` at the first update to `epsilon_final` at the last.
+    :param epsilon_final: where it goes; needed unless the schedule is ``constant``.
+    :param schedule_share: share of the training after which it has arrived. 0.75 leaves time to settle.
+    :param max_updates: updates that the schedule counts on; None takes total_timesteps // (n_steps * n_envs).
+    """
+
+    enabled: bool = True
+    mode: Literal["regularise", "mix"] = "regularise"
+    coefficient: NonNegativeFloat = 1.0
+    adversarial_ratio: Share = 0.5
+    warmup_updates: NonNegativeInt = 10
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    epsilon_final: NonNegativeFloat | None = None
+    schedule_share: Share = 1.0
+    max_updates: PositiveInt | None = None
+    keep_best: bool = False
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> Self:
+        if (self.schedule == "constant") != (self.epsilon_final is None):
+            needs = "has none" if self.schedule == "constant" else "needs one"
+            raise ValueError(f"epsilon_final is {self.epsilon_final}, but a {self.schedule} schedule {needs}")
+        return self
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can never change a training."""
+        harmless = self.epsilon == 0.0 and not self.epsilon_final
+        return not self.enabled or harmless or (self.coefficient == 0.0 and self.mode == "regularise")

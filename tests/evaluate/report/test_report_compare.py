@@ -1,0 +1,78 @@
+"""Runs side by side: the same figures as in their own records, whatever they are called."""
+
+from dataclasses import replace
+
+import pytest
+from evaluation_examples import example_evaluation
+from page_reader import Page
+from test_report_page import HOSTILE
+
+from tailguard.evaluate.report import compare, comparison_rows
+from tailguard.evaluate.report.words import with_interval
+
+
+@pytest.fixture(scope="module")
+def records():
+    return [example_evaluation(bars=300, seeds=2, seed=seed, full=False) for seed in range(2)]
+
+
+def with_provenance(record, **changes):
+    return replace(record, provenance=replace(record.provenance, **changes))
+
+
+def test_rows_for_the_terminal(records):
+    rows = comparison_rows(records, ["a", "b"])
+    assert [row["run"] for row in rows] == ["a", "b"]
+    assert len({tuple(row) for row in rows}) == 1
+    for row, record in zip(rows, records, strict=True):
+        assert row["Sharpe ratio"] == with_interval(record.statistics["agent"]["sharpe"])
+        assert row["Return per year"] == with_interval(record.statistics["agent"]["cagr"], "percent")
+        assert row["data"] == record.source
+
+
+def test_page_holds_every_run(records):
+    page = Page(compare(records, ["first", "second"]))
+    assert page.mistakes == []
+    figures = page.data["figures"]
+    assert set(figures) == {"equities", "compare-sharpe", "compare-cagr", "compare-max_drawdown", "compare-cvar_5"}
+    assert [mark["name"] for mark in figures["equities"]["panels"][0]["marks"]] == ["first", "second"]
+    for row, record in zip(figures["compare-sharpe"]["panels"][0]["rows"], records, strict=True):
+        assert (row["value"], row["low"], row["high"]) == tuple(record.statistics["agent"]["sharpe"])
+    ids = [known["id"] for _, known in page.elements if "id" in known]
+    assert len(ids) == len(set(ids))
+
+
+def test_says_what_may_not_be_compared(records):
+    assert "tested on the same bars" in Page(compare(records)).text
+    other = with_provenance(records[1], fingerprint="sha256:other")
+    assert "saw different data" in Page(compare([records[0], other])).text
+    longer = example_evaluation(bars=400, seeds=1, full=False)
+    assert "different stretches" in Page(compare([records[0], longer])).text
+
+
+def test_shows_settings_that_differ_and_no_others(records):
+    first = with_provenance(records[0], config="trading:\n  fee: 0.0005\n  fill: next_open\n")
+    second = with_provenance(records[1], config="trading:\n  fee: 0.001\n  fill: next_open\n  slippage: 0.1\n")
+    text = Page(compare([first, second])).text
+    assert "trading.fee" in text
+    assert "trading.slippage" in text
+    assert "trading.fill" not in text
+
+
+def test_titles_that_repeat_are_numbered(records):
+    assert [row["run"] for row in comparison_rows(records)] == ["An example (1)", "An example (2)"]
+
+
+@pytest.mark.parametrize(
+    ("count", "names", "message"), [(1, None, "at least 2"), (2, ["a"], "one for each"), (2, ["a", "a"], "all different")]
+)
+def test_refuses_what_cannot_be_compared(records, count, names, message):
+    with pytest.raises(ValueError, match=message):
+        compare(records[:count], names)
+
+
+def test_hostile_names_stay_text(records):
+    page = Page(compare(records, [HOSTILE, f"{HOSTILE}2"]))
+    assert page.mistakes == []
+    assert len(page.find("script")) == 2
+    assert page.find("img") == []

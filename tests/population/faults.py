@@ -1,0 +1,82 @@
+"""Learners to whom things happen, in whatever process they are; and what a population leaves behind."""
+
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailguard.population import PBTConfig, PBTScheduler
+from tailguard.population.learner import MemberFailed
+from tailguard.population.lineage import Lineage
+from tailguard.population.store import FileStore
+from tailguard.population.toys import MovingOptimum
+
+INTERVAL = 10
+
+
+class Mortal(MovingOptimum):
+    """A moving optimum that meets its fate when it sets out at a certain age."""
+
+    def __init__(self, member_id, hyperparams, seed, fates):
+        super().__init__(member_id, hyperparams, seed)
+        self.member_id, self.fates, self.broken = member_id, fates, False
+
+    def train(self, steps):
+        self.broken = False
+        self.fates.meet(self)
+        super().train(steps)
+
+    def score(self):
+        return math.nan if self.broken else super().score()
+
+
+@dataclass(frozen=True)
+class Fates:
+    """Makes learners, and says what happens to whom: {(member, age): what}. All happen once, but ``cursed``, always.
+
+    :param folder: where it is remembered, across processes, what has happened already.
+    :param pause: seconds that an interval takes.
+    """
+
+    folder: Path
+    plan: dict[tuple[int, int], str] = field(default_factory=dict)
+    pause: float = 0.0
+
+    def __call__(self, member_id, hyperparams, seed):
+        return Mortal(member_id, hyperparams, seed, self)
+
+    def meet(self, learner):
+        time.sleep(self.pause)
+        what = self.plan.get((learner.member_id, learner.age))
+        if what == "cursed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = self.folder / f"{learner.member_id}-{learner.age}"
+        if what is None or done.exists():
+            return
+        done.touch()
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "hang":
+            time.sleep(1000.0)
+        elif what == "bug":
+            raise ZeroDivisionError("by intent")
+        elif what == "fail":
+            raise MemberFailed("by intent")
+        learner.broken = what == "nan"
+
+
+def population(folder, **settings):
+    """A scheduler that writes its lineage into the folder, and a store beside it."""
+    config = PBTConfig(
+        **{"population_size": 3, "perturbation_interval": INTERVAL, "seed": 5, **settings}, hyperparams=MovingOptimum.search
+    )
+    return PBTScheduler(config, record=Lineage(folder / "lineage.jsonl")), FileStore(folder / "states")
+
+
+def left_behind(folder):
+    """The lineage and every state that was kept."""
+    store = FileStore(folder / "states")
+    states = {path.stem: store.read(path.stem) for path in sorted((folder / "states").glob("*.safetensors"))}
+    return (folder / "lineage.jsonl").read_text(), states
