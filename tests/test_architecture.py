@@ -34,7 +34,17 @@ FORBIDDEN = {
     "population": ("tailguard.ppo", "tailguard.market", "tailguard.evaluate"),
 }
 ENTRANCES = ("tailguard.cli", "tailguard.config", "tailguard.training")
-OPENING = ("cli.py", "config.py", "training.py", "run.py", "watching.py", "evolve.py", "market_learner.py")
+OPENING = (
+    "cli.py",
+    "config.py",
+    "training.py",
+    "run.py",
+    "watching.py",
+    "evolve.py",
+    "market_learner.py",
+    "out_of_sample.py",
+    "walkforward_run.py",
+)
 
 
 def imports(path):
