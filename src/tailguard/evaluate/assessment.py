@@ -186,7 +186,7 @@ def _verdict(
         seed_edges=[_hedged_sharpe(track, market, periods) for track in seeds],
         permuted_sharpes=permuted_sharpes,
         draws=effort.draws,
-        block=resamples.block,  # with the same seed these are the same resamples, and the verdict has the intervals of the table
+        block=resamples.block,  # and the same seed: the same resamples, so the verdict has the intervals of the table
         seed=effort.seed,
     )
 
