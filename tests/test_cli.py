@@ -46,6 +46,14 @@ def own_file(tmp_path_factory):
         (["backtest", "--data", "nasdaq-1d", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["backtest", "--data", "nasdaq-1d", "--format", "pdf"], "'pdf' is not one of"),
         (["config", "--set", "trading.fees=2"], "trading.fees: unknown key; known are band"),
+        (["resume", "nowhere"], "nowhere is not a run"),
+        (["evaluate", "nowhere"], "nowhere is not a run"),
+        (["attack", "nowhere"], "nowhere is not a run"),
+        (["export", "nowhere"], "nowhere is not a run"),
+        (["act", "nowhere"], "nowhere is not a run"),
+        (["compare", "nowhere", "nowhere"], "nowhere/evaluation holds no evaluation"),
+        (["walkforward"], "no data: name a shipped set or a file with --data"),
+        (["population", "--data", "nasdaq-1d"], "population"),
     ],
 )
 def test_mistakes_of_the_user_end_with_one_line_and_exit_code_2(arguments, message):
@@ -100,13 +108,19 @@ def test_backtest_runs_on_a_users_file_and_on_a_portfolio(own_file):
         assert result.stderr == ""
 
 
-def test_train_prints_the_agent_beside_the_baselines(own_file):
+def test_train_prints_the_agent_beside_the_baselines(own_file, tmp_path):
     tiny = ["training.steps=256", "training.n_envs=4", "training.n_steps=32", "training.lstm_hidden_size=8"]
-    overrides = [word for setting in tiny for word in ("--set", setting)]
-    result = run("train", "--data", str(own_file), *overrides, "--format", "csv")
+    overrides = [word for setting in [*tiny, "training.tensorboard=null"] for word in ("--set", setting)]
+    command = ["train", "--data", str(own_file), "--run", str(tmp_path / "run"), *overrides, "--format", "csv"]
+    result = run(*command)
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["strategy"] for row in rows] == ["agent", *STRATEGIES]
-    assert result.stderr == ""
+    assert result.stderr == f"run: {tmp_path / 'run'}\n"
+    again = run("resume", str(tmp_path / "run"), "--format", "csv")
+    assert again.stdout == result.stdout
+    refused = run(*command)
+    assert refused.returncode == 2
+    assert "is not empty: `tailguard resume" in refused.stderr
 
 
 def test_pipes_get_no_colour_and_no_progress():

@@ -27,7 +27,7 @@ BAD_SETTINGS = {
     "features.macd=[26, 12, 9]": "features.macd: macd is (fast, slow, signal) with fast < slow",
     "features.rsi=1": "features.rsi: Input should be greater than or equal to 2",
     "features.clip=0": "features.clip: Input should be greater than 0",
-    "feature.rsi=14": "feature: unknown key; known are data, features, strategies, trading",
+    "feature.rsi=14": "feature: unknown key; known are checkpoints, data, features",
     "trading=5": "trading: Input should be",
     "trading.fee": "must look like section.key=value",
     "=5": "must look like section.key=value",

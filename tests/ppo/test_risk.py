@@ -69,7 +69,7 @@ def test_without_a_cap_the_pay_is_the_reward_and_the_value_the_mean():
     atoms = double([[[[-3.0, 1.0, 8.0]]]])
     masses = double([0.2, 0.3, 0.5])
     assert risk.rewards(double([[-7.0]]), columns).item() == -7.0
-    assert risk.values(atoms, masses, columns, risk.budget.of(columns)).item() == pytest.approx(3.7)
+    assert risk.values(atoms, masses, columns).item() == pytest.approx(3.7)
 
 
 TREE_GAMMA = 0.8
@@ -103,7 +103,7 @@ def test_values_obey_bellmans_equation_in_every_node_of_a_tree(cap, config):
     def value(node, earned, discount):
         values, masses = law_of(node)
         columns = double([[[earned, discount]]])
-        return risk.values(double(values)[None, None, None], double(masses), columns, risk.budget.of(columns)).item()
+        return risk.values(double(values)[None, None, None], double(masses), columns).item()
 
     def check(node, earned, discount):
         nonlocal checked
@@ -388,3 +388,21 @@ def test_impossible_settings_are_refused_by_name(settings_, message):
         RiskConfig(**settings_)
     with pytest.raises(ValueError, match=message):
         build(RiskConfig, settings_)
+
+
+@pytest.mark.parametrize("alpha", [0.2, (0.05, 1.0)])
+@pytest.mark.parametrize("observed", [True, False])
+def test_the_compiled_budget_is_the_budget(alpha, observed):
+    budget = Budget(RiskConfig(objective="cvar", alpha=alpha, observe_return=observed))
+    rng = np.random.default_rng(0)
+    budget.caps.copy_(torch.from_numpy(np.sort(rng.normal(size=len(budget.caps)))))
+    alphas = np.concatenate((np.exp(budget.log_alphas.numpy()), rng.uniform(0.01, 1.0, 200)))
+    columns = np.column_stack((rng.normal(size=len(alphas)), rng.uniform(1e-30, 1.0, len(alphas)), alphas))[:, : budget.columns]
+    columns[0, 1] = 0.0
+    mean, std = torch.tensor(0.3, dtype=torch.float64), torch.tensor(1.7, dtype=torch.float64)
+    tensor = torch.from_numpy(columns.astype(np.float32))
+    if budget.features:
+        torch.testing.assert_close(budget.rows(tensor, mean, std), budget(tensor, mean, std), rtol=1e-5, atol=1e-6)
+    budget.caps.fill_(float("inf"))
+    if budget.features:
+        torch.testing.assert_close(budget.rows(tensor, mean, std), budget(tensor, mean, std), rtol=1e-5, atol=1e-6)

@@ -286,7 +286,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
                 obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
-                outputs, self._actor_state = self.policy.act(self.policy.inputs(obs_tensor), self._actor_state)
+                outputs, self._actor_state = self.policy.act(self.policy.acting_inputs(obs_tensor), self._actor_state)
                 sampled = distribution.sample(outputs)
                 actions = sampled.numpy()
                 clipped_actions = distribution.to_env(actions)

@@ -157,10 +157,10 @@ def prepare(
         returns = advantages + now
         finished = None
         if not objective.neutral:
-            columns = rollout.obs[:-1, :, policy.own_size :]
-            at_steps, at_next = (torch.stack([layout.gather(one, k) for one in atoms]) for k in (0, 1))
-            advantages = _risk_advantages(rollout, objective, critic, columns, at_steps, at_next, policy, gamma, gae_lambda)
-            finished = _finished_returns(rollout, columns, at_next, gamma)
+            columns = raw_obs[..., policy.own_size :]
+            worth = critic.aggregate_values(objective.values(atoms, policy.law.masses, columns))
+            advantages = _risk_advantages(rollout, objective, layout, columns, worth, gamma, gae_lambda)
+            finished = _finished_returns(rollout, layout, columns, atoms, gamma)
         targets = _targets(rollout, atoms, returns, layout, critic, gamma, generator)
         steps = (rollout.actions, rollout.outputs, _standardise(advantages, rollout.weights), rollout.weights)
         old_atoms = torch.stack([layout.gather(one) for one in atoms]) if critic.clip_range is not None else torch.empty(0)
@@ -171,26 +171,18 @@ def prepare(
 
 
 def _risk_advantages(
-    rollout: Rollout,
-    objective: RiskObjective,
-    critic: CriticConfig,
-    columns: Tensor,
-    at_steps: Tensor,
-    at_next: Tensor,
-    policy: DistributionalPolicy,
-    gamma: float,
-    gae_lambda: float,
+    rollout: Rollout, objective: RiskObjective, layout: Strips, columns: Tensor, worth: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
-    """Advantages of the objective, from the laws ``[K, T, B, M]`` of the states before and after each step."""
-    budget = objective.budget.of(columns)
-    next_budget = (budget - rollout.rewards) / gamma
-    now, after = (
-        critic.aggregate_values(objective.values(atoms, policy.law.masses, columns, left))
-        for atoms, left in ((at_steps, budget), (at_next, next_budget))
-    )
-    rewards = objective.rewards(rollout.rewards, columns)
-    advantages = gae(rewards, now, after, rollout.terminated, rollout.truncated, gamma, gae_lambda)
-    return _same_scale(advantages, rollout.weights, columns[..., 2]) if objective.budget.dial else advantages
+    """Advantages of the objective.
+
+    :param columns: ``[L, B, 2 or 3]`` what was appended to the observations, as strips.
+    :param worth: ``[L, B]`` what the objective expects from each of them.
+    """
+    at_steps = layout.gather(columns)
+    rewards = objective.rewards(rollout.rewards, at_steps)
+    ends = (rollout.terminated, rollout.truncated)
+    advantages = gae(rewards, layout.gather(worth), layout.gather(worth, offset=1), *ends, gamma, gae_lambda)
+    return _same_scale(advantages, rollout.weights, at_steps[..., 2]) if objective.budget.dial else advantages
 
 
 def _same_scale(advantages: Tensor, weights: Tensor, alphas: Tensor) -> Tensor:
@@ -202,15 +194,17 @@ def _same_scale(advantages: Tensor, weights: Tensor, alphas: Tensor) -> Tensor:
     return scaled
 
 
-def _finished_returns(rollout: Rollout, columns: Tensor, at_next: Tensor, gamma: float) -> Finished:
+def _finished_returns(rollout: Rollout, layout: Strips, columns: Tensor, atoms: Tensor, gamma: float) -> Finished:
     """The returns of episodes that ended here: a number each, and for those that were cut off all atoms of their law."""
-    ended = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
-    earned, discount = columns[..., 0].double(), columns[..., 1].double()
-    total = (earned + discount * rollout.rewards)[ended]
-    law = at_next.sort(-1).values.mean(0)[ended] * (gamma * discount[ended]).unsqueeze(-1) + total.unsqueeze(-1)
-    cut = (rollout.truncated & ~rollout.terminated)[ended].tolist()
+    step, env = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
+    rows = layout.positions[step, env]
+    last = columns[rows, env].double()  # before the last step
+    earned, discount = last[:, 0], last[:, 1]
+    total = earned + discount * rollout.rewards[step, env]
+    law = atoms[:, rows + 1, env].sort(-1).values.mean(0) * (gamma * discount).unsqueeze(-1) + total.unsqueeze(-1)
+    cut = (rollout.truncated & ~rollout.terminated)[step, env].tolist()
     values = [law[i].numpy() if is_cut else total[i : i + 1].numpy() for i, is_cut in enumerate(cut)]
-    alphas = columns[..., 2][ended].double() if columns.shape[-1] == 3 else torch.ones(len(values))
+    alphas = last[:, 2] if last.shape[-1] == 3 else torch.ones(len(values))
     return values, alphas.numpy()
 
 

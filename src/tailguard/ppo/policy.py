@@ -112,6 +112,14 @@ class DistributionalPolicy(BasePolicy):
         shown = self.budget(obs[..., self.own_size :], scale.mean_snapshot, scale.std_snapshot)
         return torch.cat((own, shown), dim=-1)
 
+    def acting_inputs(self, obs: Tensor) -> Tensor:
+        """The same as :meth:`inputs` for ``[B, obs_size]``, faster where it can be."""
+        if self.budget.features == 0 or obs.device.type != "cpu":
+            return self.inputs(obs)
+        scale = self.return_scale
+        shown = self.budget.rows(obs[:, self.own_size :], scale.mean_snapshot, scale.std_snapshot)
+        return torch.cat((self.normalizer(obs[:, : self.own_size]), shown), dim=1)
+
     def act(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: the outputs that describe the action distribution, and the memory after it.
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from tailguard.ppo.budget_kernel import budget_rows
 from tailguard.ppo.calibration import ENOUGH_EPISODES
 from tailguard.validation import require
 
@@ -167,6 +168,14 @@ class Budget(nn.Module):
             shown.append((2.0 * (columns[..., 2].double().log().clamp(low, high) - low) / (high - low) - 1.0).float())
         return torch.stack(shown, dim=-1)
 
+    def rows(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """The same as :meth:`forward` for ``[B, 2 or 3]`` on the CPU, compiled: for acting, where nothing is differentiated."""
+        shown = np.empty((len(columns), self.features), np.float32)
+        limits = (BUDGET_REACH, FINE, FINE_UNIT, AT_LEVEL)
+        tables = (self.caps.numpy(), self.log_alphas.numpy())
+        budget_rows(columns.numpy(), *tables, mean.item(), std.item(), limits, self.observed, shown)
+        return torch.from_numpy(shown)
+
 
 class Returns:
     """Returns of finished episodes with weights: one for an ended episode, a whole law for one that was cut off.
@@ -245,15 +254,14 @@ class RiskObjective:
         capped = torch.minimum(plain, budget) - budget.clamp(max=0.0)
         return (mean * plain + tail * capped).to(rewards)
 
-    def values(self, atoms: Tensor, masses: Tensor, columns: Tensor, budget: Tensor) -> Tensor:
-        """The value of states ``[K, T, B]`` whose return has the atoms ``[K, T, B, M]``.
+    def values(self, atoms: Tensor, masses: Tensor, columns: Tensor) -> Tensor:
+        """The value of states ``[K, ...]`` whose return has the atoms ``[K, ..., M]``.
 
-        :param columns: ``[T, B, 2 or 3]``, of the step.
-        :param budget: ``[T, B]``, of the state.
+        :param columns: ``[..., 2 or 3]``, what is appended to the observations of these states.
         """
         mean, tail = self.weights(columns)
         # E[min(X, b) - min(b, 0)], subtracted inside: a budget of -10^30 must not swallow X in single precision.
-        limit = budget.clamp(-FARTHEST, FARTHEST).to(atoms).unsqueeze(-1)
+        limit = self.budget.of(columns).clamp(-FARTHEST, FARTHEST).to(atoms).unsqueeze(-1)
         shift = limit.clamp(max=0.0)
         capped = torch.minimum(atoms - shift, limit - shift) @ masses
         return (mean * (atoms @ masses) + tail * capped).to(atoms) if mean else (tail * capped).to(atoms)

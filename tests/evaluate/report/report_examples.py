@@ -66,8 +66,11 @@ def _training(seeds):
 def _attack():
     rows = [
         {"attack": attack, "epsilon": epsilon, "statistic": statistic, "value": start - slope * epsilon * scale,
-         "low": start - 0.5 * scale - slope * epsilon * scale, "high": start + 0.5 * scale - slope * epsilon * scale}
-        for statistic, start, scale in (("sharpe", 0.4, 1.0), ("total_return", 0.2, 0.5))
-        for attack, slope in (("noise", 1.0), ("fgsm", 2.5), ("pgd", 4.0)) for epsilon in (0.0, 0.025, 0.05, 0.1)
+         "low": start - 0.5 * abs(scale) - slope * epsilon * scale, "high": start + 0.5 * abs(scale) - slope * epsilon * scale}
+        for attack, slope, epsilons in (
+            ("clean", 0.0, (0.0,)), ("fgsm", 2.5, (0.05, 0.1)), ("worst", 4.0, (0.05, 0.1)), ("stale", 0.05, (1.0, 3.0))
+        )
+        for epsilon in epsilons
+        for statistic, start, scale in (("cagr", 0.2, 0.5), ("sharpe", 0.4, 1.0), ("max_drawdown", 0.2, -0.3))
     ]  # fmt: skip
     return pd.DataFrame(rows)

@@ -75,7 +75,7 @@ def test_draws_every_chart_without_a_complaint(browser, page, folder, width, nam
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     browser.evaluate(OPEN_ALL)
     browser.evaluate(SETTLED)
-    assert browser.evaluate(f"{CHARTS}.length") == 21
+    assert browser.evaluate(f"{CHARTS}.length") == 23
     assert browser.evaluate(f"{CHARTS}.filter((host) => !host.querySelector('.plot > svg')).length") == 0
     assert browser.evaluate(EMPTY) == []
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -117,6 +117,19 @@ def test_hovering_tells_the_numbers(browser, page):
     assert browser.evaluate("document.querySelectorAll('.tip:not([hidden]), .cursor').length") == 0
     hover(browser, "[data-figure='fold-rows'] .plot > svg", down=0.4)
     assert "seed" in browser.evaluate("document.querySelector('[data-figure=\"fold-rows\"] .tip:not([hidden])').innerText")
+    assert browser.problems == []
+
+
+def test_a_tap_tells_the_numbers_until_the_next_one_elsewhere(browser, page):
+    browser.open(page, 390, 844, phone=True)
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    box = place(browser, "[data-figure='equity'] .plot > svg")
+    for x, y, shown in ((box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, 1), (5, 200, 0)):
+        browser.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        browser.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        browser.evaluate(SETTLED)
+        assert browser.evaluate("document.querySelectorAll('.tip:not([hidden])').length") == shown
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
     assert browser.problems == []
 
 
@@ -211,6 +224,10 @@ def test_prints_with_every_tab_open(browser, page, folder):
     assert (folder / "report.pdf").read_bytes().startswith(b"%PDF")
     assert (folder / "report.pdf").stat().st_size > 100_000
     browser.call("Emulation.setEmulatedMedia", media="print")
+    # A4 less its margins is 680 pixels wide; anything wider would shrink all of the page.
+    browser.call("Emulation.setDeviceMetricsOverride", width=680, height=960, deviceScaleFactor=1, mobile=False)
+    browser.evaluate(SETTLED)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 680
     hidden = browser.evaluate("[...document.querySelectorAll('[role=tabpanel]')].filter(p => !p.offsetHeight).length")
     assert hidden == 0
     assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"

@@ -19,13 +19,13 @@ from tailguard.evaluate.report import write_report
 from tailguard.evaluate.report.report import is_intraday, metrics_csv, report
 from tailguard.evaluate.report.words import say
 
-EVERY_CHART = {
-    "equity", "seed-equity", "leads", "rows-sharpe", "rows-cagr", "rows-max_drawdown", "rows-cvar_5", "position",
-    "distribution",
-    "fan", "calibration", "rolling", "regimes-year", "regimes-volatility", "costs-curve", "fold-rows", "seed-rows", "attack",
-    "lineage", "hyperparameters", "training-curves",
+ATTACKS = {"attack-sharpe", "attack-cagr", "attack-max_drawdown"}
+OPTIONAL = {"leads", "fan", "calibration", "lineage", "hyperparameters"} | ATTACKS
+ALWAYS = {
+    "equity", "seed-equity", "rows-sharpe", "rows-cagr", "rows-max_drawdown", "rows-cvar_5", "position", "distribution",
+    "rolling",
+    "regimes-year", "regimes-volatility", "costs-curve", "fold-rows", "seed-rows", "training-curves",
 }  # fmt: skip
-OPTIONAL = {"leads", "fan", "calibration", "attack", "lineage", "hyperparameters"}
 HOSTILE = '<script>document.title="broken"</script>"\'&<img src=x onerror=alert(1)></script><!--'
 
 
@@ -61,7 +61,7 @@ def test_is_valid_html(page):
 
 def test_every_chart_is_there_with_data_title_and_words(page):
     figures = page.data["figures"]
-    assert set(figures) == EVERY_CHART
+    assert set(figures) == ALWAYS | OPTIONAL
     hosts = [known["data-figure"] for known in page.find("div", class_="chart")]
     assert sorted(hosts) == sorted(figures)
     for name, chart in figures.items():
@@ -127,6 +127,7 @@ def test_names_cannot_break_out(record):
     assert page.find("img") == []
     assert [attributes for attributes, _ in page.scripts] == [attributes for attributes, _ in clean.scripts]
     assert page.scripts[1][1] == clean.scripts[1][1]
+    assert not [known["id"] for _, known in page.elements if re.search(r"[^A-Za-z0-9_-]", known.get("id", ""))]
     assert page.text.count('<script>document.title="broken"</script>') > 5
     assert page.data["figures"]["position"]["panels"][0]["marks"][0]["name"] == HOSTILE
 
@@ -181,7 +182,7 @@ def test_optional_parts_may_be_missing():
     record = example_evaluation(bars=300, seeds=1, full=False)
     page = Page(report(record))
     assert page.mistakes == []
-    assert set(page.data["figures"]) == EVERY_CHART - OPTIONAL - {"seed-equity", "seed-rows"}
+    assert set(page.data["figures"]) == ALWAYS - {"seed-equity", "seed-rows"}
     assert {"attack", "population"} & {known.get("id") for known in page.find("section")} == set()
     assert "Training raised no warning" in page.text
 
@@ -231,7 +232,7 @@ def test_tabs_are_reachable_by_keys(page):
 
 
 def test_scrolling_tables_have_captions_and_can_be_reached(page):
-    regions = page.find("div", class_="scroll")
+    regions = page.find("div", class_="scroll") + page.find("div", class_="scroll screen")
     assert len(regions) == len(page.find("table")) == len(page.find("caption")) > 5
     assert all(region["tabindex"] == "0" and region["aria-label"].endswith(".") for region in regions)
 

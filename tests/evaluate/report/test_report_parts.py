@@ -14,10 +14,12 @@ from report_examples import lineage, rich_evaluation
 
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Figure
+from tailguard.evaluate.report.blocks import charts as all_charts
 from tailguard.evaluate.report.figures import Mark, numbers, seconds
 from tailguard.evaluate.report.lineage import Copy, History, Life, read_lineage
 from tailguard.evaluate.report.markup import Html, join, table, tag
 from tailguard.evaluate.report.report import report
+from tailguard.evaluate.report.sections.attack import attack
 from tailguard.evaluate.report.sections.costs import break_even_multiple
 from tailguard.evaluate.report.sections.tail import mixture_quantiles, tail
 from tailguard.evaluate.report.sections.time import rolling, window_of
@@ -261,3 +263,26 @@ def test_folds_show_the_sharpe_ratio_of_their_own_bars():
     for row, part in zip(rows, np.split(record.agent.returns, 3), strict=True):
         assert row["value"] == pytest.approx(statistics.sharpe(part, 252.0))
     assert [len(row["dots"]) for row in rows] == [6, 6, 6]
+
+
+def test_attacks_start_from_the_agent_left_alone():
+    record = rich_evaluation(bars=200)
+    section = attack(record)
+    assert section.title == "Under attack"
+    assert section.headline == f"Sharpe ratio 0.40 without an attack, {say(0.4 - 4.0 * 0.1)} under the worst"
+    charts = {chart.id: chart for chart in all_charts(section.blocks)}
+    assert list(charts) == ["attack-sharpe", "attack-cagr", "attack-max_drawdown"]
+    for panel, slope in zip(charts["attack-sharpe"].panels, (2.5, 4.0, 0.05), strict=True):
+        line = panel.marks[1]
+        np.testing.assert_allclose(line.columns["y"], 0.4 - slope * np.asarray(line.x))
+        assert line.x[0] == 0.0
+    # Of a drawdown more is worse.
+    assert say(0.2 + 0.3 * 4.0 * 0.1, "percent") in charts["attack-max_drawdown"].summary
+
+
+def test_attacks_that_do_no_harm_are_said_to_do_none():
+    record = rich_evaluation(bars=200)
+    harmless = record.attack.assign(value=0.3, low=0.1, high=0.5)
+    assert attack(replace(record, attack=harmless)).headline == "No attack made the Sharpe ratio worse"
+    single = harmless[harmless["statistic"] == "cagr"]
+    assert len(all_charts(attack(replace(record, attack=single)).blocks)) == 1

@@ -117,7 +117,7 @@ def _equities(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
     best = max(range(len(names)), key=lambda i: float(evaluations[i].agent.equity[-1]))
     title = f"{capital(names[best])} ends highest, at {say(evaluations[best].agent.equity[-1])}"
     chart = Chart("equities", title, f"1 invested became: {ends}.", [panel], "After all costs.", choose=True)
-    return Section("equities", "Money", title, "", [chart])
+    return Section("equities", "Money", "What 1 invested became", "", [chart])
 
 
 def _line(evaluation: Evaluation, name: str, i: int) -> Mark:

@@ -42,11 +42,13 @@ def table(head: list[str], rows: list[list[str]], caption: str, numbers_from: in
     :param caption: what the table shows, in one sentence.
     :param numbers_from: columns from this one on hold numbers and are set to the right.
     """
-    look = [None if i < numbers_from else "number" for i in range(len(head))]
-    top = join(*(tag("th", cell, scope="col", class_=kind) for cell, kind in zip(head, look, strict=True)))
-    body = join(*(tag("tr", *_cells(row, look)) for row in rows))
+    kinds = [None if i < numbers_from else "number" for i in range(len(head))]
+    top = join(*(tag("th", cell, scope="col", class_=kind) for cell, kind in zip(head, kinds, strict=True)))
+    body = join(*(tag("tr", *_cells(row, kinds)) for row in rows))
     inside = join(tag("caption", caption), tag("thead", tag("tr", top)), tag("tbody", body))
-    return tag("div", tag("table", inside), class_="scroll", tabindex=0, role="region", aria_label=caption)
+    # A browser shrinks the whole page to the widest thing on it: paper gets on without tables that no paper can hold.
+    look = "scroll" if len(head) <= MOST_ON_PAPER else "scroll screen"
+    return tag("div", tag("table", inside), class_=look, tabindex=0, role="region", aria_label=caption)
 
 
 def _cells(row: list[str], look: list[str | None]) -> list[Html]:
@@ -60,4 +62,5 @@ def _attribute(name: str, value: Attribute) -> str:
     return f" {name}" if value is True else f' {name}="{html.escape(str(value), quote=True)}"'
 
 
+MOST_ON_PAPER = 10  # columns
 VOID = frozenset({"meta", "link", "br", "hr", "img", "input"})

@@ -15,7 +15,7 @@ from tailguard.evaluate.report.sections.comparison import comparison
 from tailguard.evaluate.report.sections.costs import costs
 from tailguard.evaluate.report.sections.folds import folds
 from tailguard.evaluate.report.sections.money import money
-from tailguard.evaluate.report.sections.overview import overview
+from tailguard.evaluate.report.sections.overview import in_words, overview
 from tailguard.evaluate.report.sections.population import population
 from tailguard.evaluate.report.sections.position import position
 from tailguard.evaluate.report.sections.provenance import provenance
@@ -39,7 +39,7 @@ def write_report(evaluation: Evaluation, path: str | Path) -> Path:
 def report(evaluation: Evaluation) -> str:
     """The report as HTML."""
     sections = [section for section in (make(evaluation) for make in SECTIONS) if section is not None]
-    title = f"{evaluation.title}: {evaluation.verdict.headline}"
+    title = f"{evaluation.title}: {in_words(evaluation, evaluation.verdict.headline)}"
     return page(title, overview(evaluation), sections, _files(evaluation), intraday=is_intraday(evaluation.agent.times))
 
 

@@ -1,6 +1,7 @@
 """Numbers and names as people read them. The charts' own formats (``assets/scales.js``) follow the same rules."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -69,6 +70,11 @@ def with_interval(figure: Figure, kind: Kind = "number") -> str:
 def plain(name: str) -> str:
     """A name as words: ``buy_and_hold`` is buy and hold."""
     return name.replace("_", " ")
+
+
+def slug(name: str) -> str:
+    """A name as part of an id: letters, digits, hyphens and underscores."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)
 
 
 def capital(sentence: str) -> str:

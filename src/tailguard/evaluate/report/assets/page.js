@@ -61,15 +61,22 @@ function startDownloads() {
 function startPrint() {
   const PAPER = 690;
   window.addEventListener("beforeprint", () => {
-    document.documentElement.classList.add("printing");
+    tallness = 0.74;
     for (const figure of FIGURES.values()) figure.draw(figure.spec.columns > 1 ? PAPER / 2 - 16 : PAPER);
   });
   window.addEventListener("afterprint", () => {
-    document.documentElement.classList.remove("printing");
+    tallness = 1;
     for (const figure of FIGURES.values()) {
       figure.width = 0;
       figure.fit();
     }
+  });
+}
+
+// A tap or click beside a chart puts its cursor away.
+function startClearing() {
+  document.addEventListener("pointerdown", (event) => {
+    for (const figure of FIGURES.values()) if (!figure.host.contains(event.target)) figure.clear();
   });
 }
 
@@ -94,4 +101,5 @@ startFigures();
 startDownloads();
 startPrint();
 startContents();
+startClearing();
 document.documentElement.classList.add("ready");

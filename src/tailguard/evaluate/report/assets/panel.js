@@ -1,6 +1,7 @@
 // A panel is one chart with its axes: drawn for the width that it has, read by a cursor that mouse, finger and keys move.
 
 const WIDE = 560; // from here on lines are labelled at their ends; below, the legend above does it
+let tallness = 1; // of all charts; paper has less room than a screen
 const LETTER = 6.3; // width of a small letter, for margins before anything is drawn
 
 function element(name, className, parent, text) {
@@ -104,6 +105,11 @@ function endLabels(panel, group, y, box, edge) {
 
 let clips = 0;
 
+// A finger leaves as soon as it has tapped, but wants to read: the next tap elsewhere clears (page.js).
+function leave(event, reader) {
+  if (event.pointerType !== "touch") reader.clear();
+}
+
 class Panel {
   // `host` is the element, `spec` the data, `figure` hears where the cursor is.
   constructor(host, spec, figure) {
@@ -116,7 +122,7 @@ class Panel {
     this.at = null;
     host.addEventListener("pointermove", (event) => this.follow(event));
     host.addEventListener("pointerdown", (event) => this.follow(event));
-    host.addEventListener("pointerleave", () => figure.clear());
+    host.addEventListener("pointerleave", (event) => leave(event, figure));
     if (spec.x.kind === "time") enableZoom(this);
   }
 
@@ -128,7 +134,7 @@ class Panel {
     if (domain.x[0] === domain.x[1]) domain.x = [domain.x[0] - 0.5, domain.x[1] + 0.5];
     const ends = width >= WIDE ? labelled(spec) : [];
     const right = Math.max(endWidth(ends), width >= WIDE ? this.figure.right : 0);
-    const height = spec.height * (width < WIDE ? Math.max(0.8, Math.min(1, width / WIDE + 0.25)) : 1);
+    const height = spec.height * tallness * (width < WIDE ? Math.max(0.8, Math.min(1, width / WIDE + 0.25)) : 1);
     const foot = spec.hideX ? 8 : spec.x.label ? 42 : 26;
     const left = Math.max(tickWidth(spec, domain.y), this.figure.left);
     this.box = { left, right: width - right, top: 10, bottom: Math.round(height) - foot };

@@ -13,13 +13,13 @@ class Rows {
     this.svg = null;
     host.addEventListener("pointermove", (event) => this.follow(event));
     host.addEventListener("pointerdown", (event) => this.follow(event));
-    host.addEventListener("pointerleave", () => this.hide());
+    host.addEventListener("pointerleave", (event) => leave(event, figure));
   }
 
   draw(width) {
     const { spec } = this;
     const narrow = width < WIDE;
-    const size = narrow ? LOW_ROW : ROW;
+    const size = (narrow ? LOW_ROW : ROW) * tallness;
     const top = 22;
     const height = top + spec.rows.length * size + 30;
     const texts = spec.rows.map((row) => row.text.length);

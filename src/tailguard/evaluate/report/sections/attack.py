@@ -1,15 +1,30 @@
-"""What happens to the agent when somebody tampers with what it sees."""
+"""What happens to the agent when somebody tampers with what it sees, or bars come late, broken or not at all."""
 
 import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.record import Evaluation
-from tailguard.evaluate.report.blocks import Section
+from tailguard.evaluate.report.blocks import Block, Section, Tabs
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel
 from tailguard.evaluate.report.glossary import term
-from tailguard.evaluate.report.words import capital, plain, say
+from tailguard.evaluate.report.words import capital, plain, say, slug
 
-SHORT = ("fgsm", "pgd", "mad")  # names that are abbreviations
+CLEAN = "clean"
+FIRST = "sharpe"  # the statistic that is shown first
+TITLES = {
+    "random": "Random moves",
+    "fgsm": "FGSM",
+    "pgd": "PGD",
+    "pgd_kl": "PGD against the policy",
+    "critic": "Against the critic",
+    "action": "Against the action",
+    "worst": "Worst of the attacks",
+    "stale": "Stale bars",
+    "dropped": "Missing bars",
+    "noisy": "Noisy features",
+}
+DEVIATIONS = "strength, in standard deviations"
+STRENGTHS = {"stale": "delay, in bars", "dropped": "share of bars that is missing"}
 
 
 def attack(evaluation: Evaluation) -> Section | None:
@@ -17,56 +32,60 @@ def attack(evaluation: Evaluation) -> Section | None:
     table = evaluation.attack
     if table is None or not len(table):
         return None
-    panels = [panel for key, rows in table.groupby("statistic", sort=False) for panel in _panels(str(key), rows)]
-    first = str(table["statistic"].iloc[0])
-    kind = term(first).kind
-    rows = table[table["statistic"] == first]
-    worst = rows.iloc[int(rows["value"].argmin())]
-    quiet = rows.iloc[int(rows["epsilon"].argmin())]
-    name = term(first).label
-    change = f"from {say(quiet['value'], kind)} to {say(worst['value'], kind)}"
-    said = f"{change} under {_name(str(worst['attack']))} of strength {worst['epsilon']:g}"
-    chart = Chart(
-        "attack",
-        f"{name} by kind and strength of the attack",
-        f"{name} goes {said}.",
-        panels,
-        "Strength is how far each observed feature may be moved, in its own standard deviations. Shaded: 95% intervals.",
-        columns=min(len(panels), 3),
-    )
+    statistics = sorted(dict.fromkeys(map(str, table["statistic"])), key=lambda name: name != FIRST)
+    charts: dict[str, list[Block]] = {term(name).label: [_chart(name, _of(table, name))] for name in statistics}
     lead = (
         "An attack moves what the agent observes by a little, in the direction that hurts it most; the market stays as it is. "
     )
     lead += "An agent that breaks at once has learnt something brittle."
-    return Section(
-        "attack",
-        "Under attack",
-        f"{name} falls by {say(float(quiet['value'] - worst['value']), kind)} under the strongest attack",
-        lead,
-        [chart],
-    )
+    blocks: list[Block] = [Tabs("attack-tabs", "Which figure", charts)] if len(charts) > 1 else next(iter(charts.values()))
+    return Section("attack", "Under attack", _headline(statistics[0], _of(table, statistics[0])), lead, blocks)
 
 
-def _name(attack: str) -> str:
-    return attack.upper() if attack in SHORT else capital(plain(attack))
+def _of(table: pd.DataFrame, statistic: str) -> pd.DataFrame:
+    return table[table["statistic"] == statistic]
 
 
-def _panels(statistic: str, table: pd.DataFrame) -> list[Panel]:
-    """One panel per attack, all on the same scale."""
+def _ends(statistic: str, rows: pd.DataFrame) -> tuple[float, pd.Series]:
+    """The figure without any attack, and the row with the worst one."""
+    values = rows["value"].to_numpy(dtype=float)
+    worst = np.nanargmax(values) if term(statistic).more_is_better is False else np.nanargmin(values)
+    return float(rows["value"].iloc[int(rows["epsilon"].argmin())]), rows.iloc[int(worst)]
+
+
+def _headline(statistic: str, rows: pd.DataFrame) -> str:
+    clean, worst = _ends(statistic, rows)
     words = term(statistic)
-    reach = table[["value", "low", "high"]].to_numpy(dtype=float)
+    if float(worst["value"]) == clean:
+        return f"No attack made the {words.label} worse"
+    return f"{words.label} {say(clean, words.kind)} without an attack, {say(float(worst['value']), words.kind)} under the worst"
+
+
+def _chart(statistic: str, rows: pd.DataFrame) -> Chart:
+    """One panel per kind, all from the clean agent and on the same scale."""
+    words = term(statistic)
+    reach = rows[["value", "low", "high"]].to_numpy(dtype=float)
     axis = Axis(words.kind, include=(0.0, float(np.nanmin(reach)), float(np.nanmax(reach))))
-    return [
-        _panel(f"{_name(str(name))}: {words.label}", rows.sort_values("epsilon"), axis)
-        for name, rows in table.groupby("attack", sort=False)
-    ]
+    clean = rows[rows["attack"] == CLEAN]
+    kinds = [(str(kind), part) for kind, part in rows.groupby("attack", sort=False) if kind != CLEAN]
+    panels = [_panel(kind, pd.concat([clean, part]).sort_values("epsilon"), axis) for kind, part in kinds]
+    before, worst = _ends(statistic, rows)
+    change = f"from {say(before, words.kind)} to {say(float(worst['value']), words.kind)}"
+    summary = f"{words.label} goes {change} ({_title(str(worst['attack']))}, strength {worst['epsilon']:g})."
+    note = f"{words.meaning} Shaded: 95% intervals. Every panel starts with the agent left alone."
+    title = f"{words.label} by kind and strength of the attack"
+    return Chart(f"attack-{slug(statistic)}", title, summary, panels, note, columns=min(len(panels), 3))
 
 
-def _panel(title: str, rows: pd.DataFrame, axis: Axis) -> Panel:
-    x = rows["epsilon"].to_numpy(dtype=float)
+def _title(kind: str) -> str:
+    return TITLES.get(kind, capital(plain(kind)))
+
+
+def _panel(kind: str, rows: pd.DataFrame, axis: Axis) -> Panel:
+    strength, value, low, high = (rows[name].to_numpy(dtype=float) for name in ("epsilon", "value", "low", "high"))
     marks = [
-        Mark("band", x, {"low": rows["low"].to_numpy(dtype=float), "high": rows["high"].to_numpy(dtype=float)}, "95% interval"),
-        Mark("line", x, {"y": rows["value"].to_numpy(dtype=float)}, "under attack"),
-        Mark("dots", x, {"y": rows["value"].to_numpy(dtype=float)}, ""),
+        Mark("band", strength, {"low": low, "high": high}, "95% interval"),
+        Mark("line", strength, {"y": value}, "under attack"),
+        Mark("dots", strength, {"y": value}),
     ]
-    return Panel(title, marks, Axis("free", label="strength", tip="strength"), axis, 240)
+    return Panel(_title(kind), marks, Axis("free", label=STRENGTHS.get(kind, DEVIATIONS), tip="strength"), axis, 230)

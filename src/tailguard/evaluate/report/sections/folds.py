@@ -1,5 +1,7 @@
 """Folds and seeds: whether the result repeats when the years or the random numbers change."""
 
+import math
+
 import numpy as np
 import pandas as pd
 
@@ -85,9 +87,8 @@ def _seed_chart(evaluation: Evaluation) -> Chart | None:
     )
     summary += f"to {say(spread.high)}; {middle}."
     market = evaluation.statistics[evaluation.market]["sharpe"].value
-    panel = Rows(
-        "Sharpe ratio per year, all folds, with 95% intervals", rows, rules=[Rule(title_of(evaluation.market), x=market)]
-    )
+    rules = [Rule(title_of(evaluation.market), x=market)] if math.isfinite(market) else []
+    panel = Rows("Sharpe ratio per year, all folds, with 95% intervals", rows, rules=rules)
     title = f"Median seed {say(spread.median)}, worst {say(spread.worst)}, best {say(spread.best)}"
     return Chart(
         "seed-rows", title, summary, [panel], capital(f"{middle}: the mean of the middle half of all folds and seeds.")

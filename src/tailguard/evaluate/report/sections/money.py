@@ -66,7 +66,7 @@ def _band(evaluation: Evaluation) -> list[Mark]:
             "band",
             times,
             {"low": bands[0], "high": bands[1]},
-            "agent, 90% of resampled histories",
+            "agent, 90% band",
             "agent",
             options={"keep": True},
         )

@@ -72,16 +72,12 @@ def _card(key: str, figure: Figure, market: Figure | None, market_name: str) -> 
     words = term(key)
     ends = interval(figure, words.kind)
     against = "" if market is None else f"{capital(market_name)}: {say(market.value, words.kind)}"
+    sure = tag("span", "95% interval ", tag("b", ends)) if ends else tag("span", "A count, not an estimate: no interval")
     return tag(
         "div",
         tag("dt", words.label),
         tag("dd", say(figure.value, words.kind), class_="value", data_statistic=key),
-        tag(
-            "dd",
-            _gauge(figure, market),
-            f"95% interval {ends}" if ends else "No interval: it is a count, not an estimate",
-            class_="ends",
-        ),
+        tag("dd", _gauge(figure, market), sure, class_="ends"),
         tag("dd", against, class_="against"),
         tag("dd", words.meaning, class_="meaning"),
     )

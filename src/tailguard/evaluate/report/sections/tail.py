@@ -14,6 +14,7 @@ from tailguard.evaluate.report.words import chance, say
 from tailguard.evaluate.series import Floats
 
 BINS = 41
+REACH = 1.4  # of the histogram, in units of a move that one bar in a hundred exceeds
 SIZE = 0.05  # below this p-value a prediction is called wrong
 FEW = 5.0  # expected exceptions below which their count says little
 Z = 1.96
@@ -59,9 +60,10 @@ def _error(calibration: Calibration) -> str:
 
 def _distribution(evaluation: Evaluation) -> Chart:
     agent, market = evaluation.agent.returns, evaluation.track(evaluation.market).returns
-    reach = float(np.quantile(np.abs(np.concatenate([agent, market])), 0.998)) or 0.01
+    reach = REACH * float(np.quantile(np.abs(agent), 0.99)) or 0.01
     edges = np.linspace(-reach, reach, BINS + 1)
-    own, other = (np.histogram(np.clip(values, -reach, reach), edges)[0] / len(values) for values in (agent, market))
+    own = np.histogram(np.clip(agent, -reach, reach), edges)[0] / len(agent)
+    other = np.histogram(market, edges)[0] / len(market)
     middle = (edges[1:] + edges[:-1]) / 2.0
     figures = evaluation.statistics[evaluation.agent.name]
     worst, worst_market = figures["cvar_5"].value, evaluation.statistics[evaluation.market]["cvar_5"].value
@@ -81,7 +83,11 @@ def _distribution(evaluation: Evaluation) -> Chart:
         [Rule("CVaR 5%", x=worst)],
     )
     title = f"The worst bar in twenty costs {say(-worst, 'percent')} on average"
-    note = f"Returns beyond {say(reach, 'percent')} stand in the outermost bins."
+    beyond, beyond_market = (float((np.abs(values) > reach).mean()) for values in (agent, market))
+    note = (
+        f"{say(beyond, 'percent')} of the agent's returns are beyond {say(reach, 'percent')} and stand in the outermost bins; "
+    )
+    note += f"of those of {name}, {say(beyond_market, 'percent')} are beyond and not shown."
     return Chart("distribution", title, summary, [panel], note)
 
 
@@ -220,4 +226,5 @@ def mixture_quantiles(quantiles: Floats, levels: Floats) -> Floats:
     laws = np.sort(quantiles[chosen], axis=1)
     grid = np.unique(np.quantile(laws, np.linspace(0.0, 1.0, GRID)))
     below = np.mean([np.interp(grid, law, levels, left=0.0, right=1.0) for law in laws], axis=0)
-    return np.interp(levels, below, grid)
+    found: Floats = np.interp(levels, below, grid)
+    return found

@@ -10,7 +10,7 @@ from tailguard.evaluate.report.figures import Axis, Chart, Color, Dot, Mark, Pan
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import TIME, title_of
 from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import capital, duration, plain, say
+from tailguard.evaluate.report.words import capital, duration, plain, say, slug
 from tailguard.evaluate.series import Floats
 
 FEWEST = 40  # bars below which nothing rolls
@@ -123,15 +123,16 @@ def _regimes(evaluation: Evaluation, kind: str) -> Chart:
     what = {"year": "calendar years", "volatility": "kinds of market"}.get(kind, "regimes")
     title = f"Ahead of {name} in {len(ahead)} of {len(chosen)} {what}"
     best, worst = (chosen.iloc[int(pick)] for pick in (chosen["agent_sharpe"].argmax(), chosen["agent_sharpe"].argmin()))
-    summary = f"The agent's Sharpe ratio is highest in {best['regime']} ({say(best['agent_sharpe'])}) and lowest in "
-    summary += f"{worst['regime']} ({say(worst['agent_sharpe'])})."
+    times = "" if kind == "year" else " times"
+    summary = f"The agent's Sharpe ratio is highest in {best['regime']}{times} ({say(best['agent_sharpe'])}) and lowest in "
+    summary += f"{worst['regime']}{times} ({say(worst['agent_sharpe'])})."
     panel = Rows(f"Sharpe ratio per year, agent against {name}", rows)
     note = (
         "Terciles of the market's recent volatility."
         if kind == "volatility"
         else "Parts of years at the ends count as they are."
     )
-    return Chart(f"regimes-{kind}", title, summary, [panel], note)
+    return Chart(f"regimes-{slug(kind)}", title, summary, [panel], note)
 
 
 def _regime_table(evaluation: Evaluation, kind: str) -> Html:
