@@ -45,6 +45,17 @@ OPENING = (
     "training.py",
     "walkforward_run.py",
     "watching.py",
+
+OPENING = (
+    "cli.py",
+    "config.py",
+    "training.py",
+    "run.py",
+    "watching.py",
+    "evolve.py",
+    "market_learner.py",
+    "out_of_sample.py",
+    "walkforward_run.py",
 )
 
 

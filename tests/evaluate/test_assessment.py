@@ -120,6 +120,13 @@ def test_every_figure_comes_from_its_function(skilled):
     assert set(skilled.statistics) == {track.name for track in skilled.tracks}
 
 
+def test_the_verdict_says_what_the_table_says(skilled):
+    sharpe, lead = skilled.statistics["agent"]["sharpe"], skilled.statistics["momentum"]["agent_lead"]
+    text = " ".join(skilled.verdict.reasons)
+    assert f"Sharpe {sharpe.value:.2f} per year [{sharpe.low:.2f}, {sharpe.high:.2f}]" in text
+    assert f"momentum {lead.value:+.2f} [{lead.low:+.2f}, {lead.high:+.2f}]" in text
+
+
 def test_trials_raise_the_bar():
     bars = ar1_returns(1800, rho=0.12, overnight_share=0.0, seed=3)
     once = assessed(bars, momentum)
