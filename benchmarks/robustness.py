@@ -27,6 +27,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tailguard import DistributionalPPO
+from tailguard.app.training import build_model, default_split, prepare_market
 from tailguard.config import load_config
 from tailguard.evaluate.attack import AttackPlan, attack_market
 from tailguard.evaluate.attacked import AttackedPolicy
@@ -34,7 +35,6 @@ from tailguard.market import load_dataset
 from tailguard.ppo.controls import LinearSchedule
 from tailguard.ppo.scaling import ObservationNormalizer
 from tailguard.robust import PerturbationConfig
-from tailguard.training import build_model, default_split, prepare_market
 
 ATTACKS = ("random", "fgsm", "pgd_kl", "critic")
 ALL = (*ATTACKS, "action")

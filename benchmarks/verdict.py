@@ -19,6 +19,7 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 import numpy as np
 import pandas as pd
 
+from tailguard.app.walkforward import Job, Pair, run_pairs, walkforward
 from tailguard.config import load_config
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
@@ -28,7 +29,6 @@ from tailguard.evaluate.walkforward import WalkforwardConfig, longest_lookback, 
 from tailguard.market.baselines import strategy
 from tailguard.market.rules import TradingRules
 from tailguard.market.synthetic import ar1_returns, random_walk
-from tailguard.walkforward_run import Job, Pair, run_pairs, walkforward
 
 OUTCOMES = ("evidence of skill", "no evidence of skill", "too little data to tell", "worse than")
 BARS_PER_YEAR = 252

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from test_record import assert_same
 
+from tailguard.app.out_of_sample import fold_table
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.record import Provenance
@@ -14,7 +15,6 @@ from tailguard.evaluate.record_files import load, save
 from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.walkforward import Fold
 from tailguard.market import TradingRules, ar1_returns, random_walk
-from tailguard.out_of_sample import fold_table
 
 QUICK = Effort(draws=300, permutations=99)
 CONTEXT = Context(
