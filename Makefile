@@ -10,9 +10,8 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test lint types pytest bench-env clean
 
 demo: $(VENV)/.runtime
-	$(BIN)/tailguard backtest --data btcusd-1h --strategy all --set trading.fee=0.001
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
-	$(BIN)/tailguard train --data nasdaq-1d --set trading.fee=0.0005
+	$(BIN)/tailguard walkforward configs/demo.yaml --run artifacts/demo
 
 test: lint types pytest
 
@@ -54,4 +53,4 @@ $(VENV)/.bench: $(VENV)/.runtime
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) artifacts/demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

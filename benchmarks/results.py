@@ -11,10 +11,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tailguard.app.walkforward import walkforward
 from tailguard.config import load_config
 from tailguard.evaluate.walkforward import WalkforwardConfig
 from tailguard.market.data import load_source
-from tailguard.walkforward_run import walkforward
 
 FEES = {"nasdaq-1d": 0.0005, "aapl-1d+ibm-1d+msft-1d": 0.0005, "btcusd-1h": 0.001, "eurusd-1h": 0.0001}
 MARKETS = ("nasdaq-1d", "aapl-1d+ibm-1d+msft-1d", "btcusd-1h")

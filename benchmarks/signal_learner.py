@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tailguard import DistributionalPPO
-from tailguard.dials import ModelDials
+from tailguard.app.dials import ModelDials
 from tailguard.market import SignalMarket
 from tailguard.population import HyperparamConfig
 from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_member_state, member_state

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from tailguard import DistributionalPPO
+from tailguard.app.run import Run, train
+from tailguard.app.training import build_model, default_split, prepare_market
 from tailguard.config import load_config
 from tailguard.market import load_dataset
-from tailguard.run import Run, train
-from tailguard.training import build_model, default_split, prepare_market
 
 DATA = "nasdaq-1d"
 SIZES = {

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from test_record import assert_same
 
+from tailguard.app.out_of_sample import fold_table
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.record import Provenance
@@ -14,7 +15,6 @@ from tailguard.evaluate.record_files import load, save
 from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.walkforward import Fold
 from tailguard.market import TradingRules, ar1_returns, random_walk
-from tailguard.out_of_sample import fold_table
 
 QUICK = Effort(draws=300, permutations=99)
 CONTEXT = Context(
@@ -118,6 +118,13 @@ def test_every_figure_comes_from_its_function(skilled):
     assert lead.value == pytest.approx(table["sharpe"].value - skilled.statistics["momentum"]["sharpe"].value)
     assert lead.low < lead.value < lead.high
     assert set(skilled.statistics) == {track.name for track in skilled.tracks}
+
+
+def test_the_verdict_says_what_the_table_says(skilled):
+    sharpe, lead = skilled.statistics["agent"]["sharpe"], skilled.statistics["momentum"]["agent_lead"]
+    text = " ".join(skilled.verdict.reasons)
+    assert f"Sharpe {sharpe.value:.2f} per year [{sharpe.low:.2f}, {sharpe.high:.2f}]" in text
+    assert f"momentum {lead.value:+.2f} [{lead.low:+.2f}, {lead.high:+.2f}]" in text
 
 
 def test_trials_raise_the_bar():

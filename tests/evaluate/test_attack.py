@@ -7,13 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from tailguard import DistributionalPPO, TradingVecEnv
+from tailguard.evaluate import statistics
 from tailguard.evaluate.agent import play
 from tailguard.evaluate.attack import FIGURES, AttackPlan, attack_market
 from tailguard.evaluate.attacked import DELIBERATE, NATURAL, AttackedPolicy
 from tailguard.market import build_features, random_walk
+from tailguard.market.data import periods_per_year
 from tailguard.market.features import FeatureScaler, market_columns
 from tailguard.market.rules import TradingSettings
 from tailguard.robust import PerturbationConfig
@@ -81,6 +84,24 @@ def test_without_strength_every_kind_acts_like_the_clean_policy(market, policy):
             expected, state = model.predict(obs, state, starts, deterministic=True)
             np.testing.assert_array_equal(victim.act(obs, starts), expected)
             starts = np.zeros(3, bool)
+
+
+def test_sampled_actions_follow_the_distribution_and_leave_the_random_numbers_of_the_process_alone(market):
+    model = agent(market)
+    config, obs = PerturbationConfig(), np.repeat(observations(market, 1, 1)[0], 4000, axis=0)
+    drawn, before = [], torch.get_rng_state()
+    for _ in range(2):
+        victim = AttackedPolicy(model.policy, "clean", np.zeros(4000), config, seed=3, deterministic=False)
+        drawn.append([victim.act(obs, np.ones(4000, bool)) for _ in range(2)])
+    assert torch.equal(torch.get_rng_state(), before)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0][0], drawn[0][1])
+    with torch.no_grad():
+        mean, log_std = model.policy.action_outputs(torch.as_tensor(obs[:1]))[0].tolist()
+    inside = scipy.stats.norm(mean, np.exp(log_std))
+    actions = np.array(drawn[0]).reshape(-1)  # clipped to the box
+    for level in (-0.5, 0.0, 0.5):
+        assert (actions <= level).mean() == pytest.approx(inside.cdf(level), abs=4.0 * 0.5 / np.sqrt(len(actions)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -200,10 +221,19 @@ def test_the_grid_is_complete_and_the_clean_row_is_the_backtest(market, report):
     assert cells == [*expected, ("stale", 2.0), ("dropped", 0.3), ("noisy", 0.5), ("worst", 0.1), ("worst", 0.5)]
     played = [play(one, "agent", market.bars, market.features, RULES, market.split.test) for one in agents]
     clean = made.rows[0]
-    assert clean.total_return == pytest.approx(np.mean([row.total_return for row in played]))
-    for figure in ("cagr", "sharpe", "cvar_5", "max_drawdown"):
-        assert clean.figures[figure].estimate == pytest.approx(np.mean([getattr(row, figure) for row in played])), figure
-    assert clean.figures["turnover"].estimate == pytest.approx(np.mean([row.turnover for row in played]))
+    periods = periods_per_year(market.bars.index[SPLIT:])
+    returns = [np.expm1(one.rewards) for one in played]
+    equity = [statistics.equity_of(one) for one in returns]
+    oracle = {
+        "cagr": [statistics.cagr(one, periods) for one in equity],
+        "sharpe": [statistics.sharpe(one, periods) for one in returns],
+        "cvar_5": [statistics.cvar(one, 0.05) for one in returns],
+        "max_drawdown": [statistics.max_drawdown(one) for one in equity],
+        "turnover": [one.track.turnover.mean() * periods for one in played],
+    }
+    assert clean.total_return == pytest.approx(np.mean([one[-1] / one[0] - 1.0 for one in equity]))
+    for figure, values in oracle.items():
+        assert clean.figures[figure].estimate == pytest.approx(np.mean(values)), figure
     assert all(change.estimate == change.low == change.high == 0.0 for change in clean.against_clean.values())
     assert calls[-1][0] == calls[-1][1]
     assert [call[0] for call in calls] == sorted(call[0] for call in calls)
@@ -246,7 +276,7 @@ def test_agents_of_a_tail_are_attacked_with_what_they_have_earned(market):
         made = attack_market(model, market, plan)
         watched = 0.95 if model.risk.watches_return else None
         alone = play(model, "agent", market.bars, market.features, RULES, market.split.test, watched)
-        assert made.rows[0].total_return == pytest.approx(alone.total_return)
+        assert made.rows[0].total_return == pytest.approx(np.expm1(alone.rewards.sum()))
         assert math.isfinite(made.rows[1].total_return)
 
 

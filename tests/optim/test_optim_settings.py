@@ -9,11 +9,12 @@ from pydantic import ValidationError
 from torch import nn
 
 from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
+from tailguard.optim.adam import Adam
 from tailguard.optim.settings import OptimizerConfig, build_optimizer
 from tailguard.optim.upgd import UtilityGated
 
 NAMES = {
-    "adam": torch.optim.Adam,
+    "adam": Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
     "upgd": UPGD,
@@ -120,3 +121,11 @@ def test_adaptive_noise_is_recommended_in_words():
     for cls in (UtilityGated, OptimizerConfig):
         text = " ".join(inspect.getdoc(cls).split())
         assert "recommended with variance-based gradient scaling" in text
+
+
+def test_adam_is_left_to_torch_where_the_compiled_one_does_not_fit():
+    for odd in (torch.ones(3, dtype=torch.float64), torch.ones(3, 2).t()):
+        made = build_optimizer(OptimizerConfig(name="adam"), [nn.Parameter(odd)], 0.01, vgs=False)
+        assert type(made) is torch.optim.Adam
+    grouped = build_optimizer(OptimizerConfig(name="adam"), [{"params": [nn.Parameter(torch.ones(3))]}], 0.01, vgs=False)
+    assert type(grouped) is torch.optim.Adam

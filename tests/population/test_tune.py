@@ -2,10 +2,10 @@
 
 import pytest
 
+from tailguard.app.market_learner import MarketFactory, with_validation
+from tailguard.app.training import default_split, prepare_market
 from tailguard.config import load_config
 from tailguard.market import random_walk
-from tailguard.market_learner import MarketFactory, with_validation
-from tailguard.training import default_split, prepare_market
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "tailguard[ray]"')
 pytestmark = [

@@ -1068,7 +1068,7 @@ def test_rewards_are_not_scaled_twice():
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_cart_pole_is_learnt_in_fifteen_thousand_steps(policy):
     memory = {"lstm_hidden_size": 32} if policy == "MlpLstmPolicy" else {}
-    env = make_vec_env("CartPole-v1", 8, seed=1)
+    env = make_vec_env("CartPole-v1", 8, seed=4)
     model = DistributionalPPO(
         policy,
         env,
@@ -1077,7 +1077,7 @@ def test_cart_pole_is_learnt_in_fifteen_thousand_steps(policy):
         learning_rate=3e-3,
         critic={"num_quantiles": 8},
         policy_kwargs={"net_arch": [32], **memory},
-        seed=1,
+        seed=4,
     )
     model.learn(15_000)
     mean, _ = evaluate_policy(model, env, n_eval_episodes=8)

@@ -57,6 +57,7 @@ def spied(model, monkeypatch):
 
     spy(model.flat, "zero_grad", "zero")
     spy(model.update, "_loss", "loss")
+    spy(model.update.fused, "gradient", "loss")
     spy(model.vgs, "observe_microbatch", "microbatch")
     spy(model.vgs, "scale_gradients", "scale")
     spy(model.vgs, "update_statistics", "measure")

@@ -70,3 +70,8 @@ def test_a_schedule_needs_an_end_and_a_constant_has_none():
         SAPPOConfig(epsilon_final=0.1)
     with pytest.raises(ValueError, match="update is -1"):
         epsilon_at(config(), -1, 5)
+
+
+def test_a_mixed_batch_spoils_memory_too():
+    with pytest.raises(ValidationError, match='memory must be "whole"'):
+        SAPPOConfig(mode="mix", memory="step")

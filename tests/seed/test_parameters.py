@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tailguard import DistributionalPPO
+from tailguard.app.watching import PATIENCE, Alarm
 from tailguard.config import load_config
 from tailguard.market import SignalMarket
-from tailguard.watching import PATIENCE, Alarm
 
 T, B = 16, 4
 

@@ -17,9 +17,9 @@ RECORD, REPORT, ATTACK = "evaluation", "report.html", "attack.csv"
 
 def run_evaluate(run: RunArgument) -> None:
     """Judge a trained agent on the bars that it has never seen: a verdict, its reasons, and a report to look at."""
+    from tailguard.app.judging import evaluate_run
+    from tailguard.app.run import Run
     from tailguard.evaluate.record_files import save
-    from tailguard.judging import evaluate_run
-    from tailguard.run import Run
 
     opened = Run.open(run)
     with console(stderr=True).status("judging"):
@@ -36,7 +36,7 @@ def run_walkforward(
     quiet: QuietOption = False,
 ) -> None:
     """Train and test fold by fold and seed by seed, and judge the method: a verdict, its reasons, and a report."""
-    from tailguard.walkforward_run import walkforward
+    from tailguard.app.walkforward import walkforward
 
     tree = load_config(config, settings or [])
     source = data or "+".join(tree.data)
@@ -56,9 +56,9 @@ def run_attack(
     quiet: QuietOption = False,
 ) -> None:
     """Trade the unseen bars with observations that are attacked, stale, missing or noisy, and compare."""
+    from tailguard.app.judging import attack_table
+    from tailguard.app.run import Run
     from tailguard.evaluate.attack import AttackPlan, attack_market
-    from tailguard.judging import attack_table
-    from tailguard.run import Run
     from tailguard.validation import build
 
     opened = Run.open(run)

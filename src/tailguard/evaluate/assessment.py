@@ -93,7 +93,7 @@ def assess(
     periods, trials = venue.periods_per_year, context.provenance.trials
     everyone = [agent, *seeds, *others]
     resamples = bootstrap({track.name: track.returns for track in everyone}, periods, draws=effort.draws, seed=effort.seed)
-    verdict = _verdict(agent, seeds, others, permuted_sharpes, periods, context, rules, effort)
+    verdict = _verdict(agent, seeds, others, permuted_sharpes, resamples, periods, context, rules, effort)
     reached = float((permuted_sharpes >= performance.sharpe(agent.returns, periods)).sum())
     return Evaluation(
         title=context.title,
@@ -167,6 +167,7 @@ def _verdict(
     seeds: Sequence[Track],
     others: Sequence[Track],
     permuted_sharpes: Floats,
+    resamples: Bootstrap,
     periods: float,
     context: Context,
     rules: VerdictRules | None,
@@ -185,6 +186,7 @@ def _verdict(
         seed_edges=[_hedged_sharpe(track, market, periods) for track in seeds],
         permuted_sharpes=permuted_sharpes,
         draws=effort.draws,
+        block=resamples.block,  # and the same seed: the same resamples, so the verdict has the intervals of the table
         seed=effort.seed,
     )
 

@@ -158,7 +158,7 @@ class Span(Protocol):
 
 
 class TradedMarket(Protocol):
-    """What is traded, as :class:`tailguard.training.Market` describes it."""
+    """What is traded, as :class:`tailguard.app.training.Market` describes it."""
 
     @property
     def bars(self) -> pd.DataFrame: ...  # noqa: D102

@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.ppo.actions import Categorical, Gaussian
-from tailguard.ppo.adversary import values
+from tailguard.ppo.adversary import unwanted_actions, values
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import State, wipe
 from tailguard.robust.attacks import Objective, StatePerturbation, divergence, fear, frozen, toward
@@ -40,10 +39,18 @@ class AttackedPolicy:
     :param strength: ``[B]``, one for each episode, at least 0.
     :param config: steps, restarts, norm and columns of the search; its epsilon is not looked at.
     :param seed: of everything random.
+    :param deterministic: act by the mode of the distribution. False samples, as in training: what a small KL promises, it
+        promises of the distribution, and the most likely of two choices can change with the smallest of moves.
     """
 
     def __init__(
-        self, policy: DistributionalPolicy, kind: Kind, strength: NDArray[np.float64], config: PerturbationConfig, seed: int
+        self,
+        policy: DistributionalPolicy,
+        kind: Kind,
+        strength: NDArray[np.float64],
+        config: PerturbationConfig,
+        seed: int,
+        deterministic: bool = True,
     ) -> None:
         require(kind in get_args(Kind), "kind", kind, f"one of {', '.join(get_args(Kind))}")
         require(bool((np.asarray(strength) >= 0.0).all()), "strength", strength, "at least 0")
@@ -52,6 +59,7 @@ class AttackedPolicy:
         self.policy, self.kind = policy, kind
         self.strength = torch.as_tensor(strength, dtype=torch.float32).unsqueeze(-1)  # [B, 1]
         self.generator = torch.Generator().manual_seed(seed)
+        self.deterministic, self.samples = deterministic, torch.Generator().manual_seed(seed).get_state()
         self.restarts = config.restarts
         settings = config.model_copy(update={"method": "fgsm" if kind == "fgsm" else "pgd", "keep_best": True, "restarts": 1})
         self.perturbation = StatePerturbation(settings, policy.own_size, policy.budget.features, self.generator)
@@ -78,7 +86,16 @@ class AttackedPolicy:
             inputs = policy.inputs(torch.as_tensor(obs).float())
             seen = self._natural(inputs, starts) if self.kind in NATURAL else self._deliberate(inputs, starts)
             outputs, self.state = policy.act(seen, self.state)
-            return policy.distribution.to_env(policy.distribution.mode(outputs).numpy())
+            actions = policy.distribution.mode(outputs) if self.deterministic else self._sampled(outputs)
+            return policy.distribution.to_env(actions.numpy())
+
+    def _sampled(self, outputs: Tensor) -> Tensor:
+        """Drawn from random numbers of its own, though the distribution knows only those of the process."""
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.samples)
+            actions = self.policy.distribution.sample(outputs)
+            self.samples = torch.get_rng_state()
+        return actions
 
     def _deliberate(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Tensor:
         if self.kind == "clean":
@@ -103,7 +120,7 @@ class AttackedPolicy:
 
         clean = outputs_of(inputs.repeat(n, 1))
         if self.kind == "action":
-            return toward(outputs_of, policy.distribution.log_prob, _unwanted(policy, clean))
+            return toward(outputs_of, policy.distribution.log_prob, unwanted_actions(policy, clean))
         return divergence(outputs_of, clean, policy.distribution.kl)
 
     def _values(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Objective:
@@ -142,19 +159,3 @@ def _repeated(state: State, n: int) -> State:
     if not state[0].numel():
         return state
     return state[0].repeat(1, n, 1), state[1].repeat(1, n, 1)
-
-
-def _unwanted(policy: DistributionalPolicy, outputs: Tensor) -> Tensor:
-    """The action that each row likes least: the least likely choices, or the end of the box farther from the mean."""
-    distribution = policy.distribution
-    if isinstance(distribution, Categorical):
-        return distribution.mode(-outputs)
-    assert isinstance(distribution, Gaussian)
-    mean = distribution.mode(outputs)
-    # Before a tanh, or in a box without ends, a unit to the other side points the way.
-    bounded = not distribution.squash and bool(np.isfinite(distribution.low).all() and np.isfinite(distribution.high).all())
-    ends = (
-        (distribution.low, distribution.high) if bounded else (-np.ones_like(distribution.low), np.ones_like(distribution.low))
-    )
-    low, high = (torch.as_tensor(end.reshape(-1)).to(mean) for end in ends)
-    return torch.where(mean > 0.5 * (low + high), low, high)

@@ -65,7 +65,7 @@ class Fused:
                 kernels.move(weights, direction, utility, *numbers)
             else:
                 std = float(noise_std(batch.states[i], group, math.sqrt(squares / len(weights))))
-                kernels.move_with_noise(weights, direction, utility, _flat(noise[i]), np.float32(std), *numbers)
+                kernels.move_with_noise(weights, direction, utility, flat_array(noise[i]), np.float32(std), *numbers)
 
     def _adam(self, gradient: Array, state: dict[str, Any], group: dict[str, Any]) -> tuple[Array, float]:
         """Adam's direction and its sum of squares."""
@@ -76,15 +76,16 @@ class Fused:
         # first / w1 / (sqrt(second / w2) + eps) with both corrections moved out of the loop
         root = math.sqrt(1.0 - beta2**step)
         numbers = _rounded(1.0 - beta1, beta2, 1.0 - beta2, root / (1.0 - beta1**step), group["eps"] * root)
-        moments = _flat(state["first_moment"]), _flat(state["sec_moment"])
+        moments = flat_array(state["first_moment"]), flat_array(state["sec_moment"])
         return direction, kernels.adam_direction(direction, *moments, gradient, *numbers)
 
 
 def _arrays(batch: Batch, i: int) -> _Arrays:
-    return _Arrays(_flat(batch.params[i].detach()), _flat(batch.grads[i]), _flat(batch.states[i]["avg_utility"]))
+    return _Arrays(flat_array(batch.params[i].detach()), flat_array(batch.grads[i]), flat_array(batch.states[i]["avg_utility"]))
 
 
-def _flat(tensor: Tensor) -> Array:
+def flat_array(tensor: Tensor) -> Array:
+    """The numbers of a contiguous tensor as one row, on the same memory."""
     array: Array = tensor.numpy()
     return array if array.ndim == 1 else array.reshape(-1)
 

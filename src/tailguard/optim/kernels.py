@@ -100,6 +100,28 @@ def adam_direction(
 
 
 @compiled
+def adam(
+    weights: Floats,
+    gradient: Floats,
+    first: Floats,
+    second: Floats,
+    rate1: np.float32,
+    beta2: np.float32,
+    rate2: np.float32,
+    size: np.float32,
+    eps: np.float32,
+    decay: np.float32,
+) -> None:
+    """Update both moments and move: weight <- weight - size * first / (sqrt(second) + eps)."""
+    for i in range(len(weights)):
+        g = gradient[i] + decay * weights[i]
+        m = _flushed(first[i] + rate1 * (g - first[i]))
+        v = _flushed(beta2 * second[i] + rate2 * (g * g))
+        first[i], second[i] = m, v
+        weights[i] -= size * m / (math.sqrt(v) + eps)
+
+
+@compiled
 def _random_words(words: NDArray[np.uint64], key: np.uint64) -> None:
     """SplitMix64 from the state `key`; word i depends on key and i alone, so that they can be made side by side."""
     for i in range(len(words)):

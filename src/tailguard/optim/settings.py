@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from tailguard.optim.adam import Adam
+from tailguard.optim.fused import fits
 from tailguard.optim.gate import Gate
 from tailguard.optim.gradient_statistics import Estimator
 from tailguard.optim.upgd import UPGD, UPGDW, AdaptiveUPGD
@@ -118,8 +120,10 @@ def build_optimizer(
     if name in ("adam", "adamw", "upgdw"):
         options["betas"] = options.pop("beta1", 0.9), options.pop("beta2", 0.999)
     if name in ("adam", "adamw", "sgd"):
+        given: list[Any] = list(params)
+        compiled = name == "adam" and all(isinstance(one, torch.Tensor) for one in given) and fits(given)
         classes: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        made: Optimizer = classes[name](params, lr=lr, fused=True, **options)
+        made: Optimizer = (Adam if compiled else classes[name])(given, lr=lr, fused=True, **options)
         return made
     if vgs:
         options.setdefault("adaptive_noise", True)

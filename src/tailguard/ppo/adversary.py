@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tailguard.ppo.actions import Gaussian
+from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.experience import Batch
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import LstmTrunk, State
-from tailguard.robust.attacks import Objective, Perturbed, divergence, fear, frozen
+from tailguard.robust.attacks import Objective, Perturbed, divergence, fear, frozen, toward
 from tailguard.robust.bounds import certifiable, gaussian_kl_bound, largest_move
 from tailguard.robust.regulariser import RobustRegulariser
 from tailguard.robust.settings import SAPPOConfig
@@ -79,15 +79,20 @@ class Adversary(RobustRegulariser):
         return bounds
 
     def _kl(self, clean: Tensor, perturbed: Tensor) -> Tensor:
-        """KL(clean || perturbed), with no gradient in a deviation that is the same everywhere.
+        """KL(clean || perturbed) of what the environment gets, with no gradient in a deviation that is the same everywhere.
 
-        No observation moves it, and the cheapest way to a small KL would be a large one: actions that are all noise.
+        Means beyond the same end of the box are one action. The deviation no observation moves, and the cheapest way to a small
+        KL would be a large one: actions that are all noise.
         """
         if self.policy.free_std:
             clean, perturbed = (
-                torch.cat((mean, std.detach()), -1) for mean, std in (clean.chunk(2, -1), perturbed.chunk(2, -1))
+                torch.cat((self._box(mean), std.detach()), -1) for mean, std in (clean.chunk(2, -1), perturbed.chunk(2, -1))
             )
         return self.policy.distribution.kl(clean, perturbed)
+
+    def _box(self, mean: Tensor) -> Tensor:
+        box = _box_of(self.policy)
+        return mean if box is None else torch.maximum(torch.minimum(mean, box[1].to(mean)), box[0].to(mean))
 
     def _part(self, batch: Batch, which: Tensor) -> Batch:
         return batch._replace(targets=torch.empty(0), old_atoms=torch.empty(0)).take(which)
@@ -104,6 +109,9 @@ class Adversary(RobustRegulariser):
         if self.config.objective == "kl":
             features = _actor_features(policy, batch, memory)
             each = divergence(lambda inputs: policy.action_outputs(features(inputs)), clean, policy.distribution.kl)
+        elif self.config.objective == "action":
+            features, unwanted = _actor_features(policy, batch, memory), unwanted_actions(policy, clean.detach())
+            each = toward(lambda inputs: policy.action_outputs(features(inputs)), policy.distribution.log_prob, unwanted)
         else:
             features = _critic_features(policy, batch, memory)
             each = fear(lambda inputs: values(policy, features(inputs)))
@@ -116,6 +124,26 @@ def values(policy: DistributionalPolicy, features: Tensor) -> Tensor:
     """The mean return by all critics together, in their own units, from trunk features ``[..., F]``."""
     atoms = policy.law.atoms(policy.critic_outputs(features))
     return (atoms @ policy.law.masses).mean(0)
+
+
+def unwanted_actions(policy: DistributionalPolicy, outputs: Tensor) -> Tensor:
+    """The action that each row likes least: the least likely choices, or the end of the box farther from the mean."""
+    distribution = policy.distribution
+    if isinstance(distribution, Categorical):
+        return distribution.mode(-outputs)
+    mean = distribution.mode(outputs)
+    # Before a tanh, or in a box without ends, a unit to the other side points the way.
+    low, high = _box_of(policy) or (torch.tensor(-1.0), torch.tensor(1.0))
+    return torch.where(mean > 0.5 * (low + high).to(mean), low.to(mean), high.to(mean))
+
+
+def _box_of(policy: DistributionalPolicy) -> tuple[Tensor, Tensor] | None:
+    """Where actions are clipped, each end flat; None where they are not."""
+    gaussian = policy.distribution
+    if not isinstance(gaussian, Gaussian) or gaussian.squash:
+        return None
+    low, high = (torch.as_tensor(end.reshape(-1)) for end in (gaussian.low, gaussian.high))
+    return (low, high) if bool(low.isfinite().all() and high.isfinite().all()) else None
 
 
 def _actor_features(policy: DistributionalPolicy, batch: Batch, memory: str) -> Features:

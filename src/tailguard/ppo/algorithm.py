@@ -24,6 +24,7 @@ from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Experience, prepare
+from tailguard.ppo.fused_acting import fused_acting
 from tailguard.ppo.health import (
     EpisodeReturns,
     Moments,
@@ -191,6 +192,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         threat = self.adversary_config
         self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed())
         self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl, self.adversary)
+        self.acting = fused_acting(self.policy, self.flat, self.n_envs)
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
@@ -283,10 +285,11 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         self._rollout_start = (self._actor_state, self._critic_state)
         before = self._observation_moments()
         callback.on_rollout_start()
+        act = self.policy.act if self.acting is None else self.acting.begin()
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
                 obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
-                outputs, self._actor_state = self.policy.act(self.policy.acting_inputs(obs_tensor), self._actor_state)
+                outputs, self._actor_state = act(self.policy.acting_inputs(obs_tensor), self._actor_state)
                 sampled = distribution.sample(outputs)
                 actions = sampled.numpy()
                 clipped_actions = distribution.to_env(actions)

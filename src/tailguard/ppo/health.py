@@ -1,5 +1,6 @@
 """What is measured and warned about while training. ``docs/metrics.md`` explains every key."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.optim.kernels import sum_of_squares
 from tailguard.ppo.calibration import ENOUGH_EPISODES, EpisodeEnd
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Experience
@@ -90,7 +92,12 @@ class EpisodeReturns:
 
 def gradient_norms(gradient: Tensor, spans: Sequence[slice]) -> Tensor:
     """The L2 norm of each critic's own part of the flat gradient, and of all of it, ``[K + 1]``."""
-    return torch.stack([gradient[span].norm() for span in spans] + [gradient.norm()])
+    return torch.tensor([gradient_norm(part) for part in (*(gradient[span] for span in spans), gradient)])
+
+
+def gradient_norm(gradient: Tensor) -> float:
+    """The L2 norm of a flat float32 gradient, rounded as one of its numbers."""
+    return float(np.float32(math.sqrt(sum_of_squares(gradient.cpu().numpy()))))
 
 
 def explained_variance(values: Tensor, returns: Tensor, weights: Tensor) -> float | None:

@@ -40,7 +40,8 @@ class DistributionalPolicy(BasePolicy):
     :param lstm_hidden_size: size of the memory.
     :param n_lstm_layers: depth of the memory.
     :param shared_lstm: one memory for actor and critics instead of one each.
-    :param compiled_lstm: run memory in the compiled kernel, which is faster; False leaves it to torch.
+    :param compiled: act and learn in compiled passes where they cover the networks (fused_update.py), which is faster; False
+        leaves everything to torch.
     """
 
     recurrent: ClassVar[bool] = False
@@ -62,11 +63,12 @@ class DistributionalPolicy(BasePolicy):
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
         shared_lstm: bool = False,
-        compiled_lstm: bool = True,
+        compiled: bool = True,
     ) -> None:
         super().__init__(observation_space, action_space, squash_output=squash_output)
         if not isinstance(observation_space, spaces.Box):
             raise ValueError(f"observations must be a Box space, got {observation_space}")
+        self.compiled = compiled
         self.obs_size = int(np.prod(observation_space.shape))
         self.distribution = action_distribution(action_space, squash_output)
         actor_layers, critic_layers = _layers(net_arch)
@@ -79,9 +81,9 @@ class DistributionalPolicy(BasePolicy):
         if self.recurrent:
             require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
             require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
-            self.actor_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
+            self.actor_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled)
             if not shared_lstm:
-                self.critic_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled_lstm)
+                self.critic_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled)
             features = lstm_hidden_size
 
         self.free_std = isinstance(self.distribution, Gaussian) and not state_dependent_std

@@ -77,6 +77,8 @@ class Rollout:
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.weights = torch.ones(n_steps, n_envs)
         self.starts_with_episode = torch.ones(n_envs, dtype=torch.bool)
+        kept = self.actions, self.outputs, self.rewards, self.terminated, self.truncated, self.weights
+        self._rows = [tensor.numpy() for tensor in kept]
         self._finals: list[tuple[int, Tensor, Tensor]] = []
         self.filled = 0
 
@@ -101,16 +103,11 @@ class Rollout:
         if self.filled == self.n_steps:
             raise ValueError(f"the rollout is full: it holds {self.n_steps} steps; call reset() first")
         t = self.filled
-        self.actions[t].copy_(actions)
-        self.outputs[t].copy_(outputs)
-        for tensor, array in (
-            (self.rewards, step.rewards),
-            (self.terminated, step.terminated),
-            (self.truncated, step.truncated),
-            (self.weights, step.sample_weights),
-        ):
-            if array is not None:
-                tensor.numpy()[t] = array
+        # Through arrays on the same memory: indexing a tensor takes several times as long, and this is done at every step.
+        given = actions.numpy(), outputs.numpy(), step.rewards, step.terminated, step.truncated, step.sample_weights
+        for rows, values in zip(self._rows, given, strict=True):
+            if values is not None:
+                rows[t] = values
         if len(step.ended):
             # After a termination nobody looks at the final observation; whatever it holds must not get into the memory.
             cut = step.truncated[step.ended].reshape(-1, 1)

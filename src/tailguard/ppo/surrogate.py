@@ -23,6 +23,7 @@ Array = NDArray[np.float32]
 _compile = numba.njit(cache=True, error_model="numpy")
 _inline = numba.njit(inline="always", error_model="numpy")
 
+NO_COUNTS = np.empty(0, np.int64)
 # What a pass over the samples adds up, by the place in its array of totals.
 MEASURES = ("policy_gradient_loss", "entropy", "kl", "approx_kl", "clip_fraction")
 
@@ -59,33 +60,48 @@ def policy_loss(
     :param weights: ``[...]``, each sample's share of the minibatch.
     :return: the loss, and the weighted sums of :data:`MEASURES`.
     """
+    loss = _PolicyLoss.apply(distribution, outputs, old_outputs, actions, advantages, weights, coefficients)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], loss)
+
+
+def policy_rows(
+    distribution: ActionDistribution,
+    outputs: Array,
+    old_outputs: Array,
+    actions: Array,
+    advantages: Array,
+    weights: Array,
+    coefficients: Coefficients,
+    slopes: Array,
+) -> NDArray[np.float64]:
+    """The same on arrays of M rows; fills the derivative of the loss in the outputs, `slopes`, and returns the measures."""
     if isinstance(distribution, Gaussian):
-        kernel, counts = _gaussian, np.empty(0, np.int64)
+        kernel, counts = _gaussian, NO_COUNTS
     elif isinstance(distribution, Categorical):
         kernel, counts = _categorical, np.array(distribution.counts)
     else:
         raise TypeError(f"no closed form for {type(distribution).__name__}")
-    loss = _PolicyLoss.apply(outputs, old_outputs, actions, advantages, weights, coefficients, kernel, counts)  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, Tensor], loss)
+    totals = np.zeros(len(MEASURES))
+    slopes.fill(0.0)
+    kernel(outputs, old_outputs, actions, advantages, weights, counts, *map(float, coefficients), slopes, totals)
+    return totals
 
 
 class _PolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        distribution: ActionDistribution,
         outputs: Tensor,
         old_outputs: Tensor,
         actions: Tensor,
         advantages: Tensor,
         weights: Tensor,
         coefficients: Coefficients,
-        kernel: Callable[..., None],
-        counts: NDArray[np.int64],
     ) -> tuple[Tensor, Tensor]:
-        n = outputs.shape[-1]
         rows = [_array(tensor.reshape(-1, tensor.shape[-1])) for tensor in (outputs, old_outputs, actions)]
-        slope, totals = np.zeros((len(rows[0]), n), np.float32), np.zeros(len(MEASURES))
-        kernel(*rows, _array(advantages.reshape(-1)), _array(weights.reshape(-1)), counts, coefficients, slope, totals)
+        slope, numbers = np.empty(rows[0].shape, np.float32), [_array(one.reshape(-1)) for one in (advantages, weights)]
+        totals = policy_rows(distribution, rows[0], rows[1], rows[2], numbers[0], numbers[1], coefficients, slope)
         ctx.save_for_backward(torch.from_numpy(slope).reshape(outputs.shape).to(outputs))
         measures = torch.from_numpy(totals).to(outputs)
         ctx.mark_non_differentiable(measures)
@@ -96,16 +112,17 @@ class _PolicyLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        return grad * slope, None, None, None, None, None, None, None
+        return None, grad * slope, None, None, None, None, None
 
 
 @_inline
 def _surrogate(log_ratio: float, advantage: float, weight: float, clip: float, totals: Any) -> float:
     """Count one sample; returns the derivative of its clipped surrogate in the log-probability."""
-    ratio = math.exp(log_ratio)
+    growth = math.expm1(log_ratio)
+    ratio = 1.0 + growth
     free, clipped = ratio * advantage, min(max(ratio, 1.0 - clip), 1.0 + clip) * advantage
     totals[0] -= weight * min(free, clipped)
-    totals[3] += weight * (math.expm1(log_ratio) - log_ratio)  # Schulman's k3: unbiased and never negative
+    totals[3] += weight * (growth - log_ratio)  # Schulman's k3: unbiased and never negative
     if abs(ratio - 1.0) > clip:
         totals[4] += weight
     return -free if free <= clipped else 0.0
@@ -118,13 +135,17 @@ def _gaussian_rows(
     advantages: Array,
     weights: Array,
     _counts: NDArray[np.int64],
-    coefficients: Coefficients,
+    clip: float,
+    for_entropy: float,
+    for_kl: float,
     slope: Array,
     totals: NDArray[np.float64],
 ) -> None:
     """Outputs are means and log standard deviations. What tanh adds to a density cancels in the ratio."""
     size = actions.shape[1]
     inverse, standard, moved, spread = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    # Most often all samples share their standard deviations, whose exponentials would take half of the time.
+    old_inverse, known, old_known = np.empty(size), np.full(size, np.nan), np.full(size, np.nan)
     for m in range(len(outputs)):
         weight = weights[m]
         if weight == 0.0:
@@ -134,19 +155,22 @@ def _gaussian_rows(
             # In float64, or the two densities would be rounded differently and their ratio would never be exactly 1.
             action, mean, old_mean = np.float64(actions[m, a]), np.float64(outputs[m, a]), np.float64(old[m, a])
             log_std, old_log_std = np.float64(outputs[m, size + a]), np.float64(old[m, size + a])
-            inverse[a], old_inverse = math.exp(-log_std), math.exp(-old_log_std)
-            standard[a], old_standard = (action - mean) * inverse[a], (action - old_mean) * old_inverse
+            if log_std != known[a]:
+                known[a], inverse[a] = log_std, math.exp(-log_std)
+            if old_log_std != old_known[a]:
+                old_known[a], old_inverse[a] = old_log_std, math.exp(-old_log_std)
+            standard[a], old_standard = (action - mean) * inverse[a], (action - old_mean) * old_inverse[a]
             moved[a] = (mean - old_mean) * inverse[a]
-            spread[a] = (inverse[a] / old_inverse) ** 2 + moved[a] ** 2
+            spread[a] = (inverse[a] / old_inverse[a]) ** 2 + moved[a] ** 2
             log_ratio += 0.5 * (old_standard**2 - standard[a] ** 2) + old_log_std - log_std
             entropy += log_std
             kl += 0.5 * (spread[a] - 1.0) - old_log_std + log_std
         totals[1] += weight * entropy
         totals[2] += weight * kl
-        pull = _surrogate(log_ratio, advantages[m], weight, coefficients.clip, totals)
+        pull = _surrogate(log_ratio, advantages[m], weight, clip, totals)
         for a in range(size):
-            by_mean = (pull * standard[a] + coefficients.kl * moved[a]) * inverse[a]
-            by_log_std = pull * (standard[a] ** 2 - 1.0) - coefficients.entropy + coefficients.kl * (1.0 - spread[a])
+            by_mean = (pull * standard[a] + for_kl * moved[a]) * inverse[a]
+            by_log_std = pull * (standard[a] ** 2 - 1.0) - for_entropy + for_kl * (1.0 - spread[a])
             slope[m, a], slope[m, size + a] = weight * by_mean, weight * by_log_std
 
 
@@ -157,7 +181,9 @@ def _categorical_rows(
     advantages: Array,
     weights: Array,
     counts: NDArray[np.int64],
-    coefficients: Coefficients,
+    clip: float,
+    for_entropy: float,
+    for_kl: float,
     slope: Array,
     totals: NDArray[np.float64],
 ) -> None:
@@ -183,7 +209,7 @@ def _categorical_rows(
             first = last
         totals[1] += weight * entropies.sum()
         totals[2] += weight * kl
-        pull = _surrogate(log_ratio, advantages[m], weight, coefficients.clip, totals)
+        pull = _surrogate(log_ratio, advantages[m], weight, clip, totals)
         first = 0
         for k in range(len(counts)):
             chosen = first + int(actions[m, k])
@@ -191,7 +217,7 @@ def _categorical_rows(
                 by_log_prob = (1.0 if j == chosen else 0.0) - probs[j]
                 by_entropy = -probs[j] * (logs[j] + entropies[k])
                 by_kl = probs[j] - old_probs[j]
-                slope[m, j] = weight * (pull * by_log_prob - coefficients.entropy * by_entropy + coefficients.kl * by_kl)
+                slope[m, j] = weight * (pull * by_log_prob - for_entropy * by_entropy + for_kl * by_kl)
             first += counts[k]
 
 

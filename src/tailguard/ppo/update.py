@@ -1,5 +1,6 @@
 """The gradient steps of one update: PPO's loss on minibatches, its gradient scaled and clipped, and the KL that may stop it."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.controls import KLControl
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.health import gradient_norms
+from tailguard.ppo.fused_update import FusedGradient, fused_gradient
+from tailguard.ppo.health import gradient_norm, gradient_norms
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.surrogate import MEASURES, Coefficients, policy_loss
@@ -76,6 +78,7 @@ class Update:
         adversary: Adversary | None = None,
     ) -> None:
         self.policy, self.flat, self.critic, self.vgs, self.kl = policy, flat, critic, vgs, kl
+        self.fused = fused_gradient(policy, flat, critic)
         self.adversary = adversary
         self.critic_spans = [flat.span(f"critics.{k}.") for k in range(critic.n_critics)]
 
@@ -87,42 +90,55 @@ class Update:
         log: list[Tensor] = []
         warnings: set[str] = set()
         epochs = 0
+        fused = self._fused_now(settings)
         for _ in range(settings.n_epochs):
             before = len(log)
             for batch in everything.shuffled(settings.minibatch, generator):
-                total_weight = batch.weights.sum()
+                total_weight = float(batch.weights.sum())
                 if not total_weight:  # nothing to learn from; a step would only follow old momentum
                     warnings.add("warn/empty_batch")
                     continue
-                metrics = self._gradient(batch, total_weight, settings)
-                if not torch.isfinite(metrics).all():  # a step with it would make every weight NaN
+                metrics = self._gradient(batch, total_weight, settings, fused)
+                values = metrics.tolist()
+                if not all(map(math.isfinite, values)):  # a step with it would make every weight NaN
                     warnings.add("warn/non_finite_gradient")
                     continue
                 log.append(metrics)
-                if self.kl.should_stop(float(metrics[KL])):
+                if self.kl.should_stop(values[KL]):
                     return UpdateLog(log, epochs, warnings)
-                self._step(metrics[-1], settings.max_grad_norm)
+                self._step(values[-1], settings.max_grad_norm)
             if len(log) == before:
                 warnings.add("warn/empty_epoch")
             else:
                 epochs += 1
         return UpdateLog(log, epochs, warnings)
 
-    def _step(self, norm: Tensor, max_grad_norm: float) -> None:
+    def _step(self, norm: float, max_grad_norm: float) -> None:
         """One step of the optimizer with the gradient of this norm: measured, scaled, clipped."""
         if self.vgs.config.enabled:
             self.vgs.scale_gradients()
-            norm = self.flat.gradient.norm()
-        self.flat.gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            norm = gradient_norm(self.flat.gradient)
+        if norm + 1e-6 > max_grad_norm:
+            self.flat.gradient.mul_(max_grad_norm / (norm + 1e-6))
         self.policy.optimizer.step()
         self.vgs.step()
 
-    def _gradient(self, batch: Batch, total_weight: Tensor, settings: UpdateSettings) -> Tensor:
+    def _fused_now(self, settings: UpdateSettings) -> FusedGradient | None:
+        """The compiled gradient, unless microbatches, an adversary, frozen parameters or hooks need torch's."""
+        attacked = self.adversary is not None and self.adversary.active
+        whole = settings.microbatch >= settings.minibatch and not attacked
+        return self.fused if self.fused is not None and whole and self.fused.is_needed_whole() else None
+
+    def _gradient(
+        self, batch: Batch, total_weight: float, settings: UpdateSettings, fused: FusedGradient | None = None
+    ) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
-        measures = torch.zeros(len(LOSSES))
-        several = settings.microbatch < settings.minibatch
+        if fused is not None:
+            measures = fused.gradient(batch, total_weight, settings.policy, settings.vf_coef)
+            return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
+        measures, several = torch.zeros(len(LOSSES)), settings.microbatch < settings.minibatch
         for part in batch.split(settings.microbatch):
             loss, measured = self._loss(part, total_weight, settings)
             loss.backward()
@@ -132,7 +148,7 @@ class Update:
                 self.vgs.observe_microbatch(samples)
         return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
 
-    def _loss(self, batch: Batch, total_weight: Tensor, settings: UpdateSettings) -> tuple[Tensor, Tensor]:
+    def _loss(self, batch: Batch, total_weight: float, settings: UpdateSettings) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
         adversary = self.adversary if self.adversary is not None and self.adversary.active else None
         seen = batch if adversary is None else adversary.seen(batch)

@@ -21,8 +21,9 @@ class PerturbationConfig(BaseModel):
         for it that starts there finds nothing.
     :param restarts: searches of which the best counts, at least 1.
     :param keep_best: return the best point met and not the last one; costs one more evaluation.
-    :param objective: what the adversary maximises: ``kl``, how far the policy moves (maximal action difference), or ``value``,
-        how bad the critics believe the situation to be.
+    :param objective: what the adversary maximises: ``kl``, how far the policy moves (maximal action difference); ``value``, how
+        bad the critics believe the situation to be; ``action``, how likely the least wanted action becomes, which is the least
+        likely choice or the far end of the box.
     :param memory: what an adversary of a policy with memory may touch. ``step``: the present observation, after a history that
         arrived intact: single bad bars. ``whole``: every observation since the rollout began, so that memory is spoilt as well:
         a feed that is wrong for long, and what a deployed agent under lasting attack lives through.
@@ -41,7 +42,7 @@ class PerturbationConfig(BaseModel):
     random_start: bool = True
     restarts: PositiveInt = 1
     keep_best: bool = True
-    objective: Literal["kl", "value"] = "kl"
+    objective: Literal["kl", "value", "action"] = "kl"
     memory: Literal["step", "whole"] = "whole"
     perturbable: tuple[NonNegativeInt, ...] | None = None
     feature_scale: tuple[NonNegativeFloat, ...] | None = None
@@ -62,7 +63,7 @@ class SAPPOConfig(PerturbationConfig):
     :param mode: ``regularise`` leaves PPO's own loss on clean observations and adds `coefficient` times the mean of
         KL(policy(clean) || policy(perturbed)) of the same samples. ``mix`` perturbs a share of the samples inside PPO's loss
         as well, where clean and perturbed ones weigh the same.
-    :param coefficient: weight of that KL, at least 0. 0.1 to 3 are usual: more is steadier and learns more slowly.
+    :param coefficient: weight of that KL, at least 0. 0.02 to 1 are usual: more is steadier and learns more slowly.
     :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
         drawn anew each time, and they stand for the others. 0.5 halves what the adversary costs.
     :param warmup_updates: updates at the start without an adversary, while the policy knows nothing worth protecting.
@@ -74,7 +75,7 @@ class SAPPOConfig(PerturbationConfig):
 
     enabled: bool = True
     mode: Literal["regularise", "mix"] = "regularise"
-    coefficient: NonNegativeFloat = 1.0
+    coefficient: NonNegativeFloat = 0.1
     adversarial_ratio: Share = 0.5
     warmup_updates: NonNegativeInt = 10
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -84,7 +85,11 @@ class SAPPOConfig(PerturbationConfig):
     keep_best: bool = False
 
     @model_validator(mode="after")
-    def _schedule_has_an_end(self) -> Self:
+    def _fits_together(self) -> Self:
+        if self.mode == "mix" and self.memory == "step":
+            raise ValueError(
+                'memory must be "whole" for mode="mix": a mixed batch is perturbed from its first step to its last'
+            )
         if (self.schedule == "constant") != (self.epsilon_final is None):
             needs = "has none" if self.schedule == "constant" else "needs one"
             raise ValueError(f"epsilon_final is {self.epsilon_final}, but a {self.schedule} schedule {needs}")

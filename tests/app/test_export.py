@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tailguard import DistributionalPPO, TradingEnv
-from tailguard.export import export
+from tailguard.app.export import export
 from tailguard.market import BettingGame, SignalMarket, build_features, random_walk
 from tailguard.market.features import FeatureScaler
 

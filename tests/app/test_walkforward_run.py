@@ -7,16 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tailguard.app.out_of_sample import decide
+from tailguard.app.training import Split, prepare_market
+from tailguard.app.walkforward import Job, Pair, Tally, load_outcome, run_pair, run_pairs, walkforward, warnings_of
 from tailguard.config import load_config
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.record_files import load
 from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.walkforward import WalkforwardConfig, longest_lookback, make_folds
 from tailguard.market import random_walk
-from tailguard.out_of_sample import decide
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.training import Split, prepare_market
-from tailguard.walkforward_run import Job, Pair, Tally, load_outcome, run_pair, run_pairs, walkforward, warnings_of
 
 TINY = [
     "training.steps=128",

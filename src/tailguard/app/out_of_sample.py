@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from tailguard.app.run import fingerprint
+from tailguard.app.training import Market
 from tailguard.config import Config, dump_config
 from tailguard.evaluate.agent import play
 from tailguard.evaluate.assessment import Context, Effort, assess
@@ -20,8 +22,6 @@ from tailguard.evaluate.verdict import VerdictRules
 from tailguard.evaluate.walkforward import Fold
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.run import fingerprint
-from tailguard.training import Market
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from tailguard.app.interruption import Interrupted
+from tailguard.app.run import Run, train
+from tailguard.app.training import default_split, prepare_market
 from tailguard.checkpoint import CheckpointError
 from tailguard.config import load_config
-from tailguard.interruption import Interrupted
 from tailguard.market import random_walk
-from tailguard.run import Run, train
-from tailguard.training import default_split, prepare_market
 
 TINY = [
     "training.steps=2048",

@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 
+from tailguard.app.evolve import FOLDER, LINEAGE
+from tailguard.app.out_of_sample import evaluate_agent
+from tailguard.app.run import Run
+from tailguard.app.walkforward import warnings_of
 from tailguard.evaluate.attack import AttackReport
 from tailguard.evaluate.record import Evaluation
-from tailguard.evolve import FOLDER, LINEAGE
-from tailguard.out_of_sample import evaluate_agent
-from tailguard.run import Run
-from tailguard.walkforward_run import warnings_of
 
 ATTACK = "attack.csv"
 

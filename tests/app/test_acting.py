@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tailguard.acting import Trader
-from tailguard.bar_stream import bar_chunks
+from tailguard.app.acting import Trader
+from tailguard.app.bar_stream import bar_chunks
+from tailguard.app.run import Run, train
+from tailguard.app.training import build_model, default_split, prepare_market
 from tailguard.config import load_config
 from tailguard.evaluate.agent import play
 from tailguard.market import load_bars, random_walk
 from tailguard.market.data import DataError
-from tailguard.run import Run, train
-from tailguard.training import build_model, default_split, prepare_market
 
 TINY = [
     "training.steps=256",

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from tailguard.app.dials import DIALS, ModelDials
+from tailguard.app.evolve import PopulationRun
+from tailguard.app.market_learner import MarketFactory, blocks, equity_paths, growth, sharpe, with_validation
+from tailguard.app.run import Run
+from tailguard.app.training import Split, build_model, default_split, prepare_market
+from tailguard.app.training import test as trade
 from tailguard.config import load_config
-from tailguard.dials import DIALS, ModelDials
-from tailguard.evolve import PopulationRun
 from tailguard.market import random_walk
 from tailguard.market.data import load_source
-from tailguard.market_learner import MarketFactory, blocks, equity_paths, growth, sharpe, with_validation
 from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import read
-from tailguard.run import Run
-from tailguard.training import Split, build_model, default_split, prepare_market
-from tailguard.training import test as trade
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = [
     "training.n_envs=2",
     "training.n_steps=16",

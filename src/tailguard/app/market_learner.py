@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
+from tailguard.app.dials import ModelDials
+from tailguard.app.training import Market, Rows, Split, build_model
 from tailguard.config import Config
-from tailguard.dials import ModelDials
 from tailguard.market.data import periods_per_year
 from tailguard.market.env import TradingEnv
 from tailguard.population.config import PopulationConfig, Value
@@ -28,7 +29,6 @@ from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.rollout import Rollout
 from tailguard.randomness import load_random_state, random_state
 from tailguard.running_return import WatchedEnv
-from tailguard.training import Market, Rows, Split, build_model
 from tailguard.validation import require
 
 SMALLEST_EQUITY = 1e-9  # a ruined account counts as having lost this much, not infinitely much
@@ -68,7 +68,7 @@ class MarketLearner:
     :param validation: rows to be scored on.
     :param config: everything else.
     :param member_id: who it is, for the log.
-    :param hyperparams: ``learning_rate`` and the names of :data:`tailguard.dials.DIALS`.
+    :param hyperparams: ``learning_rate`` and the names of :data:`tailguard.app.dials.DIALS`.
     :param seed: of everything that is random.
     """
 

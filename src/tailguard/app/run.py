@@ -21,15 +21,15 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard import checkpoint
+from tailguard.app.interruption import Interrupted
+from tailguard.app.training import Market, Split, build_model, prepare_market
+from tailguard.app.watching import Alarm, Journal, Progress, Report, Saving, stopped_by_signals
 from tailguard.checkpoints import Checkpoints
 from tailguard.config import Config, dump_config, load_config
-from tailguard.interruption import Interrupted
 from tailguard.market.data import load_source
 from tailguard.market.features import FeatureScaler
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.persistence import KIND
-from tailguard.training import Market, Split, build_model, prepare_market
-from tailguard.watching import Alarm, Journal, Progress, Report, Saving, stopped_by_signals
 
 CONFIG, INFO, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
 

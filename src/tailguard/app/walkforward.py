@@ -22,6 +22,10 @@ import torch
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from tailguard import checkpoint
+from tailguard.app.out_of_sample import Decisions, calibration_of, decide, fold_table, provenance
+from tailguard.app.run import fingerprint
+from tailguard.app.training import Split, build_model, prepare_market
+from tailguard.app.watching import Progress
 from tailguard.config import Config
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.record import Evaluation
@@ -30,11 +34,7 @@ from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.verdict import VerdictRules
 from tailguard.evaluate.walkforward import Fold, WalkforwardConfig, longest_lookback, make_folds
 from tailguard.market.features import build_features
-from tailguard.out_of_sample import Decisions, calibration_of, decide, fold_table, provenance
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.run import fingerprint
-from tailguard.training import Split, build_model, prepare_market
-from tailguard.watching import Progress
 
 KIND = "decisions"
 IDENTITY = "walkforward.json"

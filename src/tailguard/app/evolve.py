@@ -18,9 +18,11 @@ import torch
 from stable_baselines3.common.logger import Logger, configure
 
 from tailguard import checkpoint
+from tailguard.app.market_learner import MarketFactory, population_of, with_validation
+from tailguard.app.run import INFO, Run
+from tailguard.app.training import default_split, prepare_market
 from tailguard.config import Config
 from tailguard.market.data import load_source
-from tailguard.market_learner import MarketFactory, population_of, with_validation
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine
@@ -29,8 +31,6 @@ from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.files import FileStore
 from tailguard.population.lineage import Lineage
 from tailguard.population.scheduler import Round
-from tailguard.run import INFO, Run
-from tailguard.training import default_split, prepare_market
 
 logger = logging.getLogger(__name__)
 FOLDER, LINEAGE, STATES, FEATURES, LOG = "population", "lineage.jsonl", "states", "features.npy", "log.txt"

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from tailguard.app.training import Split, build_model, default_split, prepare_market
+from tailguard.app.training import test as trade
 from tailguard.config import load_config
 from tailguard.market import random_walk
-from tailguard.training import Split, build_model, default_split, prepare_market
-from tailguard.training import test as trade
 
 TINY = [
     "training.steps=512",

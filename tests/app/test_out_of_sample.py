@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 import torch
 
+from tailguard.app.out_of_sample import evaluate_agent
+from tailguard.app.run import fingerprint
+from tailguard.app.training import build_model, default_split, prepare_market
 from tailguard.config import load_config
 from tailguard.evaluate.assessment import Effort
 from tailguard.market import random_walk
-from tailguard.out_of_sample import evaluate_agent
-from tailguard.run import fingerprint
-from tailguard.training import build_model, default_split, prepare_market
 
 TINY = ["training.steps=128", "training.n_envs=4", "training.n_steps=16", "training.lstm_hidden_size=8", "training.gamma=0.5"]
 

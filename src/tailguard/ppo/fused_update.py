@@ -1,0 +1,129 @@
+"""The gradient of a minibatch in compiled passes from end to end, for the networks that most agents have.
+
+It computes what ``Update`` computes with torch's autograd, in the same order and with the same measures: trunks, heads, the
+policy's loss, the critics' loss, and back. What it does not cover goes the other way; :func:`fused_gradient` is the one place
+where that is decided, once per model.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tailguard.ppo import fused_kernels as kernels
+from tailguard.ppo import fused_losses as losses
+from tailguard.ppo.actions import Categorical
+from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.experience import Batch
+from tailguard.ppo.fused_networks import FusedLstm, FusedMlp, Memory, has_kernel
+from tailguard.ppo.laws import MeanLaw, QuantileLaw
+from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
+from tailguard.ppo.surrogate import Coefficients, policy_rows
+
+Array = NDArray[np.float32]
+NOTHING: Array = np.empty((0, 0), np.float32)
+
+
+def fused_gradient(policy: DistributionalPolicy, flat: FlatParameters, critic: CriticConfig) -> "FusedGradient | None":
+    """The compiled gradient for this policy, or None where torch has to find it.
+
+    Covered: float32 on the CPU; LSTM trunks of one layer, or none; heads with tanh or ReLU; any actions but those with a
+    state-dependent std; critics of one number, or of quantiles with kappa = 0; no clipping of the critics.
+    """
+    plain = type(policy) in (DistributionalPolicy, RecurrentDistributionalPolicy)  # a subclass may compute something else
+    in_memory = flat.tensor.dtype == torch.float32 and flat.tensor.is_cpu
+    trunks = [one for one in (policy.actor_trunk, policy.critic_trunk) if one is not None]
+    heads = [policy.actor, *policy.critics]
+    actions = isinstance(policy.distribution, Categorical) or policy.free_std
+    law = policy.law
+    learnt = type(law) is MeanLaw or (type(law) is QuantileLaw and law.kappa == 0.0)
+    covered = (
+        policy.compiled
+        and plain
+        and in_memory
+        and all(trunk.n_layers == 1 for trunk in trunks)
+        and all(isinstance(head, nn.Sequential) and has_kernel(head) for head in heads)
+        and actions
+        and learnt
+        and critic.clip_range is None
+    )
+    return FusedGradient(policy, flat) if covered else None
+
+
+class FusedGradient:
+    """Writes the gradient of PPO's loss into the flat gradient; made by :func:`fused_gradient`.
+
+    :param policy: that it covers.
+    :param flat: its parameters and their gradients.
+    """
+
+    def __init__(self, policy: DistributionalPolicy, flat: FlatParameters) -> None:
+        self._policy = policy
+        memory = Memory()
+        self._actor_trunk, self._critic_trunk = (
+            None if trunk is None else FusedLstm(flat, name, trunk.hidden_size, memory)
+            for name, trunk in (("actor_trunk", policy.actor_trunk), ("critic_trunk", policy.critic_trunk))
+        )
+        self._actor = FusedMlp(flat, "actor", policy.actor, memory)
+        named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
+        self._critics = [FusedMlp(flat, name, head, memory) for name, head in named.items()]
+        self._log_std = None if policy.log_std is None else policy.log_std.detach().numpy()
+        self._log_std_slope = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
+        law = policy.law
+        self._levels = law.levels.numpy() if isinstance(law, QuantileLaw) else None
+        self._masses = law.masses.numpy()
+
+    def is_needed_whole(self) -> bool:
+        """Whether everything is learnt, and nobody has hung a hook on a parameter: only autograd leaves out and calls."""
+        return all(one.requires_grad and not one._backward_hooks for one in self._policy.parameters())
+
+    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> Tensor:
+        """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
+
+        :param total_weight: the sum of the minibatch's weights.
+        :param vf_coef: weight of the critics' loss.
+        """
+        share, obs = (batch.weights / total_weight).reshape(-1).numpy(), batch.obs
+        actor, critic = self._actor_trunk, self._critic_trunk
+        features, into = (obs.numpy(), NOTHING) if actor is None else self._remember(actor, batch, *batch[-4:-2])
+        measures = self._policy_loss(batch, features, share, coefficients)
+        self._actor.backward(into)
+        if critic is not None and actor is not None:
+            actor.backward()
+            features, into = self._remember(critic, batch, *batch[-2:])
+        critic_loss = 0.0
+        for k, head in enumerate(self._critics):
+            critic_loss += self._critic_loss(head, features, batch.targets[k], share, vf_coef / len(self._critics))
+            head.backward(into, add=k > 0 or critic is None)
+        last = critic or actor
+        if last is not None:
+            last.backward()
+        return torch.tensor([*measures.tolist(), critic_loss / len(self._critics)])
+
+    def _remember(self, trunk: FusedLstm, batch: Batch, hidden: Tensor, cell: Tensor) -> tuple[Array, Array]:
+        """Features ``[M, F]`` of a trunk that had this memory before, and where their gradient goes."""
+        return trunk.forward(batch.obs, batch.blanks, hidden[0], cell[0]), trunk.into_features
+
+    def _policy_loss(self, batch: Batch, features: Array, share: Array, coefficients: Coefficients) -> NDArray[np.float64]:
+        """Outputs of the actor, and what its loss says of them."""
+        raw = self._actor.forward(features)
+        outputs, slopes = raw, self._actor.into_outputs
+        if self._log_std is not None:
+            shape = len(raw), 2 * len(self._log_std)
+            outputs, slopes = np.empty(shape, np.float32), np.empty(shape, np.float32)
+            kernels.beside_constant(raw, self._log_std, outputs)
+        old, actions = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
+        advantages = batch.advantages.reshape(-1).numpy()
+        measures = policy_rows(self._policy.distribution, outputs, old, actions, advantages, share, coefficients, slopes)
+        if self._log_std_slope is not None:
+            kernels.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
+        return measures
+
+    def _critic_loss(self, head: FusedMlp, features: Array, targets: Tensor, share: Array, scale: float) -> float:
+        """The loss of one critic; its gradient, times `scale`, is ready for the way back."""
+        outputs, wanted = head.forward(features), targets.reshape(len(features), -1).numpy()
+        if self._levels is None:
+            return losses.mean_loss(outputs, wanted, share, scale, head.into_outputs)
+        masses = self._masses if wanted.shape[1] > 1 else np.ones(1, np.float32)
+        return losses.quantile_loss(outputs, wanted, masses, self._levels, share, scale, head.into_outputs)
