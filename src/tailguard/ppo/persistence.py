@@ -129,7 +129,8 @@ class Persistent:
         if "policy" in state:
             require_same_shapes(state["policy"], self.policy.state_dict())
         for name, values in state.items():
-            parts[name].load_state_dict(values)
+            # Copied: an optimizer keeps the very tensors that it is given, and then changes them.
+            parts[name].load_state_dict(copy.deepcopy(values))
 
     def run_state(self) -> dict[str, Any]:
         """Where the training stands between two updates: counters, random numbers, memory, environments, running statistics."""
