@@ -1067,21 +1067,24 @@ def test_rewards_are_not_scaled_twice():
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_cart_pole_is_learnt_in_fifteen_thousand_steps(policy):
+    """Of three seeds the middle one; a single one may be unlucky (benchmarks/learning.py trains long enough for all)."""
     memory = {"lstm_hidden_size": 32} if policy == "MlpLstmPolicy" else {}
-    env = make_vec_env("CartPole-v1", 8, seed=4)
-    model = DistributionalPPO(
-        policy,
-        env,
-        n_steps=64,
-        n_epochs=8,
-        learning_rate=3e-3,
-        critic={"num_quantiles": 8},
-        policy_kwargs={"net_arch": [32], **memory},
-        seed=4,
-    )
-    model.learn(15_000)
-    mean, _ = evaluate_policy(model, env, n_eval_episodes=8)
-    assert mean > 150.0
+    means = []
+    for seed in (1, 2, 3):
+        env = make_vec_env("CartPole-v1", 8, seed=seed)
+        model = DistributionalPPO(
+            policy,
+            env,
+            n_steps=64,
+            n_epochs=8,
+            learning_rate=3e-3,
+            critic={"num_quantiles": 8},
+            policy_kwargs={"net_arch": [32], **memory},
+            seed=seed,
+        )
+        model.learn(15_000)
+        means.append(evaluate_policy(model, env, n_eval_episodes=8)[0])
+    assert np.median(means) > 150.0
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
