@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tailguard import DistributionalPPO, TradingEnv
-from tailguard.app.export import export
+from tailguard.app.export import export, observation_names
 from tailguard.market import BettingGame, SignalMarket, build_features, random_walk
 from tailguard.market.features import FeatureScaler
 
@@ -66,7 +66,9 @@ def test_the_scale_of_features_is_part_of_the_graph(tmp_path):
     scaler = FeatureScaler(bars.index[0], bars.index[300]).fit(raw[:300])
     scaled = scaler.transform(raw)
     model = DistributionalPPO("MlpPolicy", TradingEnv(bars, features=scaled, episode_length=50), n_steps=32, seed=0).learn(64)
-    path = export(model.policy, tmp_path / "agent.onnx", "onnx", scaler, scaler.names)
+    columns = observation_names(model.policy, scaler.names)
+    assert columns == [*scaler.names, "weight_0", "unrealised_gain_0", "drawdown"]
+    path = export(model.policy, tmp_path / "agent.onnx", "onnx", scaler, columns)
     act = runner(path, "onnx")
     account = np.array([0.3, 0.01, -0.02], np.float32)
     for row in range(raw.warmup, 400, 20):
@@ -74,4 +76,4 @@ def test_the_scale_of_features_is_part_of_the_graph(tmp_path):
         (action,) = act(np.concatenate((raw.values[row], account))[None])
         np.testing.assert_allclose(action[0], expected, atol=1e-5)
     facts = {one.key: one.value for one in onnx.load(path).metadata_props}
-    assert json.loads(facts["tailguard"])["columns"] == list(scaler.names)
+    assert json.loads(facts["tailguard"])["columns"] == columns

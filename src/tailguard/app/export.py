@@ -108,6 +108,16 @@ def export(
     return path
 
 
+def observation_names(policy: DistributionalPolicy, features: Sequence[str]) -> list[str]:
+    """The columns of an observation of a trading agent: features, account, and what agents for a tail see besides.
+
+    :param features: names of the features.
+    """
+    assets = (policy.own_size - len(features) - 1) // 2
+    account = [f"{what}_{asset}" for what in ("weight", "unrealised_gain") for asset in range(assets)]
+    return [*features, *account, "drawdown", *("earned", "discount", "tail")[: policy.budget.columns]]
+
+
 def _example(policy: DistributionalPolicy) -> tuple[tuple[Tensor, ...], list[str]]:
     # Two rows: with one the exporters would take the batch for a constant.
     observation = torch.zeros(2, policy.obs_size)

@@ -88,12 +88,13 @@ def run_export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; by default RUN/agent.")] = None,
 ) -> None:
     """Write an agent as a graph that other programs run: features and account in, target position and memory out."""
-    from tailguard.app.export import export
+    from tailguard.app.export import export, observation_names
     from tailguard.app.run import Run
 
     opened = Run.open(run)
     model, scaler = opened.trained_model(), opened.scaler
-    path = export(model.policy, output or opened.path / "agent", form.value, scaler, scaler.names)
+    columns = observation_names(model.policy, scaler.names)
+    path = export(model.policy, output or opened.path / "agent", form.value, scaler, columns)
     console().print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
