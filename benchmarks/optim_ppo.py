@@ -1,0 +1,106 @@
+"""Do variance scaling and UPGD pay inside PPO? `make bench-optim_ppo`
+
+CartPole-v1, `SignalMarket`, and a `SignalMarket` whose signal turns its sign every 60,000 steps, which is where optimizers for
+continual learning should help. Five seeds, the same settings for all; the score of a run is the mean over its last third, as a share
+of the best possible. Intervals are bootstrap percentiles of the mean over seeds.
+"""
+
+import argparse
+import platform
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from tailguard import DistributionalPPO
+from tailguard.market import SignalMarket
+
+OPTIMIZERS = {
+    "Adam": {},
+    "Adam, VGS": {"vgs": {}},
+    "AdaptiveUPGD": {"optimizer": {"name": "adaptive_upgd", "sigma": 0.0}},
+    "AdaptiveUPGD, noise": {"optimizer": {"name": "adaptive_upgd", "sigma": 0.01, "adaptive_noise": True}},
+    "AdaptiveUPGD, noise, VGS": {"optimizer": {"name": "adaptive_upgd", "sigma": 0.01, "adaptive_noise": True}, "vgs": {}},
+}
+ENVS, STEPS, TURN = 32, 64, 60_000
+
+
+class TurningMarket(SignalMarket):
+    """The signal means the opposite after every `TURN` steps of all copies together."""
+
+    played = 0
+
+    def _advance(self, actions):
+        self.beta = abs(self.beta) if (self.played // TURN) % 2 == 0 else -abs(self.beta)
+        self.played += self.num_envs
+        return super()._advance(actions)
+
+
+class Rewards(BaseCallback):
+    """Collects the mean reward of every rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = []
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        self.means.append(self.model.rollout_buffer.rewards.mean().item())
+
+
+def market(make, steps, settings, seed):
+    env = make(ENVS, episode_length=256, seed=seed)
+    best = SignalMarket().solve().average_reward
+    watch = Rewards()
+    DistributionalPPO("MlpPolicy", env, n_steps=STEPS, learning_rate=1e-3, gamma=0.95, seed=seed, **settings).learn(
+        steps, watch
+    )
+    return float(np.mean(watch.means[-len(watch.means) // 3 :])) / best
+
+
+def pole(settings, seed):
+    env = make_vec_env("CartPole-v1", 8, seed=seed)
+    model = DistributionalPPO("MlpPolicy", env, n_steps=128, n_epochs=8, learning_rate=1e-3, seed=seed, **settings)
+    lengths = []
+
+    class Watch(BaseCallback):
+        def _on_step(self):
+            lengths.extend(info["episode"]["r"] for info in self.locals["infos"] if "episode" in info)
+            return True
+
+    model.learn(60_000, Watch())
+    return float(np.mean(lengths[-len(lengths) // 3 :])) / 500.0
+
+
+TASKS = {
+    "CartPole-v1, 60k steps": pole,
+    "SignalMarket, 240k": lambda settings, seed: market(SignalMarket, 240_000, settings, seed),
+    "SignalMarket that turns, 360k": lambda settings, seed: market(TurningMarket, 360_000, settings, seed),
+}
+
+
+def interval(values):
+    draws = np.random.default_rng(0).choice(values, (4000, len(values))).mean(1)
+    return np.percentile(draws, [2.5, 97.5])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, seeds 0 to {arguments.seeds - 1}, one thread")
+    for task, run in TASKS.items():
+        print(f"\n{task}\n\n| optimizer | share of the best, mean of seeds | 95 % interval | each seed |\n|---|---|---|---|")
+        for name, settings in OPTIMIZERS.items():
+            scores = [run(settings, seed) for seed in range(arguments.seeds)]
+            low, high = interval(scores)
+            each = ", ".join(f"{score:.3f}" for score in scores)
+            print(f"| {name} | {np.mean(scores):.3f} | {low:.3f} to {high:.3f} | {each} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
