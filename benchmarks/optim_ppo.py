@@ -1,8 +1,8 @@
 """Do variance scaling and UPGD pay inside PPO? `make bench-optim_ppo`
 
 CartPole-v1, `SignalMarket`, and a `SignalMarket` whose signal turns its sign every 60,000 steps, which is where optimizers for
-continual learning should help. Five seeds, the same settings for all; the score of a run is the mean over its last third, as a share
-of the best possible. Intervals are bootstrap percentiles of the mean over seeds.
+continual learning should help. Five seeds, the same settings for all; the score of a run is the mean over its last third, as a
+share of the best possible. Intervals are bootstrap percentiles of the mean over seeds.
 """
 
 import argparse
