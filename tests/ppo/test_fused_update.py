@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from test_algorithm import B, Script, T, collect, make, weights
 from torch import nn
 
+from tailguard import DistributionalPPO
+from tailguard.market import SignalMarket
+from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
 from tailguard.ppo.fused_acting import fused_acting
@@ -320,3 +323,19 @@ def test_the_measures_have_their_names():
     assert len(measures) == len(LOSSES) + 2
     assert measures[-1].item() == pytest.approx(slopes.norm().item(), rel=1e-6)
     assert np.isfinite(measures.numpy()).all()
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_kernels_are_compiled_for_contiguous_arrays_only(policy):
+    """Gaps between rows, as columns leave that a policy is not shown, would compile slow versions a second time."""
+    network = {"net_arch": [8]} | ({"lstm_hidden_size": 8} if policy == "MlpLstmPolicy" else {})
+    risk = {"objective": "cvar", "alpha": 0.5, "observe_return": False}
+    DistributionalPPO(policy, SignalMarket(4, seed=0), n_steps=16, seed=0, policy_kwargs=network, risk=risk).learn(128)
+    layouts = {
+        argument.layout
+        for function in (kernels.mlp_forward, kernels.mlp_backward, kernels.lstm_forward, kernels.lstm_backward)
+        for signature in function.signatures
+        for argument in signature
+        if hasattr(argument, "layout")
+    }
+    assert layouts == {"C"}

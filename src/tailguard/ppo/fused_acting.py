@@ -58,7 +58,7 @@ class FusedActing:
 
     def __call__(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """As :meth:`DistributionalPolicy.act`, with the weights of the last :meth:`begin`."""
-        features = inputs.numpy()
+        features = inputs.contiguous().numpy()  # columns that a policy is not shown leave gaps between the rows
         if self._trunk is not None:
             before = state[0].numpy()[0], state[1].numpy()[0]
             after = torch.empty(state[0].shape), torch.empty(state[0].shape)
