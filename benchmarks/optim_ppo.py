@@ -76,9 +76,9 @@ def pole(settings, seed):
 
 
 TASKS = {
-    "CartPole-v1, 60k steps": pole,
     "SignalMarket, 240k": lambda settings, seed: market(SignalMarket, 240_000, settings, seed),
     "SignalMarket that turns, 360k": lambda settings, seed: market(TurningMarket, 360_000, settings, seed),
+    "CartPole-v1, 60k steps": pole,
 }
 
 
