@@ -77,8 +77,8 @@ class RiskConfig(BaseModel):
     alpha: Level | tuple[Level, Level] = 0.05
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     limit: float | None = None
-    anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    anneal_from: Level = 1.0
+    anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.4
+    anneal_from: Level = 0.5
     cap_step: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     window: Annotated[int, Field(ge=ENOUGH_EPISODES)] = 1000
     levels: Annotated[int, Field(ge=2)] = 6
@@ -221,16 +221,21 @@ class RiskObjective:
         self.alphas = config.alphas()
         self.returns = [Returns(config.window) for _ in self.alphas]
         self.multiplier = 0.0
-        self.share = self._share(0.0)  # of the way from the whole law to the tail, in logarithms
+        self.share = self._share(0.0)  # of the way that the tail shrinks, in logarithms
+        n = len(self.alphas)
+        self.recent = np.full((n, 1 + n), -np.inf)  # of each level, smoothed: its cap, and what it is worth to every level
+        self.best = np.full((n, 2), -np.inf)  # for each level: the highest of these worths, and the cap that had it
 
     def _share(self, progress: float) -> float:
         annealed = 0.0 if self.config.objective == "constrained" else self.config.anneal
         return 1.0 if annealed == 0.0 else min(progress / annealed, 1.0)
 
     def _annealed(self, alpha: Any) -> Any:
-        """The tail that training is at, for a tail or a tensor of them: evenly in the logarithm."""
+        """The tail that training is at, for a tail or a tensor of them: evenly in the logarithm, and at the end the tail."""
+        if self.share == 1.0:
+            return alpha
         start = alpha.clamp(min=self.config.anneal_from) if isinstance(alpha, Tensor) else max(self.config.anneal_from, alpha)
-        return start ** (1.0 - self.share) * alpha**self.share
+        return start ** (1.0 - self.share) * alpha ** (2.0 * self.share)
 
     @property
     def neutral(self) -> bool:
@@ -244,7 +249,9 @@ class RiskObjective:
         if config.objective == "cvar":
             return 0.0, 1.0
         if config.objective == "mean_cvar":
-            return 1.0 - config.weight, config.weight / self._annealed(alpha)
+            annealed = self._annealed(alpha)
+            shown = torch.maximum(annealed, alpha) if isinstance(alpha, Tensor) else max(annealed, alpha)
+            return 1.0 - config.weight, config.weight / shown
         return 1.0, self.multiplier / alpha
 
     def rewards(self, rewards: Tensor, columns: Tensor) -> Tensor:
@@ -289,11 +296,15 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            (var, _), (_, cvar) = returns.tails((self._annealed(alpha), alpha), masses)
+            (var, _), (_, mean), *tails = returns.tails((self._annealed(alpha), 1.0, *self.alphas), masses)
+            cvars = np.array([cvar for _, cvar in tails])
             cap = self.budget.caps[level]
+            if cap.isfinite() and config.objective != "constrained":
+                self._compare(level, cap.item(), mean, cvars)
+                var = max(var, self.best[level, 1]) if self.share == 1.0 else var
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
-            metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
+            metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvars[level]}
         if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
             assert config.limit is not None
             missing = config.limit - metrics["risk/cvar"]
@@ -305,16 +316,27 @@ class RiskObjective:
         metrics["risk/alpha_annealed"] = float(self._annealed(self.alphas[0]))
         return metrics
 
+    def _compare(self, level: int, cap: float, mean: float, cvars: NDArray[np.float64]) -> None:
+        """Note what the cap of a level has brought, and for which levels it is the best so far."""
+        weight = self.config.weight if self.config.objective == "mean_cvar" else 1.0
+        now, before = np.append(cap, (1.0 - weight) * mean + weight * cvars), self.recent[level]
+        before[:] = now if np.isinf(before[0]) else before + self.config.cap_step * (now - before)
+        better = before[1:] > self.best[:, 0]
+        self.best[better, 0], self.best[better, 1] = before[1:][better], before[0]
+
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings and the caps, in plain numbers."""
         return {
             "multiplier": self.multiplier,
             "share": self.share,
+            "recent": self.recent.tolist(),
+            "best": self.best.tolist(),
             "returns": [[v.tolist() for v in one.values] for one in self.returns],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         self.multiplier, self.share = state["multiplier"], state["share"]
+        self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
         for one, values in zip(self.returns, state["returns"], strict=True):
             one.values = deque((np.asarray(value) for value in values), maxlen=self.config.window)
