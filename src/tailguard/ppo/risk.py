@@ -17,9 +17,9 @@ gamma: with gamma = 1 the plain sum. An episode that is cut off counts with its 
 Small tails see few episodes, and an agent that starts out careful never finds what it could win. So the tail is annealed: it
 begins as half of the law, or all of it (`anneal_from`), and shrinks to alpha.
 
-The best policy for a cap has no reason to earn more than that. So a cap that follows the VaR can fall but hardly rise, and stays
-at the first local maximum of the expression above. Therefore the tail goes on shrinking for a while, what every cap has brought
-is noted, and then the cap goes back to the best of them. From there it rises with the VaR, but does not fall.
+The best policy for a cap has no reason to earn more than that. So a cap that follows the VaR can fall but hardly rise, and
+stays at the first local maximum of the expression above. Therefore the tail goes on shrinking for a while, what every cap has
+brought is noted, and then the cap goes back to the best of them. From there it rises with the VaR, but does not fall.
 """
 
 from collections import deque
