@@ -83,7 +83,7 @@ class RiskConfig(BaseModel):
     alpha: Level | tuple[Level, Level] = 0.05
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     limit: float | None = None
-    anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.4
+    anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.3
     anneal_from: Level = 0.5
     cap_step: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     window: Annotated[int, Field(ge=ENOUGH_EPISODES)] = 1000
