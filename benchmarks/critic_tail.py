@@ -14,12 +14,13 @@ from tailguard.market.batched import BatchedEnv
 from tailguard.ppo.controls import LinearSchedule
 from tailguard.ppo.quantiles import cvar
 
-CRITICS: dict[str, dict[str, Any]] = {f"{n} quantiles": {"num_quantiles": n} for n in (21, 32, 51, 101)}
-CRITICS |= {f"{n} quantiles, 5 in the tail": {"num_quantiles": n, "tail_quantiles": 5} for n in (32, 51)}
+EVEN: dict[str, Any] = {"num_quantiles": 51, "tail_quantiles": 0}
+CRITICS: dict[str, dict[str, Any]] = {f"{n} quantiles, 5 in the tail": {"num_quantiles": n} for n in (21, 32, 51, 101)}
+CRITICS |= {f"{n} quantiles, even": {**EVEN, "num_quantiles": n} for n in (21, 32, 51, 101)}
 CRITICS["51 categorical"] = {"num_quantiles": 51, "law": "categorical"}
-CRITICS["51, Huber loss with kappa 1"] = {"num_quantiles": 51, "huber_kappa": 1.0}
-CRITICS["51, a lambda-return as target"] = {"num_quantiles": 51, "target": "lambda_return"}
-CRITICS["51, both"] = {"num_quantiles": 51, "huber_kappa": 1.0, "target": "lambda_return"}
+CRITICS["51 even, Huber loss with kappa 1"] = {**EVEN, "huber_kappa": 1.0}
+CRITICS["51 even, a lambda-return as target"] = {**EVEN, "target": "lambda_return"}
+CRITICS["51 even, both"] = {**EVEN, "huber_kappa": 1.0, "target": "lambda_return"}
 
 
 class Chain(BatchedEnv):

@@ -5,7 +5,6 @@ Every seed is reported, and every optimum is computed here (dynamic programming 
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -15,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from critic_tail import CRITICS, tail_error
+from risk_caps import shares
+from risk_market import SEEDS, even_tail, market_weeks, tail_mean, training_cost, with_interval
 from stable_baselines3.common.callbacks import BaseCallback
 
-from tailguard import DistributionalPPO, ReturnObserver, TradingVecEnv
-from tailguard.market import BettingGame, CrashMarket, GuardedMaze, load_dataset
+from tailguard import DistributionalPPO, ReturnObserver
+from tailguard.market import BettingGame, CrashMarket, GuardedMaze
 from tailguard.ppo.controls import LinearSchedule
 from tailguard.vec_env import GymVectorAdapter
 
@@ -90,11 +91,6 @@ def betting_law(model: DistributionalPPO, game: BettingGame, alpha: float | None
     return chips - game.chips, mass
 
 
-def tail_mean(values: np.ndarray, mass: np.ndarray, alpha: float) -> float:
-    below = np.cumsum(mass) - mass
-    return float(np.clip(alpha - below, 0.0, mass) @ values / alpha)
-
-
 def betting_cvar(risk: dict[str, Any], game: dict[str, Any], alpha: float, seed: int, steps: int) -> float:
     return tail_mean(*betting_law(play_betting(risk, game, seed, steps), BettingGame(**game)), alpha)
 
@@ -113,10 +109,19 @@ def betting_rows(run: "Runner", title: str, games: list[dict[str, Any]]) -> None
     for game in games:
         for alpha, goal in ((0.2, 0.85), (0.05, 0.7)):
             best = BettingGame(**game).solve(alpha).objective
-            risk = {"objective": "cvar", "alpha": alpha, "anneal": 0.4}
+            risk = {"objective": "cvar", "alpha": alpha}
             reached = run.seeds(betting_cvar, risk, game, alpha, steps=share_of(BETTING_STEPS, run.quick))
             share = f"{np.median(reached) / best:.3f}" if best > 0.0 else "-"
             run.row(named(game), alpha, f"{best:.2f}", f">= {goal}", share, each(reached))
+
+
+def table_caps(run: "Runner") -> None:
+    head = ("game", "alpha", "optimum", "cap follows the VaR", "cap is searched")
+    run.head("Betting games with a perfect player: share of the optimum that the cap leaves", *head)
+    for game in GAMES:
+        for alpha in (0.2, 0.05):
+            if BettingGame(**game).solve(alpha).objective > 0.0:
+                run.row(named(game), alpha, *(f"{share:.2f}" for share in shares(game, alpha)))
 
 
 def named(game: dict[str, Any]) -> str:
@@ -149,7 +154,7 @@ def maze_way(risk: dict[str, Any], seed: int, steps: int) -> tuple[float, float]
 def table_maze(run: "Runner") -> None:
     run.head("Guarded maze", "objective", "optimum", "meets the guard, each seed", "arrives, each seed")
     for alpha in (1.0, 0.5, 0.2):
-        risk = {"objective": "neutral"} if alpha == 1.0 else {"objective": "cvar", "alpha": alpha, "anneal_from": 0.5}
+        risk = {"objective": "neutral"} if alpha == 1.0 else {"objective": "cvar", "alpha": alpha}
         ways = run.seeds(maze_way, risk, steps=share_of(600_000, run.quick))
         best = "meets the guard" if GuardedMaze().solve(alpha).passes_guard else "walks round"
         run.row(
@@ -183,7 +188,7 @@ def table_constrained(run: "Runner") -> None:
 
 def dial_frontier(seed: int, steps: int) -> list[tuple[float, float]]:
     """Mean and CVaR of one agent at each of the tails."""
-    risk = {"objective": "cvar", "alpha": (min(DIAL), max(DIAL)), "levels": len(DIAL), "anneal": 0.4}
+    risk = {"objective": "cvar", "alpha": (min(DIAL), max(DIAL)), "levels": len(DIAL)}
     model, game = play_betting(risk, {}, seed, steps), BettingGame()
     laws = [betting_law(model, game, alpha) for alpha in DIAL]
     return [(float(mass @ values), tail_mean(values, mass, alpha)) for alpha, (values, mass) in zip(DIAL, laws, strict=True)]
@@ -198,9 +203,9 @@ def table_dial(run: "Runner") -> None:
         "one each",
         "ratio of medians",
     )
-    frontiers = run.seeds(dial_frontier, steps=share_of(2 * BETTING_STEPS, run.quick))
+    frontiers = run.seeds(dial_frontier, steps=share_of(len(DIAL) * BETTING_STEPS, run.quick))  # as many as the others together
     for i, alpha in enumerate(DIAL):
-        risk = {"objective": "cvar", "alpha": alpha, "anneal": 0.4}
+        risk = {"objective": "cvar", "alpha": alpha}
         separate = run.seeds(betting_cvar, risk, {}, alpha, steps=share_of(BETTING_STEPS, run.quick))
         shared = [frontier[i][1] for frontier in frontiers]
         best = BettingGame().solve(alpha).objective
@@ -281,47 +286,20 @@ def table_critic(run: "Runner") -> None:
 # ---------------------------------------------------------------------------------------------- shipped market
 
 
-def market_result(alpha: float, seed: int, steps: int) -> tuple[float, float, float]:
-    """Mean and CVaR .05 of the log-return of a week on the validation span, in percent, and the seconds of training."""
-    bars = load_dataset("btcusd-1h")
-    cut, week = int(0.8 * len(bars)), 168
-    risk = {"objective": "neutral"} if alpha == 1.0 else {"objective": "cvar", "alpha": alpha}
-    env = TradingVecEnv(bars, n_envs=64, episode_length=week, fee=0.0005, span=(0, cut), seed=seed)
-    settings = {"n_steps": 64, "batch_size": 1024, "n_epochs": 4, "gamma": 1.0, "learning_rate": 3e-4}
-    model = DistributionalPPO("MlpPolicy", env, seed=seed, risk=risk, normalize_obs=True, **settings)
-    model.learn(64 * 64)  # what is compiled on first use is no part of the cost
-    start = time.process_time()
-    model.learn(steps)
-    seconds = time.process_time() - start
-    test = TradingVecEnv(bars, n_envs=512, episode_length=week, fee=0.0005, span=(cut, len(bars)), seed=seed + 1000)
-    watched = ReturnObserver(test, 1.0) if model.risk.watches_return else test
-    obs, total, open_ = watched.reset(), np.zeros(512), np.ones(512, bool)
-    for _ in range(week):
-        obs, rewards, dones, _ = watched.step(model.predict(obs, deterministic=True)[0])
-        total += np.where(open_, rewards, 0.0)
-        open_ &= ~dones
-    total = np.sort(100.0 * total)
-    return float(total.mean()), tail_mean(total, np.full(512, 1.0 / 512), 0.05), seconds
-
-
 def table_market(run: "Runner") -> None:
-    run.head(
-        "btcusd-1h, weeks of the last fifth of the bars, after training on the others",
-        "objective", "mean %, median", "each seed", "CVaR .05 %, median", "each seed", "seconds of training",
-    )  # fmt: skip
+    head = ("objective", "mean % [95 %]", "each seed", "CVaR .05 % [95 %]", "each seed")
+    title = "btcusd-1h, weeks of the last fifth of the bars, after training on the others"
+    run.head(f"{title}; intervals over calendar weeks and seeds 0 to {SEEDS - 1}", *head)
     for alpha in (1.0, 0.5, 0.2, 0.05):
-        results = run.seeds(market_result, alpha, steps=share_of(300_000, run.quick))
-        means, tails, seconds = zip(*results, strict=True)
-        name = "neutral" if alpha == 1.0 else f"CVaR {alpha}"
-        row = (
-            name,
-            f"{np.median(means):.2f}",
-            each(means),
-            f"{np.median(tails):.2f}",
-            each(tails),
-            f"{np.median(seconds):.1f}",
-        )
-        run.row(*row)
+        results = run.seeds(market_weeks, alpha, steps=share_of(300_000, run.quick), n=SEEDS)
+        totals, begins = np.stack([total for total, _ in results]), results[0][1]
+        cells = [(with_interval(f, totals, begins), each(map(f, totals))) for f in (np.mean, even_tail)]
+        run.row("neutral" if alpha == 1.0 else f"CVaR {alpha}", *cells[0], *cells[1])
+
+
+def table_cost(run: "Runner") -> None:
+    run.head("btcusd-1h, CPU time of training for CVaR .05 over that for the mean", "goal", "ratio, each seed")
+    run.row("<= 1.1", each(run.seeds(training_cost, steps=share_of(40_960, run.quick))))
 
 
 # ----------------------------------------------------------------------------------------------------- running
@@ -339,18 +317,25 @@ def alone(function: Callable[..., Any], arguments: tuple[Any, ...], seed: int, s
 class Runner:
     """Runs the seeds of a row, side by side where there are several workers, and prints tables.
 
-    :param n_seeds: seeds, from 0.
+    :param n_seeds: seeds.
+    :param first: the first of them.
     :param quick: a tenth of the steps: whether everything runs, not what it reaches.
     :param workers: processes.
     """
 
-    def __init__(self, n_seeds: int, quick: bool, workers: int) -> None:
-        self.n_seeds, self.quick = n_seeds, quick
+    def __init__(self, n_seeds: int, first: int, quick: bool, workers: int) -> None:
+        self.n_seeds, self.first, self.quick = n_seeds, first, quick
         self.pool = ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
+        self.known: dict[str, list[Any]] = {}
 
-    def seeds(self, function: Callable[..., Any], *arguments: Any, steps: int) -> list[Any]:
-        waiting = [self.pool.submit(alone, function, arguments, seed, steps) for seed in range(self.n_seeds)]
-        return [one.result() for one in waiting]
+    def seeds(self, function: Callable[..., Any], *arguments: Any, steps: int, n: int | None = None) -> list[Any]:
+        """What the function returns for each seed; the same question is answered once."""
+        question = f"{function.__name__} {arguments} {steps}"
+        if question not in self.known:
+            seeds = range(self.first, self.first + (n or self.n_seeds))
+            waiting = [self.pool.submit(alone, function, arguments, seed, steps) for seed in seeds]
+            self.known[question] = [one.result() for one in waiting]
+        return self.known[question]
 
     def head(self, title: str, *columns: str) -> None:
         print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
@@ -362,27 +347,30 @@ class Runner:
 TABLES = {
     "betting": table_betting,
     "games": table_games,
+    "caps": table_caps,
     "maze": table_maze,
     "constrained": table_constrained,
     "crash": table_crash,
     "critic": table_critic,
     "dial": table_dial,
     "market": table_market,
+    "cost": table_cost,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", help=f"tables whose name contains this, of {', '.join(TABLES)}")
+    parser.add_argument("--first", type=int, default=0, help="the first seed; settings were chosen on 10 to 12")
+    parser.add_argument("--only", default="", help=f"tables whose name contains one of these, of {', '.join(TABLES)}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     options = parser.parse_args()
-    run = Runner(options.seeds, options.quick, options.workers)
+    run = Runner(options.seeds, options.first, options.quick, options.workers)
     quick = ", a tenth of the steps" if options.quick else ""
-    print(f"torch {torch.__version__}, seeds 0 to {options.seeds - 1}, one thread each{quick}")
+    print(f"torch {torch.__version__}, seeds from {options.first}, one thread each{quick}")
     for name, table in TABLES.items():
-        if options.only in name:
+        if any(part in name for part in options.only.split(",")):
             table(run)
 
 

@@ -27,17 +27,30 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 FORMAT = "tailguard"
-VERSION = 2
+VERSION = 3
 LIBRARIES = ("tailguard", "torch", "numpy", "stable-baselines3", "gymnasium")
 
 
-def _with_normalization(kind: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 kept the statistics of a ``VecNormalize`` only together with environments that know their state."""
-    return tree | {"vec_normalize": None} if kind == "model" else tree
+def _to_version_2(kind: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 knew no adversary, and kept a ``VecNormalize`` only together with environments that know their state."""
+    if kind != "model":
+        return tree
+    settings, run = tree["settings"] | {"adversary": None}, tree["run"] | {"adversary": None}
+    return tree | {"settings": settings, "run": run, "vec_normalize": None}
+
+
+def _to_version_3(kind: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 knew no search for the best cap: nothing has been found yet."""
+    if kind != "model":
+        return tree
+    objective = tree["agent"]["objective"]
+    n, nothing = len(objective["returns"]), float("-inf")
+    found = {"recent": [[nothing] * (1 + n)] * n, "best": [[nothing] * 2] * n}
+    return tree | {"agent": tree["agent"] | {"objective": objective | found}}
 
 
 # From each old version to the next: functions of the kind and the tree, which return the tree of the next version.
-MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {1: _with_normalization}
+MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {1: _to_version_2, 2: _to_version_3}
 
 # Marks of what JSON has no word for. A key of the user's that begins like one is refused.
 MARK = "$"

@@ -8,7 +8,9 @@ import torch
 from gymnasium import spaces
 from test_algorithm import B, Script, T, collect, make, mlp_and_lstm, prepared, weights
 
+from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.health import reserve_metrics
+from tailguard.ppo.quantiles import uniform_levels
 from tailguard.vec_env import ArrayVecEnv, StepArrays
 
 
@@ -198,3 +200,16 @@ def answers(model):
     with torch.no_grad():
         outputs, _ = policy.act(policy.inputs(torch.from_numpy(shown)), policy.initial_state(2))
     return outputs.softmax(-1)[:, 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("config", "n_tail"),
+    [({}, 5), ({"num_quantiles": 20}, 5), ({"num_quantiles": 19}, 0), ({"num_quantiles": 1}, 0), ({"law": "categorical"}, 0)],
+)
+def test_five_of_many_quantiles_stand_in_the_tail(config: dict[str, object], n_tail: int) -> None:
+    critic = CriticConfig.model_validate(config)
+    levels = critic.levels()
+    assert len(levels) == critic.num_quantiles
+    assert critic.n_tail == n_tail
+    assert int((levels < critic.tail_alpha).sum()) == (n_tail or round(critic.tail_alpha * critic.num_quantiles))
+    assert torch.equal(CriticConfig(num_quantiles=32, tail_quantiles=0).levels(), uniform_levels(32))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.quantiles import (
     cumulative_gaps,
     cvar,
@@ -132,6 +133,15 @@ class TestCVaR:
     def test_discretisation_error_is_the_known_one(self, alpha, n, percent):
         measured = float(cvar(quantiles_of(stats.norm, n), alpha))
         assert 100 * (1 - measured / GAUSSIAN_CVAR[alpha]) == pytest.approx(percent, abs=0.1)
+
+    @pytest.mark.parametrize(("n", "percent"), [(21, 5.2), (32, 4.3), (51, 2.4), (101, 1.0)])
+    def test_the_error_that_levels_alone_cause(self, n, percent):
+        """Of the CVaR .05 of a normal law with exact quantiles: evenly spaced, and with five levels in the tail."""
+        even, tail = (CriticConfig(num_quantiles=n, tail_quantiles=k).levels().double() for k in (0, 5))
+        errors = [1 - float(cvar(double(stats.norm.ppf(x.numpy())), 0.05, x)) / GAUSSIAN_CVAR[0.05] for x in (even, tail)]
+        assert 100 * errors[0] == pytest.approx(percent, abs=0.1)
+        # Five cells of 0.01 are the lowest five of 100 even ones.
+        assert 1 - errors[1] == pytest.approx(float(cvar(quantiles_of(stats.norm, 100), 0.05)) / GAUSSIAN_CVAR[0.05], abs=1e-6)
 
     @pytest.mark.parametrize("alpha", GAUSSIAN_CVAR)
     def test_gaussian(self, alpha):

@@ -152,7 +152,7 @@ def test_weights_of_mean_and_tail_follow_from_the_objective():
     columns = double([[[0.0, 1.0]]])
     assert objective().weights(columns) == (0.0, 1.0)
     assert objective(objective="mean_cvar", weight=0.3, alpha=0.1, anneal=0.0).weights(columns) == pytest.approx((0.7, 3.0))
-    at_first = objective(objective="mean_cvar", weight=0.3, alpha=0.1, anneal=0.5)  # the tail is the whole law as yet
+    at_first = objective(objective="mean_cvar", weight=0.3, alpha=0.1, anneal=0.5, anneal_from=1.0)
     assert at_first.weights(columns) == pytest.approx((0.7, 0.3))
     constrained = objective(objective="constrained", limit=0.0, alpha=0.1)
     assert constrained.weights(columns) == (1.0, 0.0)
@@ -298,14 +298,50 @@ def test_the_first_cap_is_the_var_to_the_last_digit():
     assert risk.budget.caps.item() == 20_000_001.0
 
 
-@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.2, 0.5), (0.4, 1.0), (0.9, 1.0)])
-def test_the_tail_shrinks_from_the_whole_law(progress, share):
-    """The tail is alpha^share: with alpha = 0.04, first 1, halfway 0.2; the cap is its VaR."""
-    risk = remembered(range(100), alpha=0.04, anneal=0.4)
+@pytest.mark.parametrize(
+    ("progress", "power", "cap"), [(0.0, 0.0, 99.0), (0.2, 0.5, 19.0), (0.4, 1.0, 3.0), (0.5, 1.25, 1.0), (0.7, 1.0, 3.0)]
+)
+def test_the_tail_shrinks_past_alpha_and_comes_back(progress, power, cap):
+    """alpha^power with alpha = 0.04: first 1, halfway 0.2, then alpha, and past it half as far again. The cap is its VaR."""
+    risk = remembered(range(100), alpha=0.04, anneal=0.4, anneal_from=1.0)
     metrics = risk.adapt(progress, np.ones(1), 1.0)
-    assert metrics["risk/alpha_annealed"] == pytest.approx(0.04**share)
-    assert risk.budget.caps.item() == {0.0: 99.0, 0.5: 19.0, 1.0: 3.0}[share]
+    assert metrics["risk/alpha_annealed"] == pytest.approx(0.04**power)
+    assert risk.budget.caps.item() == cap
     assert metrics["risk/cvar"] == pytest.approx(1.5)  # always of the tail that is wanted in the end
+
+
+def test_afterwards_the_cap_goes_to_where_the_tail_was_best():
+    risk = objective(alpha=0.5, anneal=0.5, anneal_from=1.0, cap_step=1.0, window=20)
+    played = {0.0: (0.0, 0.0), 0.1: (1.0, 8.0), 0.2: (3.0, 5.0), 0.3: (2.0, 2.0)}  # progress: returns of the two halves
+    caps = []
+    for progress, halves in played.items():
+        risk.remember([np.array([half]) for half in halves] * 10, np.ones(20))
+        risk.adapt(progress, np.ones(1), 1.0)
+        caps.append(risk.budget.caps.item())
+    # 0.0 sets the first cap; the returns of 0.2 have the best worse half, 3, and were played under the cap of 0.1.
+    assert risk.best[0] == pytest.approx([3.0, caps[1]])
+    risk.adapt(0.75, np.ones(1), 1.0)
+    assert risk.budget.caps.item() == caps[1] == 8.0
+    assert risk.best[0, 0] == pytest.approx(2.0)  # what it brings now is not what it brought then
+    # It does not fall below that with the VaR, but rises with it.
+    for progress, values, cap in ((0.8, [1.0] * 20, 8.0), (0.9, [-50.0] * 9 + [9.0] * 11, 9.0)):
+        risk.remember([np.array([value]) for value in values], np.ones(20))
+        risk.adapt(progress, np.ones(1), 1.0)
+        assert risk.budget.caps.item() == pytest.approx(cap)
+
+
+def test_what_one_level_of_a_dial_finds_serves_the_others():
+    risk = objective(alpha=(0.1, 0.5), levels=2, anneal=0.5, cap_step=1.0, window=20, anneal_from=0.1)
+    bold, careful = [-9.0] * 3 + [9.0] * 17, [2.0] * 20
+    for values, alpha in ((bold, 0.1), (careful, 0.5)):
+        risk.remember([np.array([value]) for value in values], np.full(20, alpha))
+    for _ in range(2):
+        risk.adapt(0.0, np.ones(1), 1.0)
+    # The worst tenth of the bold returns is -9, their worse half (3 * -9 + 7 * 9) / 10; the careful ones have 2 everywhere.
+    assert risk.best[:, 0] == pytest.approx([2.0, 3.6])
+    assert risk.best[:, 1].tolist() == [2.0, -9.0]
+    risk.adapt(1.0, np.ones(1), 1.0)
+    assert risk.budget.caps[0].item() == 2.0
 
 
 def test_no_annealing_starts_with_the_tail_itself():

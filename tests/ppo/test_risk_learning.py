@@ -119,14 +119,15 @@ def test_a_limit_out_of_reach_is_reported_and_one_within_reach_is_not() -> None:
         assert (objective.multiplier > 0.0) is hopeless
 
 
-def test_the_tail_shrinks_evenly_in_its_logarithm_and_never_below_alpha() -> None:
+def test_the_tail_starts_where_it_is_told_but_not_below_alpha() -> None:
+    """Halfway it is the geometric mean of its start and alpha."""
     masses = np.ones(1)
-    for start, at_half in ((1.0, 0.1), (0.04, 0.02), (0.001, 0.01)):
+    for start, first, at_half in ((1.0, 1.0, 0.1), (0.04, 0.04, 0.02), (0.001, 0.01, 0.01)):
         config = RiskConfig(objective="cvar", alpha=0.01, anneal=0.5, anneal_from=start)
         objective = RiskObjective(config, Budget(config))
         objective.remember([np.array([float(x)]) for x in range(1000)], np.ones(1000))
         tails = [objective.adapt(progress, masses, 1.0)["risk/alpha_annealed"] for progress in (0.0, 0.25, 0.5, 1.0)]
-        assert tails == pytest.approx([max(start, 0.01), at_half, 0.01, 0.01])
+        assert tails == pytest.approx([first, at_half, 0.01, 0.01])
     config = RiskConfig(objective="cvar", alpha=0.01, anneal=0.5, anneal_from=0.5)
     objective = RiskObjective(config, Budget(config))
     objective.remember([np.array([float(x)]) for x in range(1000)], np.ones(1000))

@@ -15,8 +15,11 @@ every cap and every mixture, and moving the cap costs them nothing. R is the dis
 gamma: with gamma = 1 the plain sum. An episode that is cut off counts with its whole predicted law.
 
 Small tails see few episodes, and an agent that starts out careful never finds what it could win. So the tail is annealed: it
-begins as the whole law, where the cap is the best return seen and the objective is the mean, and shrinks to alpha. It may begin
-smaller (`anneal_from`), where the cap rises from below.
+begins as half of the law, or all of it (`anneal_from`), and shrinks to alpha.
+
+The best policy for a cap has no reason to earn more than that. So a cap that follows the VaR can fall but hardly rise, and
+stays at the first local maximum of the expression above. Therefore the tail goes on shrinking for a while, what every cap has
+brought is noted, and then the cap goes back to the best of them. From there it rises with the VaR, but does not fall.
 """
 
 from collections import deque
@@ -43,6 +46,8 @@ FINE_UNIT = 2.0
 FARTHEST = 1e30
 # A tail that has travelled as float32 is still the level that it was.
 AT_LEVEL = 1e-6
+# The tail shrinks this many times as far as to alpha, in logarithms, before the best cap is taken.
+PAST = 1.5
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
@@ -58,11 +63,12 @@ class RiskConfig(BaseModel):
         :meth:`tailguard.DistributionalPPO.set_risk`.
     :param weight: of the CVaR in ``mean_cvar``.
     :param limit: least CVaR, in units of the return; ``constrained`` needs it.
-    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`; 0 starts with `alpha`.
-    :param anneal_from: the tail that training starts with; `alpha` if that is larger. 1, the mean, finds what can be won at
-        all. Where the ways of the mean and of the tail have nothing in common it forgets the second before it matters; there,
-        0.5 avoids what is dangerous from the start and still sees success.
-    :param cap_step: share of the way to the present VaR that the cap goes after each rollout.
+    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`. For half as long again it
+        shrinks on, in search of the best cap. 0 starts with `alpha`, and does not search.
+    :param anneal_from: the tail that training starts with; `alpha` if that is larger. 0.5 avoids what is dangerous from the
+        start and still sees success. 1 starts with the mean; where its way and that of the tail have nothing in common, the
+        second is forgotten before it matters.
+    :param cap_step: share of the way to the present VaR, or to the best cap, that the cap goes after each rollout.
     :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
     :param multiplier_rate: how fast the multiplier of a violated constraint grows: by this share of one plus itself per
@@ -77,12 +83,12 @@ class RiskConfig(BaseModel):
     alpha: Level | tuple[Level, Level] = 0.05
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     limit: float | None = None
-    anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    anneal_from: Level = 1.0
+    anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.3
+    anneal_from: Level = 0.5
     cap_step: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     window: Annotated[int, Field(ge=ENOUGH_EPISODES)] = 1000
     levels: Annotated[int, Field(ge=2)] = 6
-    multiplier_rate: Annotated[float, Field(gt=0.0)] = 0.1
+    multiplier_rate: Annotated[float, Field(gt=0.0)] = 0.15
     observe_return: bool = True
 
     @model_validator(mode="after")
@@ -221,16 +227,26 @@ class RiskObjective:
         self.alphas = config.alphas()
         self.returns = [Returns(config.window) for _ in self.alphas]
         self.multiplier = 0.0
-        self.share = self._share(0.0)  # of the way from the whole law to the tail, in logarithms
+        self.share = self._share(0.0)  # of the way to the tail, in logarithms; PAST when that is over
+        n = len(self.alphas)
+        self.recent = np.full((n, 1 + n), -np.inf)  # of each level, smoothed: its cap, and what it is worth to every level
+        self.best = np.full((n, 2), -np.inf)  # for each level: the highest of these worths, and the cap that had it
 
     def _share(self, progress: float) -> float:
         annealed = 0.0 if self.config.objective == "constrained" else self.config.anneal
-        return 1.0 if annealed == 0.0 else min(progress / annealed, 1.0)
+        return PAST if annealed == 0.0 else min(progress / annealed, PAST)
+
+    @property
+    def _searched(self) -> bool:
+        """Whether the search for the cap is over."""
+        return self.share == PAST
 
     def _annealed(self, alpha: Any) -> Any:
-        """The tail that training is at, for a tail or a tensor of them: evenly in the logarithm."""
+        """The tail that training is at, for a tail or a tensor of them: evenly in the logarithm, past it, and then the tail."""
+        if self._searched:
+            return alpha
         start = alpha.clamp(min=self.config.anneal_from) if isinstance(alpha, Tensor) else max(self.config.anneal_from, alpha)
-        return start ** (1.0 - self.share) * alpha**self.share
+        return start ** max(1.0 - self.share, 0.0) * alpha**self.share
 
     @property
     def neutral(self) -> bool:
@@ -244,7 +260,9 @@ class RiskObjective:
         if config.objective == "cvar":
             return 0.0, 1.0
         if config.objective == "mean_cvar":
-            return 1.0 - config.weight, config.weight / self._annealed(alpha)
+            annealed = self._annealed(alpha)
+            shown = torch.maximum(annealed, alpha) if isinstance(alpha, Tensor) else max(annealed, alpha)
+            return 1.0 - config.weight, config.weight / shown
         return 1.0, self.multiplier / alpha
 
     def rewards(self, rewards: Tensor, columns: Tensor) -> Tensor:
@@ -289,11 +307,15 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            (var, _), (_, cvar) = returns.tails((self._annealed(alpha), alpha), masses)
+            (var, _), (_, mean), *tails = returns.tails((self._annealed(alpha), 1.0, *self.alphas), masses)
+            cvars = np.array([cvar for _, cvar in tails])
             cap = self.budget.caps[level]
+            if cap.isfinite() and config.objective != "constrained":
+                self._compare(level, cap.item(), mean, cvars)
+                var = max(var, self.best[level, 1]) if self._searched else var
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
-            metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
+            metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": float(cvars[level])}
         if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
             assert config.limit is not None
             missing = config.limit - metrics["risk/cvar"]
@@ -305,16 +327,29 @@ class RiskObjective:
         metrics["risk/alpha_annealed"] = float(self._annealed(self.alphas[0]))
         return metrics
 
+    def _compare(self, level: int, cap: float, mean: float, cvars: NDArray[np.float64]) -> None:
+        """Note what the cap of a level has brought, and for which levels it is the best so far."""
+        weight = self.config.weight if self.config.objective == "mean_cvar" else 1.0
+        now, before = np.append(cap, (1.0 - weight) * mean + weight * cvars), self.recent[level]
+        before[:] = now if np.isinf(before[0]) else before + self.config.cap_step * (now - before)
+        better = before[1:] > self.best[:, 0]
+        self.best[better, 0], self.best[better, 1] = before[1:][better], before[0]
+        if self._searched:  # the cap is at the best one or on its way: what that brings is seen anew, and luck fades
+            self.best[level, 0] += self.config.cap_step * (before[1 + level] - self.best[level, 0])
+
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings and the caps, in plain numbers."""
         return {
             "multiplier": self.multiplier,
             "share": self.share,
+            "recent": self.recent.tolist(),
+            "best": self.best.tolist(),
             "returns": [[v.tolist() for v in one.values] for one in self.returns],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         self.multiplier, self.share = state["multiplier"], state["share"]
+        self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
         for one, values in zip(self.returns, state["returns"], strict=True):
             one.values = deque((np.asarray(value) for value in values), maxlen=self.config.window)

@@ -1,0 +1,71 @@
+"""Where the cap ends up with a player who is perfect for every cap, in the betting game: a part of risk.py.
+
+What is lost here is lost by the search for the cap; what is lost beyond it, by learning. Nothing is random.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from risk_market import tail_mean
+
+from tailguard.market import BettingGame
+from tailguard.market.betting_game import _Tree
+from tailguard.ppo.risk import Budget, RiskConfig, RiskObjective
+
+ROLLOUTS, EPISODES = 150, 1000
+LEVELS = (np.arange(EPISODES) + 0.5) / EPISODES
+
+
+class PerfectPlayer:
+    """Plays best for any cap.
+
+    :param game: fields of the game.
+    """
+
+    def __init__(self, game: dict[str, Any]) -> None:
+        self.tree = _Tree(BettingGame(**game))
+        self._known: dict[float, np.ndarray] = {}
+
+    def law(self, cap: float) -> np.ndarray:
+        cap = round(min(cap, float(self.tree.results[-1])), 1)
+        if cap not in self._known:
+            self._known[cap] = self.tree.distribution(self.tree.plan(cap)[1])
+        return self._known[cap]
+
+    def returns(self, cap: float) -> np.ndarray:
+        """As many as are remembered, in the proportions of the law."""
+        upto = np.cumsum(self.law(cap))
+        return self.tree.results[np.minimum(np.searchsorted(upto, LEVELS), len(upto) - 1)]
+
+    def cvar(self, cap: float, alpha: float) -> float:
+        return tail_mean(self.tree.results, self.law(cap), alpha)
+
+
+def searched(player: PerfectPlayer, alpha: float) -> float:
+    """The CVaR with the cap that the objective has after training; it begins with that of the mean."""
+    config = RiskConfig(objective="cvar", alpha=alpha, window=EPISODES, anneal_from=1.0)
+    objective = RiskObjective(config, Budget(config))
+    for rollout in range(ROLLOUTS):
+        returns = player.returns(objective.budget.caps.item())
+        objective.remember(list(returns[:, None]), np.ones(EPISODES))
+        objective.adapt(rollout / ROLLOUTS, np.ones(1), 1.0)
+    return player.cvar(objective.budget.caps.item(), alpha)
+
+
+def followed(player: PerfectPlayer, alpha: float) -> float:
+    """The same with a cap that follows the VaR, of a tail that shrinks from 1 to alpha, and is never compared."""
+    config = RiskConfig(objective="cvar", alpha=alpha)
+    cap = float(player.tree.results[-1])
+    for rollout in range(ROLLOUTS):
+        share = min(rollout / ROLLOUTS / config.anneal, 1.0)
+        var = float(np.quantile(player.returns(cap), alpha**share, method="inverted_cdf"))
+        cap += config.cap_step * (var - cap)
+    return player.cvar(cap, alpha)
+
+
+def shares(game: dict[str, Any], alpha: float) -> tuple[float, float, float]:
+    """The optimum, and the shares of it that a followed and a searched cap leave to a perfect player."""
+    torch.set_num_threads(1)
+    player, best = PerfectPlayer(game), BettingGame(**game).solve(alpha).objective
+    return best, followed(player, alpha) / best, searched(player, alpha) / best
