@@ -105,6 +105,11 @@ class RiskConfig(BaseModel):
         """Whether training needs the running return."""
         return self.objective != "neutral"
 
+    @property
+    def searches(self) -> bool:
+        """Whether the tail is annealed and the best cap searched."""
+        return self.objective in ("cvar", "mean_cvar") and self.anneal > 0.0
+
     def alphas(self) -> NDArray[np.float64]:
         """The tails that are learnt, rising."""
         if isinstance(self.alpha, tuple):
@@ -233,8 +238,7 @@ class RiskObjective:
         self.best = np.full((n, 2), -np.inf)  # for each level: the highest of these worths, and the cap that had it
 
     def _share(self, progress: float) -> float:
-        annealed = 0.0 if self.config.objective == "constrained" else self.config.anneal
-        return PAST if annealed == 0.0 else min(progress / annealed, PAST)
+        return min(progress / self.config.anneal, PAST) if self.config.searches else PAST
 
     @property
     def _searched(self) -> bool:
@@ -310,7 +314,7 @@ class RiskObjective:
             (var, _), (_, mean), *tails = returns.tails((self._annealed(alpha), 1.0, *self.alphas), masses)
             cvars = np.array([cvar for _, cvar in tails])
             cap = self.budget.caps[level]
-            if cap.isfinite() and config.objective != "constrained":
+            if cap.isfinite() and config.searches:
                 self._compare(level, cap.item(), mean, cvars)
                 var = max(var, self.best[level, 1]) if self._searched else var
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
@@ -350,6 +354,7 @@ class RiskObjective:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         self.multiplier, self.share = state["multiplier"], state["share"]
-        self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
+        if "best" in state:  # agents of before the search have found nothing yet
+            self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
         for one, values in zip(self.returns, state["returns"], strict=True):
             one.values = deque((np.asarray(value) for value in values), maxlen=self.config.window)
