@@ -113,10 +113,10 @@ def deviations(model):
     return normalizer.var.sqrt().numpy() if isinstance(normalizer, ObservationNormalizer) else np.ones(model.policy.own_size)
 
 
-def attacked_returns(task, model, kind, radii, units, episodes):
+def attacked_returns(task, model, kind, radii, units, episodes, deterministic=True):
     """Under one attack, for each radius; `units` are the deviations in which it is meant."""
     search = SEARCH.model_copy(update={"feature_scale": tuple((units / deviations(model)).tolist())})
-    victim = AttackedPolicy(model.policy, kind, np.repeat(radii, episodes), search, seed=0)
+    victim = AttackedPolicy(model.policy, kind, np.repeat(radii, episodes), search, 0, deterministic)
     return mean_returns(task, episodes, lambda env, obs, starts: victim.act(obs, starts), len(radii))
 
 

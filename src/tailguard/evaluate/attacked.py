@@ -121,7 +121,7 @@ class AttackedPolicy:
         clean = outputs_of(inputs.repeat(n, 1))
         if self.kind == "action":
             return toward(outputs_of, policy.distribution.log_prob, unwanted_actions(policy, clean))
-        return divergence(outputs_of, clean, policy.distribution.kl)
+        return divergence(outputs_of, clean, policy.distribution.sharp_kl)
 
     def _values(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Objective:
         """What the critics expect of moved inputs; memory of their own lives on what is true, which the adversary knows."""

@@ -108,7 +108,8 @@ class Adversary(RobustRegulariser):
         policy, memory = self.policy, self.config.memory
         if self.config.objective == "kl":
             features = _actor_features(policy, batch, memory)
-            each = divergence(lambda inputs: policy.action_outputs(features(inputs)), clean, policy.distribution.kl)
+            # The KL itself has a valley at the clean policy: half of all starts would climb towards more of the same choice.
+            each = divergence(lambda inputs: policy.action_outputs(features(inputs)), clean, policy.distribution.surprise)
         elif self.config.objective == "action":
             features, unwanted = _actor_features(policy, batch, memory), unwanted_actions(policy, clean.detach())
             each = toward(lambda inputs: policy.action_outputs(features(inputs)), policy.distribution.log_prob, unwanted)
