@@ -9,6 +9,7 @@ that others use as well, ``--clock cpu`` counts processor time instead of time.
 import argparse
 import platform
 import time
+from functools import partial
 
 import numpy as np
 import stable_baselines3
@@ -70,12 +71,22 @@ ENGINES = {
     "JAX PPO, the same with autodiff through its shared LSTM": lambda: JaxPPO(ENVS, STEPS, autodiff=True),
 }
 # With --adversary: state-adversarial training, three gradients per search.
-ADVERSARY = {"adversary": {"epsilon": 0.05, "steps": 3, "warmup_updates": 0}}
+ADVERSARY = {"epsilon": 0.05, "steps": 3, "warmup_updates": 0}
 ATTACKED = {
-    "Tailguard, separate LSTMs, compiled": lambda: ours("MlpLstmPolicy", SCALAR, ADVERSARY, **LSTM, **KERNEL),
-    "Tailguard, shared LSTM, compiled": lambda: ours("MlpLstmPolicy", SCALAR, ADVERSARY, **SHARED, **KERNEL),
-    "Tailguard, MLP, compiled": lambda: ours("MlpPolicy", SCALAR, ADVERSARY, net_arch=DEEP),
+    "Tailguard, separate LSTMs, compiled": ("MlpLstmPolicy", {**LSTM, **KERNEL}),
+    "Tailguard, shared LSTM, compiled": ("MlpLstmPolicy", {**SHARED, **KERNEL}),
+    "Tailguard, MLP, compiled": ("MlpPolicy", {"net_arch": DEEP}),
 }
+# The share of each minibatch that is attacked.
+SHARES = {"adversary": 0.5, "adversary on a quarter": 0.25}
+
+
+def attacked(name, share):
+    """One of :data:`ATTACKED`, with an adversary."""
+    policy, networks = ATTACKED[name]
+    return ours(policy, SCALAR, {"adversary": {**ADVERSARY, "adversarial_ratio": share}}, **networks)
+
+
 RATIOS = [
     ("Tailguard, separate LSTMs, torch", f"{CONTRIB}, separate LSTMs", ">= 12"),
     ("Tailguard, separate LSTMs, compiled", f"{CONTRIB}, separate LSTMs", ">= 25"),
@@ -90,7 +101,7 @@ RATIOS = [
     ),
     ("Tailguard, MLP, torch", "Stable-Baselines3 PPO, MLP", ""),
     ("Tailguard, MLP, compiled", "Stable-Baselines3 PPO, MLP", ">= 1.5"),
-    *((name, f"{name}, adversary", "<= 2.5") for name in ATTACKED),
+    *((name, f"{name}, {what}", "<= 2.5") for name in ATTACKED for what in SHARES),
 ]
 
 
@@ -126,8 +137,8 @@ def main() -> None:
     options = parser.parse_args()
     now = CLOCKS[options.clock]
     torch.set_num_threads(1)
-    attacked = {f"{name}, adversary": make for name, make in ATTACKED.items()}
-    chosen = {name: ENGINES[name] for name in ATTACKED} | attacked if options.adversary else ENGINES
+    pairs = {f"{name}, {what}": partial(attacked, name, share) for name in ATTACKED for what, share in SHARES.items()}
+    chosen = {name: ENGINES[name] for name in ATTACKED} | pairs if options.adversary else ENGINES
     engines = {name: make for name, make in chosen.items() if options.only in name}
     if JaxPPO is None:
         print("JAX is not installed: without its rows\n")

@@ -285,3 +285,21 @@ def test_a_saved_agent_goes_on_with_its_adversary_where_it_stopped(tmp_path):
 def test_unknown_settings_are_refused_by_name():
     with pytest.raises(ValueError, match="strength: unknown key"):
         model("MlpPolicy", {"strength": 1.0})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_compiled_update_adds_the_penalty_to_its_gradient(policy):
+    """One gradient step on the same rollout, against torch's autograd from end to end: other rounding, nothing else."""
+    after = {}
+    for compiled in (True, False):
+        agent = model(policy, {"epsilon": 0.3, "coefficient": 5.0, "warmup_updates": 0}, policy_kwargs={"compiled": compiled})
+        assert (agent.update.fused is not None) == compiled
+        agent.policy.actor[-1].weight.data *= 100.0
+        agent.learn(STEPS * ENVS)
+        after[compiled] = agent.flat.tensor.detach().clone(), agent.adversary.metrics()
+    plain = model(policy)
+    plain.policy.actor[-1].weight.data *= 100.0
+    plain.learn(STEPS * ENVS)
+    moved = (after[False][0] - plain.flat.tensor).norm()
+    assert (after[True][0] - after[False][0]).norm() < 1e-2 * moved
+    assert after[True][1] == pytest.approx(after[False][1], rel=1e-3)

@@ -51,6 +51,17 @@ class ActionDistribution(ABC):
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         """KL(old || new), differentiable in both."""
 
+    def surprise(self, old: Tensor, new: Tensor) -> Tensor:
+        """How unlikely `new` makes what `old` likes best; an adversary's goal, differentiable in `new`.
+
+        For normal distributions of one deviation this is their KL.
+        """
+        return self.kl(old, new)
+
+    def sharp_kl(self, old: Tensor, new: Tensor) -> Tensor:
+        """KL(old || new) that keeps its digits, and those of its gradient in `new`, where both are all but certain."""
+        return self.kl(old, new)
+
     @abstractmethod
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Stored actions as the environment wants them."""
@@ -151,12 +162,39 @@ class Categorical(ActionDistribution):
         return torch.stack([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in pairs]).sum(0)
 
     @override
+    def surprise(self, old: Tensor, new: Tensor) -> Tensor:
+        chosen = zip(old.split(self.counts, dim=-1), new.split(self.counts, dim=-1), strict=True)
+        parts = [-_sharp_log_softmax(q).gather(-1, p.argmax(-1, keepdim=True)).squeeze(-1) for p, q in chosen]
+        return torch.stack(parts).sum(0)
+
+    @override
+    def sharp_kl(self, old: Tensor, new: Tensor) -> Tensor:
+        pairs = zip(old.split(self.counts, dim=-1), new.split(self.counts, dim=-1), strict=True)
+        logs = [(_sharp_log_softmax(p), _sharp_log_softmax(q)) for p, q in pairs]
+        return torch.stack([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in logs]).sum(0)
+
+    @override
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         chosen = actions.astype(np.int64) + self.start
         return np.asarray(chosen[:, 0] if self.single else chosen)
 
     def _log_probs(self, outputs: Tensor) -> list[Tensor]:
         return [log_softmax(logits, -1) for logits in outputs.split(self.counts, dim=-1)]
+
+
+def _sharp_log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities whose distance from 0 has all its digits: log q_i = -softplus(logsumexp of the others - z_i).
+
+    The usual way subtracts from 1 in effect: with logits more than 16 apart the largest is exactly 0 in float32.
+    """
+    n = logits.shape[-1]
+    if n == 1:
+        return torch.zeros_like(logits)
+    if n == 2:
+        return -softplus(logits.flip(-1) - logits)
+    itself = torch.eye(n, dtype=torch.bool, device=logits.device)
+    others = logits.unsqueeze(-2).expand(*logits.shape, n).masked_fill(itself, -math.inf).logsumexp(-1)
+    return -softplus(others - logits)
 
 
 def action_distribution(space: spaces.Space[Any], squash: bool = False) -> ActionDistribution:

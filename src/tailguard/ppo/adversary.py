@@ -44,17 +44,18 @@ class Adversary(RobustRegulariser):
         self._mixed = which, found
         return batch._replace(obs=batch.obs.index_copy(batch.weights.dim() - 1, which, found.inputs))
 
-    def loss(self, batch: Batch, outputs: Tensor, share: Tensor) -> Tensor:
+    def loss(self, batch: Batch, outputs: Tensor | None, share: Tensor) -> Tensor:
         """What is added to PPO's loss of a part of a minibatch.
 
         :param batch: the clean one.
-        :param outputs: what the policy says of the batch that :meth:`seen` returned.
+        :param outputs: what the policy says of the batch that :meth:`seen` returned; None where nobody has asked it with a
+            gradient, and it is asked about the chosen samples only.
         :param share: each sample's share of the minibatch.
         """
         mixed, self._mixed = self._mixed, None
         which = self.choose(batch.size) if mixed is None else mixed[0]
         part, axis = self._part(batch, which), share.dim() - 1
-        given = outputs.index_select(axis, which)
+        given = self._outputs(part) if outputs is None else outputs.index_select(axis, which)
         if mixed is None:
             clean, found = given, self._search(part, given)
             perturbed = self.policy.action_outputs(_actor_features(self.policy, part, self.config.memory)(found.inputs))
@@ -108,7 +109,8 @@ class Adversary(RobustRegulariser):
         policy, memory = self.policy, self.config.memory
         if self.config.objective == "kl":
             features = _actor_features(policy, batch, memory)
-            each = divergence(lambda inputs: policy.action_outputs(features(inputs)), clean, policy.distribution.kl)
+            # The KL itself has a valley at the clean policy: half of all starts would climb towards more of the same choice.
+            each = divergence(lambda inputs: policy.action_outputs(features(inputs)), clean, policy.distribution.surprise)
         elif self.config.objective == "action":
             features, unwanted = _actor_features(policy, batch, memory), unwanted_actions(policy, clean.detach())
             each = toward(lambda inputs: policy.action_outputs(features(inputs)), policy.distribution.log_prob, unwanted)

@@ -107,7 +107,8 @@ class _Layer(torch.autograd.Function):
         kernels.lstm_backward(*_arrays(*given))
         into_inputs = None
         if ctx.needs_input_grad[0]:
-            into_inputs = torch.matmul(buffers.gates, w_input.reshape(4, 1, size, n_inputs)).sum(0)
+            by_row = torch.bmm(buffers.gates.flatten(1, 2), w_input.reshape(4, size, n_inputs)).sum(0)
+            into_inputs = by_row.view(*slopes.shape[:-1], n_inputs)
         if not any(ctx.needs_input_grad[4:]):  # an adversary moves inputs; their gradient is all it wants
             return into_inputs, None, into_hidden.sum(0), into_cell, None, None, None, None
         into = [torch.empty_like(w_input), torch.empty_like(w_hidden), start.new_empty(4 * size), start.new_empty(4 * size)]

@@ -124,10 +124,15 @@ class Update:
         self.vgs.step()
 
     def _fused_now(self, settings: UpdateSettings) -> FusedGradient | None:
-        """The compiled gradient, unless microbatches, an adversary, frozen parameters or hooks need torch's."""
-        attacked = self.adversary is not None and self.adversary.active
-        whole = settings.microbatch >= settings.minibatch and not attacked
+        """The compiled gradient, unless microbatches, a mixed batch, frozen parameters or hooks need torch's."""
+        adversary = self._present_adversary()
+        mixed = adversary is not None and adversary.config.mode == "mix"
+        whole = settings.microbatch >= settings.minibatch and not mixed
         return self.fused if self.fused is not None and whole and self.fused.is_needed_whole() else None
+
+    def _present_adversary(self) -> Adversary | None:
+        """The adversary, unless this update goes without."""
+        return self.adversary if self.adversary is not None and self.adversary.active else None
 
     def _gradient(
         self, batch: Batch, total_weight: float, settings: UpdateSettings, fused: FusedGradient | None = None
@@ -137,6 +142,8 @@ class Update:
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
         if fused is not None:
             measures = fused.gradient(batch, total_weight, settings.policy, settings.vf_coef)
+            if (adversary := self._present_adversary()) is not None:
+                adversary.loss(batch, None, batch.weights / total_weight).backward()  # added to the gradient that is there
             return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
         measures, several = torch.zeros(len(LOSSES)), settings.microbatch < settings.minibatch
         for part in batch.split(settings.microbatch):
@@ -150,7 +157,7 @@ class Update:
 
     def _loss(self, batch: Batch, total_weight: float, settings: UpdateSettings) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
-        adversary = self.adversary if self.adversary is not None and self.adversary.active else None
+        adversary = self._present_adversary()
         seen = batch if adversary is None else adversary.seen(batch)
         actor_features, critic_features = seen.features(self.policy)
         share = batch.weights / total_weight
