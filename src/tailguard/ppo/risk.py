@@ -354,7 +354,6 @@ class RiskObjective:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         self.multiplier, self.share = state["multiplier"], state["share"]
-        if "best" in state:  # agents of before the search have found nothing yet
-            self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
+        self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
         for one, values in zip(self.returns, state["returns"], strict=True):
             one.values = deque((np.asarray(value) for value in values), maxlen=self.config.window)
