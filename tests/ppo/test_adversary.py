@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.env_util import make_vec_env
 
 from tailguard import DistributionalPPO, TradingVecEnv
 from tailguard.market import BettingGame, SignalMarket, random_walk
@@ -189,6 +190,29 @@ def test_an_adversary_may_want_the_opposite_action():
     with torch.no_grad():
         before, after = (agent.policy.action_outputs(inputs)[:, 0] for inputs in (met[0].inputs - met[0].move, met[0].inputs))
     assert (((after - before) * before.sign()) < 0.0).float().mean() > 0.95
+
+
+def test_certain_choices_are_turned_in_training_too():
+    """A linear policy with logits some 40 apart, and a ball in which every state has a point of the other choice."""
+    env = make_vec_env("CartPole-v1", ENVS, seed=0)
+    agent = DistributionalPPO("MlpPolicy", env, n_steps=STEPS, seed=0, policy_kwargs={"net_arch": []}, normalize_obs=False)
+    batch, share = batch_of(agent)
+    weight = torch.tensor([2.0, 2.0, 20.0, 2.0])  # float32 knows no e^-m beyond m = 100
+    with torch.no_grad():
+        agent.policy.actor[-1].weight.copy_(torch.stack((weight, -weight)))
+        agent.policy.actor[-1].bias.copy_(torch.tensor([20.0, -20.0]))
+    clean = agent.policy.action_outputs(batch.obs).detach()
+    margin = (clean[:, 0] - clean[:, 1]).abs()
+    radius = 1.05 * margin.max().item() / (2.0 * weight.sum().item())
+    adversary = adversary_of(agent, epsilon=radius, adversarial_ratio=1.0)
+    met = []
+    search = adversary.perturb
+    adversary.perturb = lambda inputs, goal: met.append((inputs, search(inputs, goal))) or met[-1][1]
+    adversary.loss(batch, agent.policy.action_outputs(batch.obs), share)
+    ((inputs, found),) = met
+    before, after = (agent.policy.action_outputs(one).argmax(-1) for one in (inputs, found.inputs))
+    assert margin.median() > 20.0
+    assert (before != after).all()
 
 
 def test_the_critics_can_be_the_target():

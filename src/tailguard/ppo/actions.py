@@ -185,7 +185,7 @@ class Categorical(ActionDistribution):
 def _sharp_log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities whose distance from 0 has all its digits: log q_i = -softplus(logsumexp of the others - z_i).
 
-    The usual way subtracts from 1 in effect: with logits more than 16 apart the largest is exactly 0 in float32.
+    The usual way subtracts from 1 in effect: with logits more than 17 apart the largest is exactly 0 in float32.
     """
     n = logits.shape[-1]
     if n == 1:

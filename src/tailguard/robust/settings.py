@@ -21,7 +21,8 @@ class PerturbationConfig(BaseModel):
         for it that starts there finds nothing.
     :param restarts: searches of which the best counts, at least 1.
     :param keep_best: return the best point met and not the last one; costs one more evaluation.
-    :param objective: what the adversary maximises: ``kl``, how far the policy moves (maximal action difference); ``value``, how
+    :param objective: what the adversary maximises: ``kl``, how far the policy moves (maximal action difference), which training
+        looks for where the choice that is liked best becomes unlikely; ``value``, how
         bad the critics believe the situation to be; ``action``, how likely the least wanted action becomes, which is the least
         likely choice or the far end of the box.
     :param memory: what an adversary of a policy with memory may touch. ``step``: the present observation, after a history that
