@@ -45,7 +45,7 @@ def _to_version_3(kind: str, tree: dict[str, Any]) -> dict[str, Any]:
         return tree
     objective = tree["agent"]["objective"]
     n, nothing = len(objective["returns"]), float("-inf")
-    found = {"recent": [[nothing] * (1 + n)] * n, "best": [[nothing] * 2] * n}
+    found = {"recent": [[nothing] * 2] * n, "best": [[nothing] * 2] * n}
     return tree | {"agent": tree["agent"] | {"objective": objective | found}}
 
 

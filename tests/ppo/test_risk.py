@@ -330,20 +330,6 @@ def test_afterwards_the_cap_goes_to_where_the_tail_was_best():
         assert risk.budget.caps.item() == pytest.approx(cap)
 
 
-def test_what_one_level_of_a_dial_finds_serves_the_others():
-    risk = objective(alpha=(0.1, 0.5), levels=2, anneal=0.5, cap_step=1.0, window=20, anneal_from=0.1)
-    bold, careful = [-9.0] * 3 + [9.0] * 17, [2.0] * 20
-    for values, alpha in ((bold, 0.1), (careful, 0.5)):
-        risk.remember([np.array([value]) for value in values], np.full(20, alpha))
-    for _ in range(2):
-        risk.adapt(0.0, np.ones(1), 1.0)
-    # The worst tenth of the bold returns is -9, their worse half (3 * -9 + 7 * 9) / 10; the careful ones have 2 everywhere.
-    assert risk.best[:, 0] == pytest.approx([2.0, 3.6])
-    assert risk.best[:, 1].tolist() == [2.0, -9.0]
-    risk.adapt(1.0, np.ones(1), 1.0)
-    assert risk.budget.caps[0].item() == 2.0
-
-
 def test_no_annealing_starts_with_the_tail_itself():
     for config in ({"anneal": 0.0}, {"anneal": 1.0, "objective": "constrained", "limit": 0.0}):
         risk = remembered(range(100), alpha=0.04, **config)

@@ -233,9 +233,8 @@ class RiskObjective:
         self.returns = [Returns(config.window) for _ in self.alphas]
         self.multiplier = 0.0
         self.share = self._share(0.0)  # of the way to the tail, in logarithms; PAST when that is over
-        n = len(self.alphas)
-        self.recent = np.full((n, 1 + n), -np.inf)  # of each level, smoothed: its cap, and what it is worth to every level
-        self.best = np.full((n, 2), -np.inf)  # for each level: the highest of these worths, and the cap that had it
+        self.recent = np.full((len(self.alphas), 2), -np.inf)  # of each level, smoothed: what its cap is worth, and the cap
+        self.best = np.full((len(self.alphas), 2), -np.inf)  # the same where it was worth most
 
     def _share(self, progress: float) -> float:
         return min(progress / self.config.anneal, PAST) if self.config.searches else PAST
@@ -311,15 +310,14 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            (var, _), (_, mean), *tails = returns.tails((self._annealed(alpha), 1.0, *self.alphas), masses)
-            cvars = np.array([cvar for _, cvar in tails])
+            (var, _), (_, cvar), (_, mean) = returns.tails((self._annealed(alpha), alpha, 1.0), masses)
             cap = self.budget.caps[level]
             if cap.isfinite() and config.searches:
-                self._compare(level, cap.item(), mean, cvars)
+                self._compare(level, cap.item(), mean, cvar)
                 var = max(var, self.best[level, 1]) if self._searched else var
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
-            metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": float(cvars[level])}
+            metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
         if config.objective == "constrained" and len(self.returns[0]) >= ENOUGH_EPISODES:
             assert config.limit is not None
             missing = config.limit - metrics["risk/cvar"]
@@ -331,15 +329,15 @@ class RiskObjective:
         metrics["risk/alpha_annealed"] = float(self._annealed(self.alphas[0]))
         return metrics
 
-    def _compare(self, level: int, cap: float, mean: float, cvars: NDArray[np.float64]) -> None:
-        """Note what the cap of a level has brought, and for which levels it is the best so far."""
-        weight = self.config.weight if self.config.objective == "mean_cvar" else 1.0
-        now, before = np.append(cap, (1.0 - weight) * mean + weight * cvars), self.recent[level]
-        before[:] = now if np.isinf(before[0]) else before + self.config.cap_step * (now - before)
-        better = before[1:] > self.best[:, 0]
-        self.best[better, 0], self.best[better, 1] = before[1:][better], before[0]
+    def _compare(self, level: int, cap: float, mean: float, cvar: float) -> None:
+        """Note what the cap of a level has brought, and whether it is the best so far."""
+        weight, step = self.config.weight if self.config.objective == "mean_cvar" else 1.0, self.config.cap_step
+        now, recent, best = np.array([(1.0 - weight) * mean + weight * cvar, cap]), self.recent[level], self.best[level]
+        recent[:] = now if np.isinf(recent[0]) else recent + step * (now - recent)
+        if recent[0] > best[0]:
+            best[:] = recent
         if self._searched:  # the cap is at the best one or on its way: what that brings is seen anew, and luck fades
-            self.best[level, 0] += self.config.cap_step * (before[1 + level] - self.best[level, 0])
+            best[0] += step * (recent[0] - best[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings and the caps, in plain numbers."""
