@@ -118,7 +118,7 @@ def trained(options):
 
 
 def cores(options, pairs=8):
-    config = load_config(None, ["training.steps=100000"])
+    config = load_config()
     bars = random_walk(3000, seed=0)
     walk = WalkforwardConfig(folds=1, seeds=pairs)
     (fold,) = make_folds(len(bars), 63, longest_lookback(config.features), walk)
