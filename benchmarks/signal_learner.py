@@ -1,7 +1,6 @@
 """A member of a population that trades a signal whose meaning reverses now and then: for `population.py`."""
 
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from tailguard.app.dials import ModelDials
 from tailguard.market import SignalMarket
 from tailguard.population import HyperparamConfig
 from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_member_state, member_state
-from tailguard.randomness import load_random_state, random_state
+from tailguard.randomness import OwnRandomness
 from tailguard.vec_env import GymVectorAdapter
 
 N_ENVS, N_STEPS = 16, 64
@@ -53,17 +52,16 @@ class SignalLearner:
         self.factory, self.member_id, self.hyperparams, self.age = factory, member_id, dict(hyperparams), 0
         self.market = SignalMarket(N_ENVS, episode_length=256)
         self.optimum = self.market.solve().average_reward
-        outside = random_state()
-        self.model = DistributionalPPO(
-            "MlpPolicy",
-            GymVectorAdapter(self.market, seed),
-            n_steps=N_STEPS,
-            gamma=0.95,
-            seed=seed,
-            critic={"num_quantiles": 11},
-        )
-        self._random = random_state()
-        load_random_state(outside)
+        self._randomness = OwnRandomness()
+        with self._randomness.in_force():
+            self.model = DistributionalPPO(
+                "MlpPolicy",
+                GymVectorAdapter(self.market, seed),
+                n_steps=N_STEPS,
+                gamma=0.95,
+                seed=seed,
+                critic={"num_quantiles": 11},
+            )
         self.dials = ModelDials(self.model, [name for name in hyperparams if name != LEARNING_RATE])
         self._apply()
 
@@ -73,7 +71,7 @@ class SignalLearner:
 
     def train(self, steps: int) -> None:
         model = self.model
-        with self._own_randomness():
+        with self._randomness.in_force():
             for _ in range(steps):
                 self.market.beta = self.factory.sign(self.age) * abs(self.market.beta)
                 _, callback = model._setup_learn(N_ENVS * N_STEPS, None, reset_num_timesteps=False)
@@ -97,27 +95,17 @@ class SignalLearner:
         return (earned.reshape(16, 16).mean(1) / self.factory.score_steps / self.optimum).tolist()
 
     def save(self) -> dict:
-        with self._own_randomness():
+        with self._randomness.in_force():
             return {"member": member_state(self.model), "hyperparams": dict(self.hyperparams), "age": self.age}
 
     def load(self, state: Mapping) -> None:
-        with self._own_randomness():
+        with self._randomness.in_force():
             self.hyperparams, self.age = dict(state["hyperparams"]), state["age"]
             self._apply()
             load_member_state(self.model, state["member"])
 
     def adopt(self, state: Mapping, hyperparams: Mapping, seed: int) -> None:
-        with self._own_randomness():
+        with self._randomness.in_force():
             orders = Orders(self.member_id, hyperparams, seed, self.factory.optimizer)
             exploit(self.model, state["member"], orders, self.dials)
         self.hyperparams, self.age = dict(hyperparams), state["age"]
-
-    @contextmanager
-    def _own_randomness(self):
-        outside = random_state()
-        load_random_state(self._random)
-        try:
-            yield
-        finally:
-            self._random = random_state()
-            load_random_state(outside)

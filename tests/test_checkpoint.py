@@ -10,13 +10,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays, scalar_dtypes
+from hypothesis.extra.numpy import (
+    array_shapes,
+    arrays,
+    boolean_dtypes,
+    floating_dtypes,
+    integer_dtypes,
+    unsigned_integer_dtypes,
+)
 from safetensors.torch import save as safetensors_bytes
 
 import tailguard
 from tailguard import checkpoint
 from tailguard.checkpoint import CheckpointError
 from tailguard.checkpoints import Checkpoints
+from tailguard.durable import UNFINISHED, atomic
 
 TREE = {
     "weights": torch.arange(12.0).reshape(3, 4),
@@ -48,7 +56,8 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
-leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | arrays(scalar_dtypes(), array_shapes(min_side=0))
+numbers = boolean_dtypes() | integer_dtypes() | unsigned_integer_dtypes() | floating_dtypes()
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | arrays(numbers, array_shapes(min_side=0))
 keys = st.text().filter(lambda key: not key.startswith("$"))
 trees = st.dictionaries(keys, st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(keys, inner), max_leaves=6))
 
@@ -56,13 +65,10 @@ trees = st.dictionaries(keys, st.recursive(leaves, lambda inner: st.lists(inner)
 @settings(max_examples=150, deadline=None)
 @given(trees)
 def test_any_tree_comes_back_as_it_was(tree):
-    try:
-        data = checkpoint.to_bytes(tree, kind="test")
-    except TypeError:  # complex numbers, times
-        return
+    data = checkpoint.to_bytes(tree, kind="test")
     assert checkpoint.to_bytes(tree, kind="test") == data
     back = checkpoint.from_bytes(data, kind="test", name="x")
-    assert equal({k: v for k, v in back.items()}, tree)
+    assert equal(back, tree)
 
 
 @pytest.mark.parametrize("bad", [{"x": object()}, {1.5: 2}, {"$tensor": 1}, {"x": np.array(["a"])}, {"x": {1, 2}}])
@@ -153,7 +159,7 @@ def test_a_failure_while_writing_leaves_the_old_file(tmp_path):
     before = path.read_bytes()
 
     def fill_the_disk():
-        with checkpoint.atomic(path) as file:
+        with atomic(path) as file:
             file.write(b"half of")
             raise OSError("No space left on device")
 
@@ -188,7 +194,7 @@ class TestCheckpoints:
 
     def test_what_a_killed_process_left_is_cleared_away(self, tmp_path):
         files = Checkpoints(tmp_path, "test")
-        (tmp_path / f".step-1.safetensors.77{checkpoint.UNFINISHED}").write_bytes(b"half")
+        (tmp_path / f".step-1.safetensors.77{UNFINISHED}").write_bytes(b"half")
         assert files.newest(lambda tree: tree) is None
         files.save(2, {})
         assert len(os.listdir(tmp_path)) == 1

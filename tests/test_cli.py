@@ -53,6 +53,7 @@ def own_file(tmp_path_factory):
         (["act", "nowhere"], "nowhere is not a run"),
         (["compare", "nowhere", "nowhere"], "nowhere/evaluation holds no evaluation"),
         (["walkforward"], "no data: name a shipped set or a file with --data"),
+        (["walkforward", "--set", "data=[ibm-1d, msft-1d]"], "2 data sets: name a shipped set or a file with --data"),
         (["population", "--data", "nasdaq-1d"], "population"),
     ],
 )

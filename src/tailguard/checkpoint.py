@@ -10,13 +10,11 @@ Files appear whole or not at all: they are written under another name, flushed t
 
 import hashlib
 import json
-import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
+from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -26,31 +24,14 @@ from safetensors.torch import load as safetensors_from_bytes
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
+from tailguard.durable import atomic
+
 FORMAT = "tailguard"
 VERSION = 3
 LIBRARIES = ("tailguard", "torch", "numpy", "stable-baselines3", "gymnasium")
 
-
-def _to_version_2(kind: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 knew no adversary, and kept a ``VecNormalize`` only together with environments that know their state."""
-    if kind != "model":
-        return tree
-    settings, run = tree["settings"] | {"adversary": None}, tree["run"] | {"adversary": None}
-    return tree | {"settings": settings, "run": run, "vec_normalize": None}
-
-
-def _to_version_3(kind: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """Version 2 knew no search for the best cap: nothing has been found yet."""
-    if kind != "model":
-        return tree
-    objective = tree["agent"]["objective"]
-    n, nothing = len(objective["returns"]), float("-inf")
-    found = {"recent": [[nothing] * 2] * n, "best": [[nothing] * 2] * n}
-    return tree | {"agent": tree["agent"] | {"objective": objective | found}}
-
-
-# From each old version to the next: functions of the kind and the tree, which return the tree of the next version.
-MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {1: _to_version_2, 2: _to_version_3}
+# From an old version to the next: a function of the tree. The owner of a kind of file knows how its trees have changed.
+Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 # Marks of what JSON has no word for. A key of the user's that begins like one is refused.
 MARK = "$"
@@ -74,22 +55,24 @@ def save(path: str | Path, tree: Mapping[str, Any], *, kind: str) -> None:
         file.write(to_bytes(tree, kind=kind))
 
 
-def load(path: str | Path, *, kind: str) -> dict[str, Any]:
+def load(path: str | Path, *, kind: str, migrations: Migrations | None = None) -> dict[str, Any]:
     """Read what :func:`save` wrote; older versions are brought up to date.
 
+    :param migrations: for trees of this kind, by the version that they come from.
     :raises CheckpointError: naming the file and what is wrong with it.
     """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    return from_bytes(data, kind=kind, name=str(path))
+    return from_bytes(data, kind=kind, name=str(path), migrations=migrations)
 
 
-def from_bytes(data: bytes, *, kind: str, name: str) -> dict[str, Any]:
+def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | None = None) -> dict[str, Any]:
     """Read the content of a file.
 
     :param name: what to call it in errors.
+    :param migrations: as for :func:`load`.
     """
     if data[: len(ZIP)] == ZIP:
         _refuse(
@@ -98,12 +81,16 @@ def from_bytes(data: bytes, *, kind: str, name: str) -> dict[str, Any]:
     try:
         tensors = safetensors_from_bytes(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # the layout has just been checked
-        return _read(name, header.get("__metadata__", {}), tensors, kind)
+        version, tree = _read(name, header.get("__metadata__", {}), tensors, kind)
     except (SafetensorError, UnicodeError, json.JSONDecodeError) as error:
         _refuse(name, f"is not a whole Tailguard file ({error})")
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         # The checksums fit and the content does not: somebody has made this file by hand.
         _refuse(name, f"has a manifest that Tailguard does not write ({type(error).__name__}: {error})")
+    for number in range(version, VERSION):
+        if migrations is not None and number in migrations:
+            tree = migrations[number](tree)
+    return tree
 
 
 def to_bytes(tree: Mapping[str, Any], *, kind: str) -> bytes:
@@ -124,39 +111,15 @@ def to_bytes(tree: Mapping[str, Any], *, kind: str) -> bytes:
 
 def libraries() -> dict[str, str]:
     """The versions that matter to what is saved."""
-    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
-
-
-@contextmanager
-def atomic(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when everything is on the disk; after an error nothing has changed."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too, must survive a power cut
-    finally:
-        os.close(folder)
-
-
-UNFINISHED = ".unfinished"
+    return {"python": platform.python_version()} | {name: version_of(name) for name in LIBRARIES}
 
 
 def _refuse(name: str, why: str) -> NoReturn:
     raise CheckpointError(f"{name}: {why}")
 
 
-def _read(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], kind: str) -> dict[str, Any]:
+def _read(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], kind: str) -> tuple[int, dict[str, Any]]:
+    """The version and the tree of a file, once every checksum fits."""
     if FORMAT not in metadata:
         _refuse(name, "was not written by Tailguard: it has no manifest")
     checksum, _, text = metadata[FORMAT].partition(" ")
@@ -172,10 +135,7 @@ def _read(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor],
             _refuse(name, f"is damaged: {part} is missing")
         if _description(tensors[part]) != expected:
             _refuse(name, f"is damaged: {part} does not fit its checksum")
-    tree = cast(dict[str, Any], _decode(manifest["tree"], tensors))
-    for number in range(manifest["version"], VERSION):
-        tree = MIGRATIONS[number](kind, tree)
-    return tree
+    return manifest["version"], cast(dict[str, Any], _decode(manifest["tree"], tensors))
 
 
 def _description(tensor: Tensor) -> dict[str, Any]:

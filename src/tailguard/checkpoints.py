@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tailguard import checkpoint
-from tailguard.checkpoint import CheckpointError
+from tailguard.checkpoint import CheckpointError, Migrations
+from tailguard.durable import UNFINISHED, atomic
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
@@ -24,11 +25,12 @@ class Checkpoints:
     :param folder: where; made when the first one is written.
     :param kind: what the files hold.
     :param keep: how many of the newest stay; 2 or more, so that a damaged one costs an interval and not the run.
+    :param migrations: for files of older versions.
     """
 
-    def __init__(self, folder: Path, kind: str, keep: int = 3) -> None:
+    def __init__(self, folder: Path, kind: str, keep: int = 3, migrations: Migrations | None = None) -> None:
         require(keep >= 2, "keep", keep, "at least 2")
-        self.folder, self.kind, self.keep = folder, kind, keep
+        self.folder, self.kind, self.keep, self.migrations = folder, kind, keep, migrations
 
     def save(self, step: int, tree: Mapping[str, Any], performance: float = math.nan) -> Path:
         """Write one, whole or not at all; then let the oldest go.
@@ -43,7 +45,7 @@ class Checkpoints:
             _write(self.folder / BEST_SCORE, json.dumps({"step": step, "performance": performance}).encode())
         for old in self.paths()[: -self.keep]:
             old.unlink()
-        for unfinished in self.folder.glob(f".*{checkpoint.UNFINISHED}"):  # of a process that was killed while it wrote
+        for unfinished in self.folder.glob(f".*{UNFINISHED}"):  # of a process that was killed while it wrote
             unfinished.unlink()
         return path
 
@@ -65,7 +67,7 @@ class Checkpoints:
         paths = self.paths()
         for path in reversed(paths):
             try:
-                return make(checkpoint.load(path, kind=self.kind))
+                return make(checkpoint.load(path, kind=self.kind, migrations=self.migrations))
             except CheckpointError as error:
                 logger.warning("%s; going back to the one before", error)
         if paths:
@@ -74,5 +76,5 @@ class Checkpoints:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with checkpoint.atomic(path) as file:
+    with atomic(path) as file:
         file.write(data)

@@ -1,7 +1,8 @@
 """The random numbers of this process: torch's, numpy's and Python's own, as data."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,3 +26,21 @@ def load_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
     random.setstate((py_version, tuple(py_words.tolist()), py_gauss))
+
+
+class OwnRandomness:
+    """Random numbers of one's own where several share a process: each goes on with its own, and the process with its own."""
+
+    def __init__(self) -> None:
+        self._state = random_state()
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The global generators are this one's; afterwards they are what they were."""
+        outside = random_state()
+        load_random_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = random_state()
+            load_random_state(outside)

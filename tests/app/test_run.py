@@ -142,6 +142,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         Run.open(tmp_path / "nowhere")
 
 
+def test_half_a_line_of_figures_is_left_out(tmp_path, data):
+    run = create(tmp_path / "run", data)
+    (run.path / "metrics.jsonl").write_text('{"step": 128}\n{"step": 256}\n{"st')
+    assert run.metrics()["step"].tolist() == [128, 256]
+
+
 def test_an_untrained_run_has_no_model(tmp_path, data):
     run = create(tmp_path / "run", data)
     assert run.metrics().empty

@@ -412,19 +412,18 @@ def test_impossible_settings_are_refused_by_name(settings_, message):
         build(RiskConfig, settings_)
 
 
-@pytest.mark.parametrize("alpha", [0.2, (0.05, 1.0)])
-@pytest.mark.parametrize("observed", [True, False])
-def test_the_compiled_budget_is_the_budget(alpha, observed):
+@pytest.mark.parametrize(("alpha", "observed"), [(0.2, True), ((0.05, 1.0), True), ((0.05, 1.0), False)])
+@pytest.mark.parametrize("found", [True, False], ids=["caps", "no caps yet"])
+def test_the_compiled_budget_is_the_budget(alpha, observed, found):
     budget = Budget(RiskConfig(objective="cvar", alpha=alpha, observe_return=observed))
     rng = np.random.default_rng(0)
-    budget.caps.copy_(torch.from_numpy(np.sort(rng.normal(size=len(budget.caps)))))
+    caps = np.sort(rng.normal(size=len(budget.caps))) if found else np.full(len(budget.caps), np.inf)
+    budget.caps.copy_(torch.from_numpy(caps))
     alphas = np.concatenate((np.exp(budget.log_alphas.numpy()), rng.uniform(0.01, 1.0, 200)))
     columns = np.column_stack((rng.normal(size=len(alphas)), rng.uniform(1e-30, 1.0, len(alphas)), alphas))[:, : budget.columns]
     columns[0, 1] = 0.0
     mean, std = torch.tensor(0.3, dtype=torch.float64), torch.tensor(1.7, dtype=torch.float64)
     tensor = torch.from_numpy(columns.astype(np.float32))
-    if budget.features:
-        torch.testing.assert_close(budget.rows(tensor, mean, std), budget(tensor, mean, std), rtol=1e-5, atol=1e-6)
-    budget.caps.fill_(float("inf"))
-    if budget.features:
-        torch.testing.assert_close(budget.rows(tensor, mean, std), budget(tensor, mean, std), rtol=1e-5, atol=1e-6)
+    shown = budget(tensor, mean, std)
+    assert shown.shape == (len(alphas), budget.features)
+    torch.testing.assert_close(budget.rows(tensor, mean, std), shown, rtol=1e-5, atol=1e-6)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from stable_baselines3.common.logger import Logger, configure
 
-from tailguard import checkpoint
 from tailguard.app.market_learner import MarketFactory, population_of, with_validation
 from tailguard.app.run import INFO, Run
 from tailguard.app.training import default_split, prepare_market
 from tailguard.config import Config
+from tailguard.durable import atomic
 from tailguard.market.data import load_source
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
@@ -176,7 +176,7 @@ class PopulationRun:
     def _factory(self) -> MarketFactory:
         market, path = self.run.market(), self.folder / FEATURES
         if not path.exists():
-            with checkpoint.atomic(path) as file:
+            with atomic(path) as file:
                 np.save(file, market.features.values)
         first, last = self.run.info["validation"]
         return MarketFactory(market, (first, last), self.run.config, path)
@@ -255,5 +255,5 @@ def _logged_to(path: Path) -> Iterator[None]:
 def _note(run: Run, facts: dict[str, Any]) -> None:
     """Add to what ``run.json`` holds."""
     run.info.update(facts)
-    with checkpoint.atomic(run.path / INFO) as file:
+    with atomic(run.path / INFO) as file:
         file.write(json.dumps(run.info, indent=2).encode())

@@ -4,8 +4,7 @@ The rows of the final test play no part in it.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +26,7 @@ from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_me
 from tailguard.population.learner import MemberFailed
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.rollout import Rollout
-from tailguard.randomness import load_random_state, random_state
+from tailguard.randomness import OwnRandomness
 from tailguard.running_return import WatchedEnv
 from tailguard.validation import require
 
@@ -81,11 +80,10 @@ class MarketLearner:
         self._population = population_of(config)
         self._market = market
         self._blocks = blocks(validation, self._population.validation_blocks)
-        outside = random_state()
+        self._randomness = OwnRandomness()
         training = config.training.model_copy(update={"seed": seed, "tensorboard": None})
-        self.model = build_model(market, training)
-        self._random = random_state()
-        load_random_state(outside)
+        with self._randomness.in_force():
+            self.model = build_model(market, training)
         others = {name: value for name, value in hyperparams.items() if name != LEARNING_RATE}
         self._dials = ModelDials(self.model, tuple(others))
         self._dials.turn(others)
@@ -105,7 +103,7 @@ class MarketLearner:
         :raises MemberFailed: when the weights are no numbers any more.
         """
         model = self.model
-        with self._own_randomness():
+        with self._randomness.in_force():
             to_go = max(self._horizon - model.num_timesteps, steps * self._samples)
             total, callback = model._setup_learn(to_go, None, reset_num_timesteps=False)
             for _ in range(steps):
@@ -123,12 +121,12 @@ class MarketLearner:
 
     def save(self) -> dict[str, Any]:
         """Model, random numbers and hyperparameters."""
-        with self._own_randomness():
+        with self._randomness.in_force():
             return {"member": member_state(self.model), "hyperparams": dict(self.hyperparams)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Be what was saved."""
-        with self._own_randomness():
+        with self._randomness.in_force():
             self.hyperparams = dict(state["hyperparams"])
             self._dials.turn({name: value for name, value in self.hyperparams.items() if name != LEARNING_RATE})
             load_member_state(self.model, state["member"])
@@ -136,7 +134,7 @@ class MarketLearner:
     def adopt(self, state: Mapping[str, Any], hyperparams: Mapping[str, Value], seed: int) -> None:
         """Become a copy, or stay as before; see :func:`tailguard.population.exploit.exploit`."""
         orders = Orders(self.member_id, hyperparams, seed, self._population.optimizer_exploit_strategy)
-        with self._own_randomness():
+        with self._randomness.in_force():
             try:
                 exploit(self.model, state["member"], orders, self._dials)
             except ValueError as error:
@@ -146,17 +144,6 @@ class MarketLearner:
     def _sharpes(self, paths: list[NDArray[np.float64]]) -> list[float]:
         per_year = periods_per_year(cast(pd.DatetimeIndex, self._market.bars.index))
         return [sharpe(path) * math.sqrt(per_year) for path in paths]
-
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Several members may live in one process, whose random numbers all of them use: each goes on with its own."""
-        outside = random_state()
-        load_random_state(self._random)
-        try:
-            yield
-        finally:
-            self._random = random_state()
-            load_random_state(outside)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ from tailguard.app.training import Market, Split, build_model, prepare_market
 from tailguard.app.watching import Alarm, Journal, Progress, Report, Saving, stopped_by_signals
 from tailguard.checkpoints import Checkpoints
 from tailguard.config import Config, dump_config, load_config
+from tailguard.durable import atomic
 from tailguard.market.data import load_source
 from tailguard.market.features import FeatureScaler
 from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.ppo.migrations import MIGRATIONS
 from tailguard.ppo.persistence import KIND
 
 CONFIG, INFO, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
@@ -44,7 +46,7 @@ class Run:
 
     def __init__(self, path: Path, config: Config, info: dict[str, Any]) -> None:
         self.path, self.config, self.info = path, config, info
-        self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep)
+        self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS)
 
     @classmethod
     def create(cls, path: str | Path, config: Config, source: str, market: Market) -> Self:
@@ -66,9 +68,9 @@ class Run:
             "features": market.scaler.state_dict(),
             "versions": checkpoint.libraries(),
         }
-        with checkpoint.atomic(path / CONFIG) as file:
+        with atomic(path / CONFIG) as file:
             file.write(dump_config(config).encode())
-        with checkpoint.atomic(path / INFO) as file:  # last: a folder with it is a run
+        with atomic(path / INFO) as file:  # last: a folder with it is a run
             file.write(json.dumps(info, indent=2).encode())
         return cls(path, config, info)
 
@@ -123,7 +125,9 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """What was measured, a row per update; empty before the first."""
         path = self.path / METRICS
-        return pd.DataFrame([json.loads(line) for line in path.read_text().splitlines()]) if path.exists() else pd.DataFrame()
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        # A process that was killed may have left half a line.
+        return pd.DataFrame([json.loads(line) for line in lines if line.endswith("\n")])
 
     @contextmanager
     def locked(self) -> Iterator[None]:

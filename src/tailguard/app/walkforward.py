@@ -27,9 +27,10 @@ from tailguard.app.run import fingerprint
 from tailguard.app.training import Split, build_model, prepare_market
 from tailguard.app.watching import Progress
 from tailguard.config import Config
+from tailguard.durable import atomic
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.record import Evaluation
-from tailguard.evaluate.record_files import save
+from tailguard.evaluate.record_files import RECORD, save
 from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.verdict import VerdictRules
 from tailguard.evaluate.walkforward import Fold, WalkforwardConfig, longest_lookback, make_folds
@@ -38,7 +39,6 @@ from tailguard.ppo.algorithm import DistributionalPPO
 
 KIND = "decisions"
 IDENTITY = "walkforward.json"
-RECORD = "evaluation"
 POLL_SECONDS = 0.2
 
 Report = Callable[[int, int, str], None]
@@ -327,7 +327,7 @@ def _claim(folder: Path, config: Config, settings: WalkforwardConfig, bars: pd.D
         if path.read_text(encoding="utf-8") != text:
             raise ValueError(f"{folder} holds a walk-forward of other data or another configuration; give it another folder")
         return
-    with checkpoint.atomic(path) as file:
+    with atomic(path) as file:
         file.write(text.encode())
 
 

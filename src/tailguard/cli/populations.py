@@ -8,7 +8,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from tailguard.cli.terminal import ConfigArgument, QuietOption, SetOption, console, free_folder
+from tailguard.cli.terminal import ConfigArgument, DataOption, QuietOption, SetOption, console, free_folder, one_source
 from tailguard.config import load_config
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class EngineName(StrEnum):
 
 def run_population(
     config: ConfigArgument = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help="Shipped set or file; a+b is a portfolio.")] = None,
+    data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; one that was begun before goes on.")] = None,
     engine: Annotated[
         EngineName, typer.Option(help="Who trains: this process, processes here, or a Ray cluster.")
@@ -43,9 +43,7 @@ def run_population(
         population = PopulationRun.open(folder)
     else:
         tree = load_config(config, settings or [])
-        source = data or "+".join(tree.data)
-        if not source:
-            raise ValueError("no data: name a shipped set or a file with --data, or in the configuration")
+        source = one_source(data, tree)
         population = PopulationRun.create(folder or free_folder("populations", source), tree, source)
     path, terminal = population.run.path, console(stderr=True)
     terminal.print(f"population: {path} (give it to --run to go on after a stop)", highlight=False)

@@ -42,6 +42,7 @@ class Format(StrEnum):
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see `tailguard config`.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. trading.fee=0.0005.")]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
+DataOption = Annotated[str | None, typer.Option("--data", "-d", help="Shipped set or file; a+b is a portfolio.")]
 ConfigArgument = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file; see `tailguard config`.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
@@ -121,3 +122,12 @@ def free_folder(kind: str, name: str) -> Path:
     """The first folder ``artifacts/KIND/NAME-N`` that does not exist; NAME is data, of which file names count."""
     short = "+".join(Path(part).name.split(".")[0] for part in name.split("+"))
     return next(path for n in count(1) if not (path := Path("artifacts") / kind / f"{short}-{n}").exists())
+
+
+def one_source(data: str | None, config: Config) -> str:
+    """The one series that a command is about: what was named, or the only one of the configuration."""
+    named = (data,) if data is not None else config.data
+    if len(named) != 1:
+        what = "no data" if not named else f"{len(named)} data sets"
+        raise ValueError(f"{what}: name a shipped set or a file with --data (a+b is a portfolio), or one in the configuration")
+    return named[0]

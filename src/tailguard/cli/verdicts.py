@@ -5,21 +5,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailguard.cli.terminal import ConfigArgument, QuietOption, RunArgument, SetOption, console, free_folder, progress_of
+from tailguard.cli.terminal import (
+    ConfigArgument,
+    DataOption,
+    QuietOption,
+    RunArgument,
+    SetOption,
+    console,
+    free_folder,
+    one_source,
+    progress_of,
+)
 from tailguard.config import load_config
 from tailguard.market.data import load_source
 
 if TYPE_CHECKING:
     from tailguard.evaluate.record import Evaluation
 
-RECORD, REPORT, ATTACK = "evaluation", "report.html", "attack.csv"
+REPORT = "report.html"
 
 
 def run_evaluate(run: RunArgument) -> None:
     """Judge a trained agent on the bars that it has never seen: a verdict, its reasons, and a report to look at."""
     from tailguard.app.judging import evaluate_run
     from tailguard.app.run import Run
-    from tailguard.evaluate.record_files import save
+    from tailguard.evaluate.record_files import RECORD, save
 
     opened = Run.open(run)
     with console(stderr=True).status("judging"):
@@ -30,7 +40,7 @@ def run_evaluate(run: RunArgument) -> None:
 
 def run_walkforward(
     config: ConfigArgument = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help="Shipped set or file; a+b is a portfolio.")] = None,
+    data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; one that was begun before goes on.")] = None,
     settings: SetOption = None,
     quiet: QuietOption = False,
@@ -39,9 +49,7 @@ def run_walkforward(
     from tailguard.app.walkforward import walkforward
 
     tree = load_config(config, settings or [])
-    source = data or "+".join(tree.data)
-    if not source:
-        raise ValueError("no data: name a shipped set or a file with --data, or in the configuration")
+    source = one_source(data, tree)
     bars, folder = load_source(source), folder or free_folder("walkforward", source)
     console(stderr=True).print(f"walk-forward: {folder} (give it to --run to go on after a stop)", highlight=False)
     with progress_of("walk-forward", quiet) as shown:
@@ -56,7 +64,7 @@ def run_attack(
     quiet: QuietOption = False,
 ) -> None:
     """Trade the unseen bars with observations that are attacked, stale, missing or noisy, and compare."""
-    from tailguard.app.judging import attack_table
+    from tailguard.app.judging import ATTACK, attack_table
     from tailguard.app.run import Run
     from tailguard.evaluate.attack import AttackPlan, attack_market
     from tailguard.validation import build
@@ -79,7 +87,7 @@ def run_compare(
 ) -> None:
     """Put evaluated runs side by side."""
     from tailguard.cli.terminal import Format, print_rows
-    from tailguard.evaluate.record_files import load
+    from tailguard.evaluate.record_files import RECORD, load
     from tailguard.evaluate.report.compare import compare, comparison_rows
     from tailguard.evaluate.report.report import write_page
 

@@ -24,6 +24,8 @@ from tailguard.evaluate.record import (
 from tailguard.evaluate.risk_tests import CoverageTest, ShortfallTest, UniformityTest
 from tailguard.evaluate.verdict import Verdict
 
+# The folder of a record inside that of its run.
+RECORD = "evaluation"
 METRICS = "metrics.json"
 FORMAT = 1
 # JSON has no words for these; anything else than a name would be read as something else.

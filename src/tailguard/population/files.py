@@ -8,6 +8,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 
 from tailguard import checkpoint
+from tailguard.durable import atomic
 from tailguard.population.learner import MemberFailed
 
 SUFFIX = ".safetensors"
@@ -67,7 +68,7 @@ class FileStore:
     def _publish(self, data: bytes, path: str) -> None:
         """Nobody ever reads half of a file: on a disk it is renamed when it is whole, object stores show it as a whole."""
         if "file" in self._fs.protocol:
-            with checkpoint.atomic(path) as file:
+            with atomic(path) as file:
                 file.write(data)
         else:
             self._fs.pipe_file(path, data)

@@ -313,9 +313,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
                 self._critic_state = wipe(self._critic_state, ended)
                 self.calibration.forget(ended)
                 return False
-            if len(
-                step.ended
-            ):  # wrappers report an episode where it ends; looking at all the others takes longer than stepping
+            if len(step.ended):  # episodes are reported where they end; looking at all others takes longer than stepping
                 self._update_info_buffer([infos[i] for i in step.ended], dones[step.ended])
         rollout.observe(finite("observation", self._last_obs, n_rollout_steps))
         if before is not None:

@@ -26,6 +26,7 @@ from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropySchedule, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.health import EpisodeReturns
+from tailguard.ppo.migrations import MIGRATIONS
 from tailguard.ppo.networks import require_same_shapes
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import RiskConfig, RiskObjective
@@ -267,11 +268,11 @@ class Persistent:
     @classmethod
     def _read(cls, path: str | Path | BufferedIOBase) -> dict[str, Any]:
         if isinstance(path, BufferedIOBase):
-            return checkpoint.from_bytes(path.read(), kind=KIND, name="the model")
+            return checkpoint.from_bytes(path.read(), kind=KIND, name="the model", migrations=MIGRATIONS)
         path = Path(path)
         # Who is used to SB3 asks for model.zip, or leaves the ending out.
         named = path if path.exists() or path.suffix not in ("", ".zip") else path.with_suffix(SUFFIX)
-        return checkpoint.load(named, kind=KIND)
+        return checkpoint.load(named, kind=KIND, migrations=MIGRATIONS)
 
     @classmethod
     def from_tree(

@@ -2,11 +2,11 @@
 
 import csv
 import io
-import os
 from pathlib import Path
 
 import pandas as pd
 
+from tailguard.durable import atomic
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.record_files import metrics_text
 from tailguard.evaluate.report.page import page
@@ -44,13 +44,10 @@ def report(evaluation: Evaluation) -> str:
 
 
 def write_page(html: str, path: str | Path) -> Path:
-    """Write a page under a temporary name and rename it, so that nobody opens half of it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(html, encoding="utf-8")
-    os.replace(unfinished, path)
-    return path
+    """Write a page, whole or not at all, so that nobody opens half of it."""
+    with atomic(path) as file:
+        file.write(html.encode())
+    return Path(path)
 
 
 def is_intraday(times: pd.DatetimeIndex) -> bool:

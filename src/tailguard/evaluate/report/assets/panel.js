@@ -110,8 +110,8 @@ function leave(event, reader) {
   if (event.pointerType !== "touch") reader.clear();
 }
 
-class Panel {
-  // `host` is the element, `spec` the data, `figure` hears where the cursor is.
+// What a pointer can read. `host` is the element, `spec` the data, `figure` hears where the cursor is.
+class Readable {
   constructor(host, spec, figure) {
     this.host = host;
     this.spec = spec;
@@ -119,10 +119,16 @@ class Panel {
     this.tip = element("div", "tip", host);
     this.tip.hidden = true;
     this.svg = null;
-    this.at = null;
     host.addEventListener("pointermove", (event) => this.follow(event));
     host.addEventListener("pointerdown", (event) => this.follow(event));
     host.addEventListener("pointerleave", (event) => leave(event, figure));
+  }
+}
+
+class Panel extends Readable {
+  constructor(host, spec, figure) {
+    super(host, spec, figure);
+    this.at = null;
     if (spec.x.kind === "time") enableZoom(this);
   }
 

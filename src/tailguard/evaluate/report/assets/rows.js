@@ -3,19 +3,7 @@
 const ROW = 34;
 const LOW_ROW = 46; // on a phone the name stands above the row
 
-class Rows {
-  constructor(host, spec, figure) {
-    this.host = host;
-    this.spec = spec;
-    this.figure = figure;
-    this.tip = element("div", "tip", host);
-    this.tip.hidden = true;
-    this.svg = null;
-    host.addEventListener("pointermove", (event) => this.follow(event));
-    host.addEventListener("pointerdown", (event) => this.follow(event));
-    host.addEventListener("pointerleave", (event) => leave(event, figure));
-  }
-
+class Rows extends Readable {
   draw(width) {
     const { spec } = this;
     const narrow = width < WIDE;

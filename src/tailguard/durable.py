@@ -1,0 +1,32 @@
+"""Files that appear whole or not at all, and stay."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+# The end of the names of files that are being written; what a killed process leaves behind has it too.
+UNFINISHED = ".unfinished"
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes its name when everything is on the disk; after an error nothing has changed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name, too, must survive a power cut
+    finally:
+        os.close(folder)

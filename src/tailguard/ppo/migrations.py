@@ -1,0 +1,22 @@
+"""How files of models of older versions become files of this one. `tests/fixtures` holds one of each."""
+
+from typing import Any
+
+from tailguard.checkpoint import Migrations
+
+
+def _to_version_2(tree: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 knew no adversary, and kept a ``VecNormalize`` only together with environments that know their state."""
+    settings, run = tree["settings"] | {"adversary": None}, tree["run"] | {"adversary": None}
+    return tree | {"settings": settings, "run": run, "vec_normalize": None}
+
+
+def _to_version_3(tree: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 knew no search for the best cap: nothing has been found yet."""
+    objective = tree["agent"]["objective"]
+    n, nothing = len(objective["returns"]), float("-inf")
+    found = {"recent": [[nothing] * 2] * n, "best": [[nothing] * 2] * n}
+    return tree | {"agent": tree["agent"] | {"objective": objective | found}}
+
+
+MIGRATIONS: Migrations = {1: _to_version_2, 2: _to_version_3}
