@@ -29,8 +29,8 @@ T_QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # Student, 97
 def search(seeds: int, horizon: int, only: str | None = None) -> None:
     """PBT against random search and fixed defaults: as many members, samples and evaluations, the same choice of the winner.
 
-    A decision every 15 updates, and once every 5: right after the market has turned the best score is that of who has learnt
-    least, and a population that decides before anybody could learn anew copies him.
+    Right after the market has turned, the best score is that of who has learnt least, and members copy him. How often they
+    decide therefore matters: every 15 updates, and in one row every 5.
     """
     work = f"{MEMBERS} members x {horizon} updates of {N_ENVS * N_STEPS} steps"
     print(f"\nSignal with {SignalFactory(horizon).regimes} regimes, {work}; share of the optimum, {seeds} seeds\n")

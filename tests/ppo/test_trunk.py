@@ -217,6 +217,16 @@ def test_parameters_carry_pytorchs_names():
     }
 
 
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_the_forget_bias_is_added_to_the_forget_gates_of_every_layer_and_to_nothing_else(n_layers):
+    plain, keeping = (torch.manual_seed(0) and LstmTrunk(D, H, n_layers, forget_bias=bias) for bias in (0.0, 1.5))
+    for (name, before), after in zip(plain.named_parameters(), keeping.parameters(), strict=True):
+        added = torch.zeros_like(before)
+        if name.startswith("lstm.bias_ih"):
+            added[H : 2 * H] = 1.5
+        torch.testing.assert_close(after - before, added, rtol=0.0, atol=1e-6)
+
+
 def test_a_gradient_is_taken_once():
     trunk, inputs, state = make_trunk(1)
     outputs = trunk.sequence(inputs, make_blanks(PLACES["none"]), state)

@@ -1,5 +1,6 @@
 """Actor and quantile critics on recurrent or feed-forward trunks."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, cast
@@ -39,6 +40,7 @@ class DistributionalPolicy(BasePolicy):
     :param squash_output: tanh of a Gaussian instead of a clipped Gaussian.
     :param lstm_hidden_size: size of the memory.
     :param n_lstm_layers: depth of the memory.
+    :param lstm_forget_bias: added to the forget gates of a fresh memory; with 0 it loses one half of its content per step.
     :param shared_lstm: one memory for actor and critics instead of one each.
     :param compiled: act and learn in compiled passes where they cover the networks (fused_update.py), which is faster; False
         leaves everything to torch.
@@ -62,6 +64,7 @@ class DistributionalPolicy(BasePolicy):
         squash_output: bool = False,
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
+        lstm_forget_bias: float = 1.0,
         shared_lstm: bool = False,
         compiled: bool = True,
     ) -> None:
@@ -81,9 +84,11 @@ class DistributionalPolicy(BasePolicy):
         if self.recurrent:
             require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
             require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
-            self.actor_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled)
+            require(math.isfinite(lstm_forget_bias), "lstm_forget_bias", lstm_forget_bias, "a finite number")
+            sizes = (input_size, lstm_hidden_size, n_lstm_layers, compiled, lstm_forget_bias)
+            self.actor_trunk = LstmTrunk(*sizes)
             if not shared_lstm:
-                self.critic_trunk = LstmTrunk(input_size, lstm_hidden_size, n_lstm_layers, compiled)
+                self.critic_trunk = LstmTrunk(*sizes)
             features = lstm_hidden_size
 
         self.free_std = isinstance(self.distribution, Gaussian) and not state_dependent_std

@@ -27,15 +27,22 @@ class LstmTrunk(nn.Module):
     :param hidden_size: size of the state of a layer H.
     :param n_layers: number of layers.
     :param compiled: run in the compiled kernel where it can (float32 on the CPU), and not in torch's LSTM.
+    :param forget_bias: of a fresh memory, which keeps sigmoid(forget_bias) of its content per step.
     """
 
     shut: Tensor
 
-    def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1, compiled: bool = True) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, n_layers: int = 1, compiled: bool = True, forget_bias: float = 0.0
+    ) -> None:
         super().__init__()
         self.hidden_size, self.n_layers, self.compiled = hidden_size, n_layers, compiled
         # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the blanks.
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers)
+        forget = slice(hidden_size, 2 * hidden_size)
+        with torch.no_grad():
+            for layer in range(n_layers):
+                self._weights(layer)[2][forget] += forget_bias
         shut = torch.full((4 * hidden_size, 1), SHUT)
         shut[2 * hidden_size : 3 * hidden_size] = 0.0  # the candidate g may be anything once its gate is shut
         self.register_buffer("shut", shut, persistent=False)
