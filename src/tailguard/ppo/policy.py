@@ -40,7 +40,8 @@ class DistributionalPolicy(BasePolicy):
     :param squash_output: tanh of a Gaussian instead of a clipped Gaussian.
     :param lstm_hidden_size: size of the memory.
     :param n_lstm_layers: depth of the memory.
-    :param lstm_forget_bias: added to the forget gates of a fresh memory; with 0 it loses one half of its content per step.
+    :param lstm_forget_bias: added to the forget gates of a fresh memory; with 0 it
+        loses one half of its content per step, which learns fast what to do with the last few; 1 to 3 for what lies far back.
     :param shared_lstm: one memory for actor and critics instead of one each.
     :param compiled: act and learn in compiled passes where they cover the networks (fused_update.py), which is faster; False
         leaves everything to torch.
@@ -64,7 +65,7 @@ class DistributionalPolicy(BasePolicy):
         squash_output: bool = False,
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
-        lstm_forget_bias: float = 1.0,
+        lstm_forget_bias: float = 0.0,
         shared_lstm: bool = False,
         compiled: bool = True,
     ) -> None:
