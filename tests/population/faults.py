@@ -94,6 +94,8 @@ class Fates:
             time.sleep(1000.0)
         elif what == "bug":
             raise ZeroDivisionError("by intent")
+        elif what == "disk":
+            raise OSError(28, "No space left on device", "its file")
         elif what == "fail":
             raise MemberFailed("by intent")
         learner.broken = what == "nan"
