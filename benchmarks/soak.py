@@ -34,6 +34,7 @@ ENDLESS = 10**12  # steps
 LONGEST = 3600.0  # seconds for a run without faults; far more than it takes
 BLOCKS = 12
 MIB = 2**20
+LINE = 240
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,9 @@ class Memory:
 
 
 def draw_subject(folder: Path, rng: np.random.Generator, size: float, number: int) -> tuple[str, Subject, Subject]:
-    """A training or, every third time, a population; the same twice."""
+    """A population and then two trainings, again and again; each of them twice."""
     seed = int(rng.integers(1000))
-    if number % 3 == 2:
+    if number % 3 == 0:
         settings = [*POPULATION, f"training.seed={seed}", f"population.seed={seed}"]
         return "population", Population(folder / "whole", settings), Population(folder / "faulty", settings)
     variant = list(VARIANTS)[int(rng.integers(len(VARIANTS)))]
@@ -164,8 +165,8 @@ def report(minutes: float, seed: int, rounds: list[Round], memory: Memory, stopp
 
 
 def _example(words: str) -> str:
-    short = words.replace("|", "/").replace(tempfile.gettempdir(), "...")
-    return f"`{short[:200]}`" if short else ""
+    short = words.replace("|", "/").replace("`", "'")
+    return f"`{short if len(short) <= LINE else short[:LINE] + ' ...'}`" if short else ""
 
 
 def _clock() -> str:

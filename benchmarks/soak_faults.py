@@ -18,7 +18,7 @@ import numpy as np
 from soak_subjects import Child, Population, Subject, Training, wait_for_step
 
 ENDED, USER_ERROR, INTERRUPTED = 0, 2, 130
-PATIENCE = 240.0  # seconds for anything that should happen soon, on a machine that others use as well
+PATIENCE = 900.0  # seconds for anything that should happen soon, on a machine that others use as well
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Tormentor:
         said = child.said() if child is not None else []
         clear = not any(line.startswith("Traceback") for line in said)
         words = next((line for line in reversed(said) if line.startswith("error:")), said[-1] if said else "")
+        words = words.replace(str(self.subject.folder), "RUN")
         return Finding(fault, self.subject.name, outcome, expected and clear and lost <= self.subject.allowance, words, lost)
 
     def stopped(self, fault: str, child: Child, code: int, words: str) -> Finding:
@@ -98,11 +99,12 @@ class Tormentor:
         return self.finding("stalled", "went on" if went_on else "did not go on", went_on, child)
 
     def full_disk(self, child: Child) -> Finding:
-        """No file may grow beyond a size that the next checkpoint has. What is on the disk must stay as it is."""
+        """No file may grow beyond a size that the next record or the next checkpoint has; what is there must stay as it is."""
         members = child.members()
         pid = int(self.rng.choice([child.pid, *members]))
+        most = int(self.rng.choice([5_000, self.subject.record().stat().st_size + 30_000]))
         try:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (int(self.rng.uniform(1e3, 2e4)), resource.RLIM_INFINITY))
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
         except ProcessLookupError:
             child.kill()
             return self.finding("full disk", "was over before it began", True, child)

@@ -29,7 +29,7 @@ POPULATION = [
     *COMMON,
     "training.n_envs=4",
     "training.n_steps=32",
-    "population={population_size: 3, perturbation_interval: 20, intervals: 10, validation_blocks: 4, hyperparams: ["
+    "population={population_size: 3, perturbation_interval: 10, intervals: 10, validation_blocks: 4, hyperparams: ["
     "{name: learning_rate, min_value: 1.0e-5, max_value: 1.0e-2, is_log_scale: true},"
     "{name: clip_range, min_value: 0.05, max_value: 0.4}]}",
 ]

@@ -1,16 +1,16 @@
 """The arrows of the house: who may import whom. Read from the source, so that a lazy import counts too."""
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 
+import architecture
 import pytest
 
 import tailguard
 
 SOURCE = Path(tailguard.__file__).parent
-ROOT = Path(__file__).parents[1]
+LONG = 400
 # A room may not import what its row names. A test engine never belongs in the product.
 FORBIDDEN = {
     "": ("vectorbt", "backtesting", "empyrical", "arch", "statsmodels", "ffn"),
@@ -18,16 +18,6 @@ FORBIDDEN = {
     "robust": ("gymnasium", "stable_baselines3"),
     "market": ("torch",),
 }
-
-
-def _tool():
-    spec = importlib.util.spec_from_file_location("architecture", ROOT / "tools" / "architecture.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-architecture = _tool()
 
 
 def imports(path):
@@ -143,6 +133,13 @@ def test_a_drawing_without_a_place_is_refused():
     with pytest.raises(ValueError, match="places for"):
         architecture.redrawn("<!-- drawn: a -->\n<!-- end -->", {"a": "x", "b": "y"})
     assert architecture.redrawn("<!-- drawn: a -->\nold\n<!-- end -->.", {"a": "x"}) == "<!-- drawn: a -->\nx\n<!-- end -->."
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_long_file_states_its_reason(path):
+    text = path.read_text(encoding="utf-8")
+    about = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    assert len(text.splitlines()) <= LONG or f"More than {LONG} lines, because" in about
 
 
 def test_only_the_outside_of_the_algorithm_knows_sb3():

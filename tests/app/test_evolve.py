@@ -67,6 +67,11 @@ def assert_same(first, second):
             assert torch.equal(tensor, theirs[name][key]), (name, key)
 
 
+def winner(population):
+    """The file of the winner, bit for bit."""
+    return population.run.checkpoints.paths()[-1].read_bytes()
+
+
 def factory_of(data, *settings):
     config, bars = load_config(None, [*TINY, *settings]), load_source(data)
     split, validation = with_validation(default_split(len(bars), config.training), 0.25)
@@ -139,6 +144,7 @@ def test_processes_give_the_same_population(straight, data, tmp_path):
     other = PopulationRun.create(tmp_path / "processes", load_config(None, TINY), data)
     other.train("process")
     assert_same(straight[0], other)
+    assert winner(other) == winner(straight[0])
     assert rates(other) == rates(straight[0])
 
 
@@ -155,6 +161,7 @@ def test_a_population_that_was_stopped_goes_on_as_if_it_had_not_been(straight, d
     assert_same(straight[0], population)
     population.train()  # finished: nothing more happens
     assert_same(straight[0], population)
+    assert winner(population) == winner(straight[0])
 
 
 def test_a_full_disk_stops_a_population_and_costs_nothing(straight, data, tmp_path, full_disk):

@@ -11,10 +11,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from population_toys import MovingOptimum
+
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import Lineage
-from tailguard.population.toys import MovingOptimum
 
 INTERVAL = 10
 

@@ -233,7 +233,7 @@ class PopulationRun:
             raise RuntimeError("no member has a finite score, so there is no winner")
         learner = factory(best.member_id, best.hyperparams, self.scheduler.seed_of(best.member_id))
         learner.load(engine.store.read(best.checkpoint_path))
-        self.run.checkpoints.save(learner.model.num_timesteps, learner.model.state_tree(), best.performance)
+        self.run.checkpoints.save(learner.model.num_timesteps, learner.model_tree(), best.performance)
         winner = {"member": best.member_id, "score": best.performance, "hyperparams": dict(best.hyperparams)}
         _note(self.run, {"trials": self.trials, "winner": winner})
         logger.info("Member %d wins with %s %.6g", best.member_id, self.config.metric_name, best.performance)

@@ -127,6 +127,11 @@ class MarketLearner:
         with self._randomness.in_force():
             return {"member": member_state(self.model), "hyperparams": dict(self.hyperparams)}
 
+    def model_tree(self) -> dict[str, Any]:
+        """The model as a run saves it, with the random numbers of this member and not those of the process."""
+        with self._randomness.in_force():
+            return self.model.state_tree()
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Be what was saved."""
         with self._randomness.in_force():
