@@ -147,17 +147,3 @@ def test_only_the_outside_of_the_algorithm_knows_sb3():
         path.name for path in (SOURCE / "ppo").glob("*.py") if any(inside(name, "stable_baselines3") for name in imports(path))
     }
     assert knowing == {"algorithm.py", "persistence.py", "policy.py"}
-
-
-def test_public_names_can_be_imported():
-    from tailguard import TradingEnv, TradingVecEnv
-    from tailguard.evaluate import statistics
-    from tailguard.market import BettingGame, GuardedMaze, SignalMarket, build_features, load_bars, load_dataset, simulate
-    from tailguard.robust import PerturbationConfig, SAPPOConfig, StatePerturbation
-
-    robust = (PerturbationConfig, SAPPOConfig, StatePerturbation)
-    for name in (BettingGame, GuardedMaze, SignalMarket, TradingEnv, TradingVecEnv, *robust):
-        assert isinstance(name, type)
-    assert all(map(callable, (build_features, load_bars, load_dataset, simulate, statistics.cvar)))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = tailguard.nothing
