@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tailguard.optim import UPGD, AdaptiveUPGD, VarianceGradientScaler
+from tailguard.optim.adam import Adam
 from tailguard.ppo.networks import FlatParameters
 
 # ---------------------------------------------------------------------------------------------------------- gradients
@@ -178,13 +179,22 @@ HEADS = {"trunk": range(4), "actor": range(4, 6), "critics": range(6, 10)}
 
 
 class Subject:
-    """101,000 weights in 20 tensors and one flat one, with gradients, an optimizer and perhaps a scaler."""
+    """101,000 weights in 20 tensors, views of a flat one or not, with gradients, an optimizer and perhaps a scaler."""
 
-    def __init__(self, make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], scaler: dict[str, object] | None = None):
+    def __init__(
+        self,
+        make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+        scaler: dict[str, object] | None = None,
+        flat: bool = True,
+    ):
         self.layers = nn.ModuleList(nn.Linear(SIDE, SIDE) for _ in range(TENSORS))
-        self.flat = FlatParameters(self.layers)
-        self.flat.gradient.normal_()
-        self.optimizer = make([self.flat.tensor])
+        if flat:
+            self.flat = FlatParameters(self.layers)
+            self.flat.gradient.normal_()
+        else:
+            for parameter in self.layers.parameters():
+                parameter.grad = torch.randn_like(parameter)
+        self.optimizer = make([self.flat.tensor] if flat else list(self.layers.parameters()))
         self.scaler = None
         if scaler is not None:
             heads = {head: [p for i in own for p in self.layers[i].parameters()] for head, own in HEADS.items()}
@@ -212,9 +222,17 @@ def adam(p: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(p, lr=1e-4, fused=True)
 
 
+def own_adam(p: list[torch.Tensor]) -> torch.optim.Optimizer:
+    return Adam(p, lr=1e-4)
+
+
 SUBJECTS: dict[str, tuple[Callable[[], Subject], float | None]] = {
     "Adam, fused": (lambda: Subject(adam), None),
+    "Adam of this project": (lambda: Subject(own_adam), None),
+    "Adam of this project, with VGS elementwise": (lambda: Subject(own_adam, {}), 1.3),
     "Adam, fused, with VGS elementwise": (lambda: Subject(adam, {}), 1.3),
+    "Adam, fused, 20 tensors": (lambda: Subject(adam, flat=False), None),
+    "Adam, fused, 20 tensors, with VGS elementwise": (lambda: Subject(adam, {}, flat=False), None),
     "Adam, fused, with VGS elementwise, monitoring only": (lambda: Subject(adam, {"alpha": 0.0}), None),
     "Adam, fused, with VGS mean": (lambda: Subject(adam, {"estimator": "mean"}), None),
     "UPGD, sigma 0": (lambda: Subject(lambda p: UPGD(p, sigma=0.0)), None),

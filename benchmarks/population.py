@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all if none is named")
     parser.add_argument("--seeds", type=int, default=200, help="of the toys")
     parser.add_argument("--agent-seeds", type=int, default=5)
-    parser.add_argument("--horizon", type=int, default=60, help="updates of an agent in the search")
+    parser.add_argument("--horizon", type=int, default=180, help="updates of an agent in the search")
     parser.add_argument("--only", help="of the search: the ways whose name has this in it")
     parser.add_argument("--updates", type=int, default=40, help="updates of an interval whose throughput is measured")
     parser.add_argument("--ray", action="store_true", help="measure Ray, too")

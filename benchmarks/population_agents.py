@@ -5,6 +5,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,16 @@ from tailguard.population.exploit import Orders, exploit, member_state
 from tailguard.population.files import FileStore
 from tailguard.vec_env import GymVectorAdapter
 
-MEMBERS, INTERVAL = 4, 5
+MEMBERS, INTERVAL = 4, 15
 T_QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # Student, 97.5 %, by number of seeds
 
 
 def search(seeds: int, horizon: int, only: str | None = None) -> None:
-    """PBT against random search and fixed defaults: as many members, samples and evaluations, the same choice of the winner."""
+    """PBT against random search and fixed defaults: as many members, samples and evaluations, the same choice of the winner.
+
+    A decision every 15 updates, and once every 5: right after the market has turned the best score is that of who has learnt
+    least, and a population that decides before anybody could learn anew copies him.
+    """
     work = f"{MEMBERS} members x {horizon} updates of {N_ENVS * N_STEPS} steps"
     print(f"\nSignal with {SignalFactory(horizon).regimes} regimes, {work}; share of the optimum, {seeds} seeds\n")
     print("| | winner at the end | 95 % interval | best member along the way | 95 % interval | each seed's winner |")
@@ -33,13 +39,15 @@ def search(seeds: int, horizon: int, only: str | None = None) -> None:
     ways = {
         "PBT (truncation)": {"explore_method": "both"},
         "PBT (t-test)": {"explore_method": "both", "exploit_method": "t_test", "t_test_window": 16},
+        "PBT (truncation), every 5 updates": {"explore_method": "both", "perturbation_interval": INTERVAL // 3},
         "random search": None,
         "fixed defaults": DEFAULTS,
     }
     for name, way in ways.items():
         if only is not None and only not in name:
             continue
-        results = np.array([_population(seed, horizon, way) for seed in range(seeds)])
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
+            results = np.array(list(pool.map(_population, range(seeds), [horizon] * seeds, [way] * seeds)))
         half = T_QUANTILE[seeds] * results.std(0, ddof=1) / np.sqrt(seeds)
         (end, way_along), (half_end, half_along) = results.mean(0), half
         each = " ".join(f"{value:.2f}" for value in results[:, 0])
@@ -48,25 +56,19 @@ def search(seeds: int, horizon: int, only: str | None = None) -> None:
 
 def _population(seed: int, horizon: int, way: dict | None) -> tuple[float, float]:
     """What its winner earns on fresh data at the end, and what its best member earned on average along the way."""
-    alone = way is None or way is DEFAULTS
-    settings = {"explore_method": "none", "exploit_method": "t_test", "t_test_level": 1e-300} if alone else way
-    config = PBTConfig(
-        population_size=MEMBERS,
-        perturbation_interval=INTERVAL,
-        hyperparams=SEARCH,
-        truncation_ratio=0.25,
-        seed=seed,
-        **settings,
-    )
-    initial = [DEFAULTS] * MEMBERS if way is DEFAULTS else None
+    alone = way is None or way == DEFAULTS
+    nothing = {"explore_method": "none", "exploit_method": "t_test", "t_test_level": 1e-300}
+    settings = {"perturbation_interval": INTERVAL, **(nothing if alone else way)}
+    config = PBTConfig(population_size=MEMBERS, hyperparams=SEARCH, truncation_ratio=0.25, seed=seed, **settings)
+    initial = [DEFAULTS] * MEMBERS if way == DEFAULTS else None
     best: list[float] = []
-    engine = SerialEngine(PBTScheduler(config, initial), SignalFactory(horizon))
+    engine = SerialEngine(PBTScheduler(config, initial), SignalFactory(horizon, optimizer="copy"))
 
     def note(_) -> None:
         best.append(max(member.history[-1]["performance"] for member in engine.scheduler.members))
 
     engine.on_round = note
-    engine.run(horizon // INTERVAL)
+    engine.run(horizon // config.perturbation_interval)
     last = [member.history[-1]["performance"] for member in engine.scheduler.members]
     winner = engine.learners[int(np.argmax(last))]
     if engine.scheduler.members[int(np.argmax(last))].performance is None:  # has just become a copy of a better one

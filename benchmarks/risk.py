@@ -26,7 +26,7 @@ from tailguard.vec_env import GymVectorAdapter
 Row = list[str]
 PICTURE = "risk-frontier.svg"
 GAMES = [{}, {"win_probability": 0.7}, {"win_probability": 0.8}, {"win_probability": 0.95}, {"chips": 8}, {"chips": 32}]
-BETTING_STEPS = 900_000
+BETTING_STEPS = 1_800_000
 DIAL = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
+from tailguard.optim.adam import Adam
 from tailguard.ppo.networks import FlatParameters
 
 SIZES = {"actor": [(4, 3), (3,)], "critics": [(6, 2)], "trunk": [(5,)]}
@@ -16,6 +17,9 @@ OPTIMIZERS = {
     "UPGD": lambda p: UPGD(p, lr=0.1, weight_decay=0.0, sigma=0.0),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
     "fused Adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+    "Adam of this project": lambda p: Adam(p, lr=0.1),
+    "AdaptiveUPGD, foreach": lambda p: AdaptiveUPGD(p, lr=0.1, weight_decay=0.0, sigma=0.0, implementation="foreach"),
+    "AdaptiveUPGD, single": lambda p: AdaptiveUPGD(p, lr=0.1, weight_decay=0.0, sigma=0.0, implementation="single"),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.0),
     "AdaptiveUPGD": lambda p: AdaptiveUPGD(p, lr=0.1, weight_decay=0.0, sigma=0.0),
     "UPGDW": lambda p: UPGDW(p, lr=0.1, weight_decay=0.0, sigma=0.0),

@@ -1,7 +1,7 @@
 """torch's Adam, whose step on float32 memory of the CPU is one compiled pass."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from tailguard.optim import kernels
-from tailguard.optim.fused import fits, flat_array
+from tailguard.optim.fused import fits, flat_array, rounded
+from tailguard.optim.pieces import Piece, Piecewise
 from tailguard.validation import require
 
 
-class Adam(torch.optim.Adam):
+class Adam(Piecewise, torch.optim.Adam):
     """``torch.optim.Adam`` with its plain options, state and all; the step is faster where a parameter is one large tensor.
 
     A step of torch's costs more for what surrounds it than for the arithmetic.
@@ -35,10 +36,12 @@ class Adam(torch.optim.Adam):
                 require(not group[option], option, group[option], "False; torch.optim.Adam knows it")
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._move(parameter.detach(), parameter.grad, self.state[parameter], group)
+                    self._move(parameter.detach(), parameter.grad, self.state[parameter], group, self.pieces(parameter))
         return loss
 
-    def _move(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _move(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], pieces: Sequence[Piece]
+    ) -> None:
         if not fits([parameter, gradient]):
             raise ValueError("this Adam needs contiguous float32 tensors on the CPU; torch.optim.Adam takes any")
         if not state:
@@ -49,6 +52,8 @@ class Adam(torch.optim.Adam):
         # m / w1 / (sqrt(v / w2) + eps) with both corrections moved out of the loop
         root = math.sqrt(1.0 - beta2**step)
         size = float(group["lr"]) * root / (1.0 - beta1**step)
-        numbers = (1.0 - beta1, beta2, 1.0 - beta2, size, group["eps"] * root, group["weight_decay"])
-        moments = flat_array(state["exp_avg"]), flat_array(state["exp_avg_sq"])
-        kernels.adam(flat_array(parameter), flat_array(gradient), *moments, *map(np.float32, numbers))
+        numbers = rounded(1.0 - beta1, beta2, 1.0 - beta2, group["eps"] * root, group["weight_decay"])
+        weights, slope = flat_array(parameter), flat_array(gradient)
+        first, second = flat_array(state["exp_avg"]), flat_array(state["exp_avg_sq"])
+        for span, factor in pieces:
+            kernels.adam(weights[span], slope[span], first[span], second[span], np.float32(factor * size), *numbers)

@@ -1,4 +1,4 @@
-"""Make the steps of any optimizer shorter by a factor, head by head, without touching its gradients or its state.
+"""Make the steps of any optimizer of others shorter by a factor, head by head, without touching its gradients or its state.
 
 Before the step remember where the weights are, after it go back part of the way:
 
@@ -14,21 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from tailguard.optim import kernels
-from tailguard.optim.layout import Heads, flat_memory
-from tailguard.optim.upgd import UtilityGated
-
-DECOUPLED = (AdamW, UtilityGated)
-
-
-class Owner(NamedTuple):
-    """The optimizer's parameter that a weight is, or is part of, and the number of its group."""
-
-    param: Tensor
-    group: int
+from tailguard.optim.layout import Heads, Owner, flat_memory
 
 
 class Segment(NamedTuple):
@@ -49,9 +38,10 @@ class Anchor:
 
     def __init__(self, heads: Heads, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._decouples = isinstance(optimizer, DECOUPLED)
+        self._decouples = isinstance(optimizer, AdamW)
+        self._factors: list[float] | None = None
         self._weights = [one.detach() for one in heads.parameters]
-        self._owners = [self._owner(weight) for weight in self._weights]
+        self._owners = [Owner.of(weight, optimizer) for weight in self._weights]
         self._head_of: list[int] = heads.head_of.tolist()
         self._flat = flat_memory(self._weights)
         if self._flat is None:
@@ -64,22 +54,28 @@ class Anchor:
             self._anchor = np.empty_like(self._flat.values)
             self._numbers = np.empty((2, len(segments)), np.float32)
 
-    def remember(self) -> None:
-        """To be called before the step."""
+    def put(self, factors: list[float] | None) -> None:
+        """Let the next step have these lengths; None leaves it whole.
+
+        :param factors: one per head, in [0, 1].
+        """
+        self._factors = factors
+
+    def before(self) -> None:
+        """To be called before the step: remembers where the weights are."""
         if self._flat is not None:
             np.copyto(self._anchor, self._flat.values)
         else:
             torch._foreach_copy_(self._anchors, self._weights)
 
-    def shorten(self, factors: list[float]) -> None:
-        """To be called after the step.
-
-        :param factors: one per head, in [0, 1].
-        """
+    def after(self) -> None:
+        """To be called after the step: goes back part of the way."""
+        if self._factors is None:
+            return
         keep_of = [self._keep(group) for group in self._optimizer.param_groups]
         # What had no gradient was not moved, and has not decayed either.
         keep = [1.0 if owner.param.grad is None else keep_of[owner.group] for owner in self._owners]
-        each = [factors[head] for head in self._head_of]
+        each = [self._factors[head] for head in self._head_of]
         if self._flat is not None:
             self._numbers[:] = keep, each
             kernels.shorten(self._flat.values, self._anchor, self._starts, self._ends, self._numbers)
@@ -95,15 +91,6 @@ class Anchor:
             return 1.0
         return 1.0 - float(group["lr"]) * float(group["weight_decay"])
 
-    def _owner(self, weight: Tensor) -> Owner:
-        begin, end = _span(weight)
-        for index, group in enumerate(self._optimizer.param_groups):
-            for param in group["params"]:
-                low, high = _span(param)
-                if low <= begin and end <= high:
-                    return Owner(param, index)
-        raise ValueError(f"the optimizer does not move a parameter of shape {tuple(weight.shape)} that the scaler watches")
-
     def _segments(self, starts: list[int], lengths: list[int]) -> list[Segment]:
         segments: list[Segment] = []
         for k in sorted(range(len(starts)), key=lambda k: starts[k]):
@@ -114,9 +101,3 @@ class Anchor:
             else:
                 segments.append(one)
         return segments
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's memory."""
-    begin = tensor.data_ptr()
-    return begin, begin + tensor.numel() * tensor.element_size()

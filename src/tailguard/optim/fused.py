@@ -40,7 +40,7 @@ class Fused:
     def update_utility(self, batch: Batch) -> Extremes:
         """As in :class:`tailguard.optim.updates.SingleTensor`."""
         beta = batch.group["beta_utility"]
-        rates = _rounded(beta, 1.0 - beta)
+        rates = rounded(beta, 1.0 - beta)
         found = []
         for i, weight in enumerate(batch.corrections(beta)):
             weights, gradient, utility = _arrays(batch, i)
@@ -56,16 +56,19 @@ class Fused:
         measure = noise is not None and group["adaptive_noise"]
         for i, weight in enumerate(batch.corrections(group["beta_utility"])):
             weights, gradient, utility = _arrays(batch, i)
-            numbers = _rounded(1.0 / weight, scale.centre, scale.slope, batch.keep, group["lr"])
+            gate = (1.0 / weight, scale.centre, scale.slope, batch.keep)
             if batch.adaptive:
                 direction, squares = self._adam(gradient, batch.states[i], group)
             else:
                 direction, squares = gradient, kernels.sum_of_squares(gradient) if measure else 0.0
-            if noise is None:
-                kernels.move(weights, direction, utility, *numbers)
-            else:
-                std = float(noise_std(batch.states[i], group, math.sqrt(squares / len(weights))))
-                kernels.move_with_noise(weights, direction, utility, flat_array(noise[i]), np.float32(std), *numbers)
+            std = 0.0 if noise is None else float(noise_std(batch.states[i], group, math.sqrt(squares / len(weights))))
+            for span, factor in batch.pieces[i]:
+                numbers = rounded(factor * group["lr"], *gate)
+                if noise is None:
+                    kernels.move(weights[span], direction[span], utility[span], *numbers)
+                else:
+                    own = flat_array(noise[i])[span]
+                    kernels.move_with_noise(weights[span], direction[span], utility[span], own, np.float32(std), *numbers)
 
     def _adam(self, gradient: Array, state: dict[str, Any], group: dict[str, Any]) -> tuple[Array, float]:
         """Adam's direction and its sum of squares."""
@@ -75,7 +78,7 @@ class Fused:
         beta1, beta2, step = group["beta1"], group["beta2"], state["step"]
         # first / w1 / (sqrt(second / w2) + eps) with both corrections moved out of the loop
         root = math.sqrt(1.0 - beta2**step)
-        numbers = _rounded(1.0 - beta1, beta2, 1.0 - beta2, root / (1.0 - beta1**step), group["eps"] * root)
+        numbers = rounded(1.0 - beta1, beta2, 1.0 - beta2, root / (1.0 - beta1**step), group["eps"] * root)
         moments = flat_array(state["first_moment"]), flat_array(state["sec_moment"])
         return direction, kernels.adam_direction(direction, *moments, gradient, *numbers)
 
@@ -90,6 +93,6 @@ def flat_array(tensor: Tensor) -> Array:
     return array if array.ndim == 1 else array.reshape(-1)
 
 
-def _rounded(*numbers: float) -> list[Any]:
+def rounded(*numbers: float) -> list[Any]:
     """As float32: the kernels are compiled for it, and a float64 among them would slow all arithmetic down."""
     return [np.float32(number) for number in numbers]

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.optim import kernels
+from tailguard.optim.fused import fits, flat_array
 from tailguard.optim.layout import FlatMemory, Heads, flat_memory
 from tailguard.validation import require
 
@@ -74,15 +75,18 @@ class GradientStatistics:
         :raises ValueError: for a gradient that is not finite; the statistics are spoilt then.
         """
         gradients = [one.grad for one in parameters]
-        flat, present = self._flat_gradients(gradients), self._everyone
+        flat, present, rate = self._flat_gradients(gradients), self._everyone, 1.0 - self.beta
         if flat is not None and self.mean.dtype == torch.float32:
-            kernels.measure(self._sums, flat.values, flat.starts, self.numel, self.mean.numpy(), np.float32(1.0 - self.beta))
+            kernels.measure(self._sums, flat.values, flat.starts, self.numel, self.mean.numpy(), np.float32(rate))
         else:
             present = np.array([k for k, one in enumerate(gradients) if one is not None], np.int64)
             if len(present) == 0:
                 return
-            self._sums[present] = self._measure([one for one in gradients if one is not None], present)
-        rate = 1.0 - self.beta
+            found = [one.detach() for one in gradients if one is not None]
+            if fits([self.mean, *found]):
+                self._measure_one_by_one(found, present)
+            else:
+                self._sums[present] = self._measure(found, present)
         bad = kernels.fold(self.table, self.overall, self._sums, self.numel, present, CODES[self.estimator], rate)
         require(bad < 0, "the gradient of tensor number", bad, "finite: leave out scale_gradients() and the step without one")
         self._evaluate()
@@ -140,9 +144,18 @@ class GradientStatistics:
             self._flat = flat_memory(every) if len(every) == len(gradients) else None
         return self._flat
 
+    def _measure_one_by_one(self, gradients: list[Tensor], present: NDArray[np.int64]) -> None:
+        """Fill the sums of the gradients that are there, with the compiled pass for each."""
+        mean, ends, begin_of_each = self.mean.numpy(), np.cumsum(self.numel), np.zeros(1, np.int64)
+        for k, gradient in zip(present.tolist(), gradients, strict=True):
+            row, own = slice(k, k + 1), mean[ends[k] - self.numel[k] : ends[k]]  # no running mean: an empty array
+            kernels.measure(
+                self._sums[row], flat_array(gradient), begin_of_each, self.numel[row], own, np.float32(1.0 - self.beta)
+            )
+
     def _measure(self, gradients: list[Tensor], present: NDArray[np.int64]) -> NDArray[np.float64]:
         """The sums ``[P', 4]`` of the gradients that are there, with operations on lists and one copy to the CPU."""
-        gradients = [one.detach().to(self.mean.dtype) for one in gradients]
+        gradients = [one.to(self.mean.dtype) for one in gradients]
         columns = [
             torch.stack([one.sum() for one in gradients]),
             torch.stack(torch._foreach_norm(gradients)).square(),

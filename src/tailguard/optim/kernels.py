@@ -105,10 +105,10 @@ def adam(
     gradient: Floats,
     first: Floats,
     second: Floats,
+    size: np.float32,
     rate1: np.float32,
     beta2: np.float32,
     rate2: np.float32,
-    size: np.float32,
     eps: np.float32,
     decay: np.float32,
 ) -> None:
@@ -164,11 +164,11 @@ def move(
     weights: Floats,
     direction: Floats,
     utility: Floats,
+    lr: np.float32,
     correction: np.float32,
     centre: np.float32,
     slope: np.float32,
     keep: np.float32,
-    lr: np.float32,
 ) -> None:
     """Weight <- keep * weight - lr * share * direction."""
     for i in range(len(weights)):
@@ -182,11 +182,11 @@ def move_with_noise(
     utility: Floats,
     noise: Floats,
     noise_std: np.float32,
+    lr: np.float32,
     correction: np.float32,
     centre: np.float32,
     slope: np.float32,
     keep: np.float32,
-    lr: np.float32,
 ) -> None:
     """Weight <- keep * weight - lr * share * (direction + noise_std * noise)."""
     for i in range(len(weights)):

@@ -7,11 +7,13 @@ become a few on the whole; :func:`flat_memory` recognises such tensors by where 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tailguard.validation import require
 
@@ -72,3 +74,28 @@ def flat_memory(tensors: Sequence[Tensor]) -> FlatMemory | None:
     begin, end = int(offsets.min()), max(one.storage_offset() + one.numel() for one in tensors)
     whole = torch.empty(0).set_(first, begin, (end - begin,))  # type: ignore[call-overload]
     return FlatMemory(whole.numpy(), offsets - begin)
+
+
+class Owner(NamedTuple):
+    """The optimizer's parameter that a weight is, or is part of; where in it the weight begins, and the number of its group."""
+
+    param: Tensor
+    start: int
+    group: int
+
+    @classmethod
+    def of(cls, weight: Tensor, optimizer: Optimizer) -> "Owner":
+        """Found by where the weight lies in memory."""
+        begin, end = _span(weight)
+        for index, group in enumerate(optimizer.param_groups):
+            for param in group["params"]:
+                low, high = _span(param)
+                if low <= begin and end <= high:
+                    return cls(param, (begin - low) // weight.element_size(), index)
+        raise ValueError(f"the optimizer does not move a parameter of shape {tuple(weight.shape)} that the scaler watches")
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's memory."""
+    begin = tensor.data_ptr()
+    return begin, begin + tensor.numel() * tensor.element_size()

@@ -5,6 +5,7 @@ for every group. ``fused.py`` has the same two functions for flat memory on the 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim.gate import Extremes, GateScale, merged, step_share
+from tailguard.optim.pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Batch:
     :param grads: the direction of ascent, negated already where the group maximises.
     :param states: the optimizer's state of each, with its ``step`` counted already.
     :param group: the hyperparameters.
+    :param pieces: in which each of the parameters moves.
     :param adaptive: whether the direction is Adam's or the gradient itself.
     """
 
@@ -29,6 +32,7 @@ class Batch:
     grads: list[Tensor]
     states: list[dict[str, Any]]
     group: dict[str, Any]
+    pieces: list[Sequence[Piece]]
     adaptive: bool
 
     def column(self, key: str) -> list[Tensor]:
@@ -38,6 +42,15 @@ class Batch:
     def corrections(self, beta: float) -> list[float]:
         """1 - beta^t of each parameter: the weight that a running mean has gathered in t steps."""
         return [1.0 - beta ** state["step"] for state in self.states]
+
+    def shorten(self, steps: Sequence[Tensor]) -> None:
+        """Multiply the step of every parameter by the factors of its pieces."""
+        for step, pieces in zip(steps, self.pieces, strict=True):
+            if len(pieces) == 1:
+                step.mul_(pieces[0].factor)
+            else:
+                for span, factor in pieces:
+                    step.view(-1)[span].mul_(factor)
 
     @property
     def keep(self) -> float:
@@ -87,13 +100,16 @@ class SingleTensor:
         """Weight <- (1 - lr * decay) weight - lr * 2 (1 - s) * (direction + noise)."""
         group = batch.group
         corrections = batch.corrections(group["beta_utility"])
-        for i, (param, grad, state) in enumerate(zip(batch.params, batch.grads, batch.states, strict=True)):
+        steps = []
+        for i, (grad, state) in enumerate(zip(batch.grads, batch.states, strict=True)):
             direction = SingleTensor._adam(grad, state, group) if batch.adaptive else grad
             if noise is not None:
                 rms = direction.square().mean().sqrt()
                 direction = direction + noise_std(state, group, rms) * noise[i]
-            share = step_share(state["avg_utility"] / corrections[i], scale)
-            param.mul_(batch.keep).add_(share * direction, alpha=-group["lr"])
+            steps.append(step_share(state["avg_utility"] / corrections[i], scale) * direction)
+        batch.shorten(steps)
+        for param, step in zip(batch.params, steps, strict=True):
+            param.mul_(batch.keep).add_(step, alpha=-group["lr"])
 
     @staticmethod
     def _adam(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
@@ -135,6 +151,7 @@ class Foreach:
         torch._foreach_tanh_(shares)
         torch._foreach_neg_(shares)
         torch._foreach_add_(shares, 1.0)
+        batch.shorten(shares)
         torch._foreach_mul_(batch.params, batch.keep)
         torch._foreach_addcmul_(batch.params, shares, directions, -group["lr"])
 

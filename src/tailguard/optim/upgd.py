@@ -27,12 +27,12 @@ from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tailguard.optim.fused import Fused, fits
 from tailguard.optim.gate import Gate, GateScale, gate_scale, merged, protection
 from tailguard.optim.noise import NormalNumbers
+from tailguard.optim.pieces import Piecewise
 from tailguard.optim.updates import Batch, Foreach, SingleTensor, extremes
 from tailguard.validation import require
 
@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     generator: torch.Generator | None
 
 
-class UtilityGated(Optimizer):
+class UtilityGated(Piecewise):
     """What the optimizers of this module have in common.
 
     :param params: parameters or groups of them, real, dense and on one device.
@@ -197,7 +197,8 @@ class UtilityGated(Optimizer):
         grads = [param.grad for param in params if param.grad is not None]
         if group["maximize"] and grads:
             grads = list(torch._foreach_neg(grads))
-        return Batch(params, grads, [self.state[param] for param in params], group, self.adaptive)
+        states, pieces = [self.state[param] for param in params], [self.pieces(param) for param in params]
+        return Batch(params, grads, states, group, pieces, self.adaptive)
 
     def _count(self, batches: list[Batch]) -> None:
         """One more step for every parameter; a first step begins with a state of zeros."""

@@ -21,10 +21,10 @@ measured before they are scaled or clipped: measuring afterwards would feed the 
 
 How the factor reaches the weights. Steps of SGD and UPGD are proportional to the gradients, and the gradients are multiplied.
 Adam and its relatives divide by the size of the gradients, so that a constant factor on them cancels; there the step itself is
-shortened (``anchor.py``). :meth:`VarianceGradientScaler.attach` chooses by the optimizer's class; anything unknown gets the
-second way, which is right for every optimizer. Note that clipping undoes a factor on the gradients for as long as the scaled
-norm is still above the limit; ``action="step"`` does not have that weakness. Without an attached optimizer the factor acts on
-the gradients.
+shortened: by the optimizer itself if it is of this project (``pieces.py``), and otherwise after it has moved (``anchor.py``).
+:meth:`VarianceGradientScaler.attach` chooses by the optimizer's class. Note that clipping undoes a factor on the gradients for
+as long as the scaled norm is still above the limit; ``action="step"`` does not have that weakness. Without an attached
+optimizer the factor acts on the gradients.
 
 Heads. Noise differs by orders of magnitude between a policy and its critics, and one factor for all would let the noisiest
 brake the rest. Give a mapping of names to parameters, and each head has its own. Parameters whose gradients are views of one
@@ -47,6 +47,7 @@ from tailguard.optim.anchor import Anchor
 from tailguard.optim.gradient_statistics import Estimator, GradientStatistics
 from tailguard.optim.layout import Heads, Parameters
 from tailguard.optim.noise_scale import NoiseScale
+from tailguard.optim.pieces import Piecewise, PiecewiseSteps
 from tailguard.optim.settings import Action, Aggregate, VGSConfig, warn_of_fixed_noise
 from tailguard.optim.upgd import UPGD
 from tailguard.validation import build, require
@@ -106,9 +107,8 @@ class VarianceGradientScaler:
         self._statistics: GradientStatistics | None = None
         self._variances: list[float] | None = None  # of the statistics as they are; None when they have changed
         self._scaled = False  # since the last step()
-        self._anchor: Anchor | None = None
+        self._steps: Anchor | PiecewiseSteps | None = None  # None: the factor acts on gradients
         self._hooks: list[RemovableHandle] = []
-        self._pending: list[float] | None = None  # factors for the step that comes
         self.update_parameters(parameters)
 
     @classmethod
@@ -158,7 +158,10 @@ class VarianceGradientScaler:
         if action == "auto":
             action = "gradient" if isinstance(optimizer, PROPORTIONAL) else "step"
         if action == "step":
-            self._anchor = Anchor(self._heads(), optimizer)
+            if isinstance(optimizer, Piecewise):
+                self._steps = PiecewiseSteps(self._heads(), optimizer)
+            else:
+                self._steps = Anchor(self._heads(), optimizer)
             self._hooks = [
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
@@ -168,6 +171,7 @@ class VarianceGradientScaler:
         """Leave the optimizer alone; the factor acts on gradients again."""
         for hook in self._hooks:
             hook.remove()
+        self._leave_whole()
         self._unlink()
 
     # ------------------------------------------------------------------------------------------------------- each step
@@ -196,9 +200,8 @@ class VarianceGradientScaler:
         if self.config.enabled:
             self.update_statistics()
             self._scaled = True
-            if self._anchor is None and min(factors) < 1.0:
-                self._scale(factors)
-            self._pending = factors
+            if min(factors) < 1.0:
+                self._put(factors)
         return factors
 
     def step(self) -> None:
@@ -207,7 +210,8 @@ class VarianceGradientScaler:
             return
         if not self._scaled:
             self.update_statistics()
-        self._scaled, self._pending = False, None
+        self._scaled = False
+        self._leave_whole()
         self.step_count += 1
 
     def update_statistics(self) -> None:
@@ -314,7 +318,7 @@ class VarianceGradientScaler:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: without parameters, optimizer and hooks, which would be those of another model."""
-        links = ("_parameters", "_anchor", "_hooks", "_pending")
+        links = ("_parameters", "_steps", "_hooks")
         return {name: value for name, value in self.__dict__.items() if name not in links}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -330,7 +334,7 @@ class VarianceGradientScaler:
         self.noise_scale = NoiseScale(self.config.beta)
 
     def _unlink(self) -> None:
-        self._anchor, self._hooks, self._pending = None, [], None
+        self._steps, self._hooks = None, []
 
     def _heads(self) -> Heads:
         if self._parameters is None:
@@ -340,20 +344,29 @@ class VarianceGradientScaler:
     def _known_statistics(self) -> GradientStatistics:
         return cast(GradientStatistics, self._statistics)
 
-    def _scale(self, factors: list[float]) -> None:
+    def _put(self, factors: list[float]) -> None:
+        """In force: on the step that comes, or on the gradients."""
+        if self._steps is not None:
+            self._steps.put(factors)
+            return
         heads = self._heads()
         pairs = [(one.grad, factors[head]) for one, head in zip(heads.parameters, heads.head_of, strict=True)]
         torch._foreach_mul_([grad for grad, _ in pairs if grad is not None], [f for grad, f in pairs if grad is not None])
 
     def _before_step(self, *_: Any) -> None:
-        # Not only when factors are pending: a closure may call scale_gradients() inside the step.
-        if self._anchor is not None and self.config.enabled and self.config.alpha > 0.0 and not self.warming_up:
-            self._anchor.remember()
+        # Not only when factors are known: a closure may call scale_gradients() inside the step.
+        if self._steps is not None and self.config.enabled and self.config.alpha > 0.0 and not self.warming_up:
+            self._steps.before()
 
     def _after_step(self, *_: Any) -> None:
-        if self._anchor is not None and self._pending is not None and min(self._pending) < 1.0:
-            self._anchor.shorten(self._pending)
-        self._pending = None
+        if self._steps is not None:
+            self._steps.after()
+        self._leave_whole()
+
+    def _leave_whole(self) -> None:
+        """What the factors were for is over: steps without scale_gradients() have their full length."""
+        if self._steps is not None:
+            self._steps.put(None)
 
 
 def _ratio(parts: list[float], eps: float) -> float:
