@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 FULL, QUICK = HERE.parent / "docs" / "benchmarks.md", Path("artifacts") / "benchmarks-quick.md"
 LIBRARIES = ("tailguard", "torch", "numpy", "numba", "stable-baselines3", "sb3-contrib", "gymnasium", "jax")
 PEERS = ("gym-anytrading", "gym-trading-env")
-TAIL = 15  # lines of an error that are shown
+TAIL = 15  # last lines that are shown of one that did not come to its end
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ BENCH = (
     Job("Learning", "learning.py --seeds 2 --only 'SignalMarket, 1M'", 4.0, 2),
     Job("Learning", "learning.py --seeds 2 --only BettingGame", 2.0, 2),
     Job("Risk", "risk.py --seeds 2 --workers 2 --only betting,crash", 6.0, 2),
-    Job("Robustness", "robustness.py --tasks CartPole-v1 --policies MlpPolicy --seeds 0 1 --market-steps 0", 6.0),
+    Job("Robustness", "robustness.py --tasks CartPole-v1 --policies MlpPolicy --seeds 0 --episodes 5 --market-steps 0", 8.0),
     Job("Optimizers", "optim.py --only gradients", 1.0),
     Job("Optimizers", "optim.py --only quadratic", 1.0),
     Job("Optimizers", "optim.py --only digits --seeds 1", 5.0),
@@ -243,10 +243,11 @@ def document(about: Sequence[str], outcomes: Sequence[Outcome], quick: bool) -> 
             lines += ["", f"## {section}"]
         lines += ["", f"`python benchmarks/{outcome.job.command}`"]
         if outcome.state != "done":
-            lines += ["", f"**{outcome.state}**; what it printed until then:"]
-        lines += ["", shown(outcome.printed) or "(nothing)"]
-        if outcome.state.startswith("failed"):
-            lines += ["", "```", *outcome.errors.rstrip().splitlines()[-TAIL:], "```"]
+            lines += ["", f"**{outcome.state}**; its tables until then, and its last lines:"]
+        lines += ["", shown(outcome.printed) or "(no table)"]
+        last = outcome.errors if outcome.state.startswith("failed") else outcome.printed
+        if outcome.state != "done" and last.strip():
+            lines += ["", "```", *last.rstrip().splitlines()[-TAIL:], "```"]
     return "\n".join(lines) + "\n"
 
 
