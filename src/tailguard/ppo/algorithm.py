@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
+from tailguard.ppo.batches import Batches
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
@@ -34,7 +35,7 @@ from tailguard.ppo.rollout import Rollout, finite
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
 from tailguard.ppo.surrogate import Coefficients
 from tailguard.ppo.trunk import State, wipe
-from tailguard.ppo.update import Update, UpdateSettings, require_fitting
+from tailguard.ppo.update import Update, UpdateSettings
 from tailguard.robust.schedule import horizon
 from tailguard.robust.settings import SAPPOConfig
 from tailguard.running_return import watched
@@ -44,7 +45,7 @@ from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-class DistributionalPPO(Persistent, Reporting, OnPolicyAlgorithm):
+class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
     """PPO whose critics predict the distribution of the return; a drop-in for SB3's ``PPO`` and sb3-contrib's ``RecurrentPPO``.
 
     :param policy: ``"MlpPolicy"``, ``"MlpLstmPolicy"``, or a subclass of their classes.
@@ -202,15 +203,6 @@ class DistributionalPPO(Persistent, Reporting, OnPolicyAlgorithm):
         self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
         self.vgs.attach(self.policy.optimizer)
 
-    def _check_batches(self) -> None:
-        """Refuse batch sizes that do not fit the rollout, with the nearest that does."""
-        samples = self.n_steps * self.n_envs
-        if self.batch_size is None:
-            quarter = max(self.n_envs // 4, 1) * self.n_steps if self.policy.recurrent else max(samples // 4, 1)
-            self.batch_size = quarter if samples % quarter == 0 else samples
-        require_fitting("batch_size", self.batch_size, samples, self._unit)
-        require_fitting("microbatch_size", self._microbatch_size(), self.batch_size, self._unit)
-
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """Everything that comes in as an environment passes here: constructor, ``set_env`` and ``load``."""
@@ -241,14 +233,6 @@ class DistributionalPPO(Persistent, Reporting, OnPolicyAlgorithm):
         low, high = self.risk.alpha
         require(low <= alpha <= high, "alpha", alpha, f"between {low} and {high}, the range of the training")
         self.policy.budget.alpha.fill_(alpha)
-
-    @property
-    def _unit(self) -> int:
-        """The steps that cannot be torn apart: a sequence, or a single one."""
-        return self.n_steps if self.policy.recurrent else 1
-
-    def _microbatch_size(self) -> int:
-        return cast(int, self.batch_size) if self.microbatch_size is None else self.microbatch_size
 
     def reset_lstm_states_to_initial(self) -> None:
         """Forget everything that actor and critics remember, in every environment."""
