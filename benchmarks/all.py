@@ -86,14 +86,14 @@ BENCH = (
     Job("Population", "population.py search --agent-seeds 2 --horizon 60", 6.0),
 )
 CHECK = (
-    Job("Environment speed", "env_speed.py --rounds 2 --seconds 0.1", 3.0, 0),
-    Job("Training speed", "speed.py --rounds 1 --only MLP", 3.0, 0),
-    Job("Optimizer speed", "optim.py --only speed --rounds 3", 3.0, 0),
-    Job("Learning", "learning.py --seeds 1 --only BettingGame", 3.0),
-    Job("Risk", "risk.py --quick --seeds 1 --workers 1 --only crash", 3.0),
-    Job("Robustness", "robustness.py --quick --tasks CartPole-v1 --policies MlpPolicy --market-steps 0", 3.0),
-    Job("Optimizers", "optim.py --only gradients --seeds 1", 3.0),
-    Job("Population", "population.py toys --seeds 3", 3.0),
+    Job("Environment speed", "env_speed.py --rounds 2 --seconds 0.1", 5.0, 0),
+    Job("Training speed", "speed.py --rounds 1 --only MLP", 5.0, 0),
+    Job("Optimizer speed", "optim.py --only speed --rounds 3", 5.0, 0),
+    Job("Learning", "learning.py --seeds 1 --only BettingGame", 5.0),
+    Job("Risk", "risk.py --quick --seeds 1 --workers 1 --only crash", 5.0),
+    Job("Robustness", "robustness.py --quick --tasks CartPole-v1 --policies MlpPolicy --agents PPO --market-steps 0", 5.0),
+    Job("Optimizers", "optim.py --only gradients --seeds 1", 5.0),
+    Job("Population", "population.py toys --seeds 3", 5.0),
 )
 
 
