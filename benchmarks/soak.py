@@ -134,7 +134,7 @@ def report(minutes: float, seed: int, rounds: list[Round], memory: Memory, stopp
     slope, width = memory.slope()
     levels = memory.mebibytes or [float("nan")]
     lines = [
-        f"{minutes:.0f} minutes, seed {seed}; {platform.platform()}, {os.cpu_count()} cores, Python "
+        f"{minutes:.0f} minutes, seed {seed}; {platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}, torch {torch.__version__}, numpy {np.__version__} (`benchmarks/soak.py`).",
         "",
         f"- {len(findings)} faults in {len(rounds)} rounds, {len(findings) - len(wrong)} with the outcome that was promised.",
