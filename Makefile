@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types pytest bench-env clean
+.PHONY: demo test lint types pytest architecture bench bench-quick soak bench-env clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
@@ -24,6 +24,18 @@ types: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest
+
+architecture: $(VENV)/.made  # the drawings of docs/architecture.md, from the imports
+	$(BIN)/python tools/architecture.py
+
+bench: $(VENV)/.bench  # half an hour; writes docs/benchmarks.md
+	$(BIN)/python benchmarks/all.py
+
+bench-quick: $(VENV)/.bench  # three minutes: does everything run?
+	$(BIN)/python benchmarks/all.py --quick
+
+soak: $(VENV)/.runtime  # an hour of training under faults
+	$(BIN)/python benchmarks/soak.py --minutes 60
 
 bench-env: $(VENV)/.bench
 	$(BIN)/python benchmarks/env_speed.py

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from population_toys import MovingOptimum, PaperToy
 
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.explore import explore
-from tailguard.population.toys import MovingOptimum, PaperToy
 
 ROUNDS, INTERVAL = 20, 10
 

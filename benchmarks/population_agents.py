@@ -98,7 +98,7 @@ def throughput(updates: int, ray: bool) -> None:
 def idle_round(ray: bool) -> None:
     """What a round costs beside the training: members that train for no time at all."""
     print("\nTwo members that do nothing: what a round costs\n\n| engine | ms per round |\n|---|---|")
-    from tailguard.population.toys import MovingOptimum
+    from population_toys import MovingOptimum
 
     engines: dict[str, Callable] = {
         "serial": lambda scheduler, store: SerialEngine(scheduler, MovingOptimum, store),

@@ -1,41 +1,23 @@
 """The arrows of the house: who may import whom. Read from the source, so that a lazy import counts too."""
 
 import ast
+import re
 from pathlib import Path
 
+import architecture
 import pytest
 
 import tailguard
 
 SOURCE = Path(tailguard.__file__).parent
-ENVIRONMENTS = ("gymnasium", "stable_baselines3")
+LONG = 400
 # A room may not import what its row names. A test engine never belongs in the product.
 FORBIDDEN = {
     "": ("vectorbt", "backtesting", "empyrical", "arch", "statsmodels", "ffn"),
-    # An adversary is built from a dict like every other part of the algorithm, so ppo knows robust; robust knows no policy.
-    "ppo": ("tailguard.market", "tailguard.population", "tailguard.evaluate"),
-    "optim": (
-        "tailguard.market",
-        "tailguard.ppo",
-        "tailguard.population",
-        "tailguard.evaluate",
-        "gymnasium",
-        "stable_baselines3",
-    ),
-    "robust": (
-        "tailguard.market",
-        "tailguard.ppo",
-        "tailguard.population",
-        "tailguard.evaluate",
-        "gymnasium",
-        "stable_baselines3",
-    ),
-    "market": ("torch", "tailguard.ppo", "tailguard.population", "tailguard.robust", "tailguard.evaluate"),
-    "population": ("tailguard.ppo", "tailguard.market", "tailguard.evaluate"),
+    "optim": ("gymnasium", "stable_baselines3"),
+    "robust": ("gymnasium", "stable_baselines3"),
+    "market": ("torch",),
 }
-# Nobody knows the command line, and only the command line knows the application; only these two know the configuration.
-ENTRANCES = ("tailguard.cli", "tailguard.app", "tailguard.config")
-OPEN_TO = {"__main__.py": (), "cli": (), "app": ("tailguard.cli",)}
 
 
 def imports(path):
@@ -51,11 +33,113 @@ def inside(name, package):
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_follow_the_arrows(path):
-    room = path.name if path.parent == SOURCE else path.relative_to(SOURCE).parts[0]
-    forbidden = FORBIDDEN[""] + FORBIDDEN.get(room, ()) + OPEN_TO.get(room, ENTRANCES)
+def test_libraries_stay_where_they_belong(path):
+    forbidden = FORBIDDEN[""] + FORBIDDEN.get(path.relative_to(SOURCE).parts[0], ())
     crossed = [(name, wall) for name in imports(path) for wall in forbidden if inside(name, wall)]
     assert not crossed
+
+
+def test_all_arrows_lead_to_a_lower_layer():
+    graph = architecture.module_graph()
+    assert {path.relative_to(SOURCE).with_suffix("").parts[0] for path in SOURCE.rglob("*.py")} - {"__init__"} <= {
+        module.partition(".")[0] for module in graph
+    }
+    assert architecture.backward(architecture.room_graph(graph)) == []
+    assert architecture.cycle(graph) == []
+
+
+def test_the_drawings_are_what_the_imports_say():
+    text = architecture.DOCUMENT.read_text(encoding="utf-8")
+    drawn = architecture.drawings(architecture.module_graph())
+    assert text == architecture.redrawn(text, drawn), "python tools/architecture.py redraws docs/architecture.md"
+    assert all(drawing in text for drawing in drawn.values())
+
+
+def test_every_room_and_every_station_is_explained():
+    text = architecture.DOCUMENT.read_text(encoding="utf-8")
+    rooms = set(architecture.room_graph(architecture.module_graph())) - {"__main__"}
+    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == rooms
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text.partition("## The rooms")[0].partition("## How data")[2]))
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (SOURCE / name).exists()] == []
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """A small house: who imports what, as the text of its files."""
+    monkeypatch.setattr(architecture, "SOURCE", tmp_path)
+
+    def build(**files):
+        for name, text in files.items():
+            path = tmp_path / (name.replace("__in__", "/") + ".py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return architecture.module_graph(tmp_path)
+
+    return build
+
+
+def test_imports_are_found_wherever_they_stand(house):
+    graph = house(
+        validation="",
+        durable="import tailguard.validation\n",
+        market__in____init__="VALUE = 1\n",
+        market__in__data="def f():\n    from tailguard.market import VALUE\n",
+        ppo__in__run="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tailguard import durable, __version__\n",
+        **{"__init__": "from tailguard.ppo.run import x\n"},
+    )
+    assert graph == {
+        "validation": set(),
+        "durable": {"validation"},
+        "market": set(),
+        "market.data": {"market"},
+        "ppo.run": {"durable"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("market__in__data", "from tailguard.ppo import run\n"),  # up
+        ("market__in__data", "def f():\n    from tailguard.optim import run\n"),  # sideways, lazily
+        ("validation", "import tailguard.market.data\n"),  # the ground knows nobody
+        ("optim__in__run", "from tailguard.config import Config\n"),
+    ],
+)
+def test_an_arrow_that_does_not_lead_down_is_found(house, name, text):
+    files = dict.fromkeys(("validation", "market__in__data", "optim__in__run", "ppo__in__run", "config"), "")
+    inits = {f"{room}__in____init__": "" for room in ("market", "optim", "ppo")}
+    assert architecture.backward(architecture.room_graph(house(**files, **inits))) == []
+    assert len(architecture.backward(architecture.room_graph(house(**{name: text})))) == 1
+
+
+def test_a_circle_of_modules_is_found(house):
+    init = {"market__in____init__": ""}
+    graph = house(**init, market__in__a="from tailguard.market.b import x", market__in__b="def f(): import tailguard.market.a")
+    assert set(architecture.cycle(graph)) == {"market.a", "market.b"}
+
+
+def test_implied_arrows_are_left_out():
+    graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}
+    assert architecture.reduced(graph) == {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": set()}
+
+
+def test_a_relative_import_is_refused(house):
+    with pytest.raises(ValueError, match="relative import"):
+        house(market__in____init__="", market__in__a="from . import b\n")
+
+
+def test_a_drawing_without_a_place_is_refused():
+    with pytest.raises(ValueError, match="places for"):
+        architecture.redrawn("<!-- drawn: a -->\n<!-- end -->", {"a": "x", "b": "y"})
+    assert architecture.redrawn("<!-- drawn: a -->\nold\n<!-- end -->.", {"a": "x"}) == "<!-- drawn: a -->\nx\n<!-- end -->."
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_long_file_states_its_reason(path):
+    text = path.read_text(encoding="utf-8")
+    about = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    assert len(text.splitlines()) <= LONG or f"More than {LONG} lines, because" in about
 
 
 def test_only_the_outside_of_the_algorithm_knows_sb3():
@@ -63,17 +147,3 @@ def test_only_the_outside_of_the_algorithm_knows_sb3():
         path.name for path in (SOURCE / "ppo").glob("*.py") if any(inside(name, "stable_baselines3") for name in imports(path))
     }
     assert knowing == {"algorithm.py", "persistence.py", "policy.py"}
-
-
-def test_public_names_can_be_imported():
-    from tailguard import TradingEnv, TradingVecEnv
-    from tailguard.evaluate import statistics
-    from tailguard.market import BettingGame, GuardedMaze, SignalMarket, build_features, load_bars, load_dataset, simulate
-    from tailguard.robust import PerturbationConfig, SAPPOConfig, StatePerturbation
-
-    robust = (PerturbationConfig, SAPPOConfig, StatePerturbation)
-    for name in (BettingGame, GuardedMaze, SignalMarket, TradingEnv, TradingVecEnv, *robust):
-        assert isinstance(name, type)
-    assert all(map(callable, (build_features, load_bars, load_dataset, simulate, statistics.cvar)))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = tailguard.nothing

@@ -169,6 +169,16 @@ def test_a_failure_while_writing_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path, full_disk):
+    path = tmp_path / "x"
+    checkpoint.save(path, TREE, kind="test")
+    before = path.read_bytes()
+    with full_disk(100), pytest.raises(OSError, match=rf"File too large: '{path}'"):
+        checkpoint.save(path, TREE, kind="test")
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["x"]
+
+
 class TestCheckpoints:
     def test_the_last_and_the_best_stay(self, tmp_path):
         files = Checkpoints(tmp_path, "test", keep=2)

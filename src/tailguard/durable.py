@@ -11,13 +11,24 @@ UNFINISHED = ".unfinished"
 
 
 @contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """Errors of the disk name this file: a write to a full disk fails without saying where."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write that takes its name when everything is on the disk; after an error nothing has changed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
-        with unfinished.open("wb") as file:
+        with named(path), unfinished.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -18,6 +18,7 @@ from tailguard.app.training import test as trade
 from tailguard.config import load_config
 from tailguard.market import random_walk
 from tailguard.market.data import load_source
+from tailguard.market.env import TradingVecEnv
 from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import read
@@ -64,6 +65,11 @@ def assert_same(first, second):
     for name in ours:
         for key, tensor in ours[name].items():
             assert torch.equal(tensor, theirs[name][key]), (name, key)
+
+
+def winner(population):
+    """The file of the winner, bit for bit."""
+    return population.run.checkpoints.paths()[-1].read_bytes()
 
 
 def factory_of(data, *settings):
@@ -138,6 +144,7 @@ def test_processes_give_the_same_population(straight, data, tmp_path):
     other = PopulationRun.create(tmp_path / "processes", load_config(None, TINY), data)
     other.train("process")
     assert_same(straight[0], other)
+    assert winner(other) == winner(straight[0])
     assert rates(other) == rates(straight[0])
 
 
@@ -154,6 +161,33 @@ def test_a_population_that_was_stopped_goes_on_as_if_it_had_not_been(straight, d
     assert_same(straight[0], population)
     population.train()  # finished: nothing more happens
     assert_same(straight[0], population)
+    assert winner(population) == winner(straight[0])
+
+
+def test_a_full_disk_stops_a_population_and_costs_nothing(straight, data, tmp_path, full_disk):
+    population = PopulationRun.create(tmp_path / "full", load_config(None, TINY), data)
+    market = population.run.market()
+    most = market.features.values.nbytes + 1000  # enough for the features, too little for the state of a member
+    assert most < min(path.stat().st_size for path in (straight[0].folder / "states").glob("*.safetensors"))
+    with full_disk(most), pytest.raises(OSError, match=r"member 0 cannot go on: .*File too large: '.*member_0_step_2"):
+        population.train()
+    population = PopulationRun.open(population.run.path)
+    population.train()
+    assert_same(straight[0], population)
+
+
+def test_a_population_of_which_nobody_is_left_says_so(data, tmp_path, monkeypatch):
+    def step_arrays(self, actions):
+        step = honest(self, actions)
+        step.rewards[:] = np.nan
+        return step
+
+    honest = TradingVecEnv.step_arrays
+    monkeypatch.setattr(TradingVecEnv, "step_arrays", step_arrays)
+    population = PopulationRun.create(tmp_path / "dead", load_config(None, TINY), data)
+    with pytest.raises(ValueError, match=r"every member of the population has died.*log\.txt says why"):
+        population.train()
+    assert "the reward of env 0 at step 0 of the rollout is not finite" in (population.folder / "log.txt").read_text()
 
 
 def test_reports_show_members_and_copies(straight):

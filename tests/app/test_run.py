@@ -1,5 +1,6 @@
 """A run survives everything that ends a process, and says what is wrong when something is."""
 
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from tailguard.app.training import default_split, prepare_market
 from tailguard.checkpoint import CheckpointError
 from tailguard.config import load_config
 from tailguard.market import random_walk
+from tailguard.market.env import TradingVecEnv
 
 TINY = [
     "training.steps=2048",
@@ -100,6 +102,47 @@ def test_a_signal_saves_and_stops(tmp_path, data, number):
     train(run, nobody)
     whole = create(tmp_path / "whole", data, "checkpoints.every_seconds=1000000")
     train(whole, nobody)
+    assert content(run) == content(whole)
+
+
+@pytest.mark.parametrize("most", [1_000, 30_000])  # too little for the figures, too little for a checkpoint
+def test_a_full_disk_stops_it_and_costs_nothing(tmp_path, data, full_disk, most):
+    whole, run = (create(tmp_path / name, data) for name in ("whole", "run"))
+    train(whole, nobody)
+    with pytest.raises(Interrupted):
+        train(run, lambda done, text: os.kill(os.getpid(), signal.SIGTERM) if done == 512 else None)
+    before = content(run)
+    assert 1_000 < len(before[1]) < 30_000 < len(before[0])
+    with (
+        full_disk(most),
+        pytest.raises(ValueError, match=r"File too large: .*; safe up to step 512, `tailguard resume .*/run`"),
+    ):
+        train(run, nobody)
+    assert content(run)[0] == before[0]
+    assert content(run)[1].startswith(before[1])
+    assert [path.name for path in run.path.iterdir() if "unfinished" in path.name] == []
+    train(run, nobody)
+    assert content(run) == content(whole)
+
+
+def test_an_environment_that_says_nan_stops_it_and_costs_an_interval(tmp_path, data, monkeypatch):
+    whole, run = (create(tmp_path / name, data) for name in ("whole", "run"))
+    train(whole, nobody)
+    honest, calls = TradingVecEnv.step_arrays, itertools.count()
+
+    def step_arrays(self, actions):
+        step = honest(self, actions)
+        if next(calls) == 5 * 32 + 3:  # in the sixth rollout
+            step.rewards[1] = np.nan
+        return step
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TradingVecEnv, "step_arrays", step_arrays)
+        with pytest.raises(
+            ValueError, match="reward of env 1 at step 3 of the rollout is not finite: nan; safe up to step 640"
+        ):
+            train(run, nobody)
+    train(run, nobody)
     assert content(run) == content(whole)
 
 

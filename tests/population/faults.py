@@ -11,10 +11,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from population_toys import MovingOptimum
+
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import Lineage
-from tailguard.population.toys import MovingOptimum
 
 INTERVAL = 10
 
@@ -94,6 +95,8 @@ class Fates:
             time.sleep(1000.0)
         elif what == "bug":
             raise ZeroDivisionError("by intent")
+        elif what == "disk":
+            raise OSError(28, "No space left on device", "its file")
         elif what == "fail":
             raise MemberFailed("by intent")
         learner.broken = what == "nan"

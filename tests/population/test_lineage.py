@@ -1,6 +1,7 @@
 """The file of events: it grows, is replayed, and is cut where a resumed run goes on."""
 
 import json
+import os
 
 import pytest
 
@@ -77,3 +78,21 @@ def test_strange_events_are_refused():
         replay([{"event": "party"}])
     with pytest.raises(ValueError, match="version 99"):
         replay([{"event": "start", "version": 99, "config": {}, "hyperparams": []}])
+
+
+def test_an_event_is_on_the_disk_before_anything_else_happens(tmp_path, monkeypatch):
+    """A state that was synced must never know more events than the file has after a power cut."""
+    lineage, synced = Lineage(tmp_path / "lineage.jsonl"), []
+    honest = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (honest(file), synced.append((os.fstat(file).st_ino, os.fstat(file).st_size)))
+    )
+    lineage({"event": "dead", "member": 0})
+    assert synced == [(lineage.path.stat().st_ino, lineage.path.stat().st_size)]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_lineage(tmp_path, full_disk):
+    lineage = Lineage(tmp_path / "lineage.jsonl")
+    with full_disk(10), pytest.raises(OSError, match=r"File too large: .*lineage\.jsonl"):
+        lineage({"event": "dead", "member": 0})
+    assert read(lineage.path) == []

@@ -4,12 +4,12 @@ import sys
 
 import numpy as np
 import pytest
+from population_toys import MovingOptimum
 
 from tailguard.population import HyperparamConfig, PBTConfig, PBTScheduler, PopulationMember
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.pb2 import ForgettingRBF, Surrogate, observations, propose
 from tailguard.population.space import require_legal
-from tailguard.population.toys import MovingOptimum
 
 
 def kernel(a, b, length, forgetting):

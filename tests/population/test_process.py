@@ -93,6 +93,11 @@ def test_a_bug_ends_the_run_and_shows_its_trace(tmp_path):
         run(tmp_path, {(1, 10): "bug"})
 
 
+def test_a_full_disk_of_a_member_ends_the_run_and_is_no_bug(tmp_path):
+    with pytest.raises(OSError, match=r"member 1 cannot go on: \[Errno 28\] No space left on device: 'its file'"):
+        run(tmp_path / "processes", {(1, 10): "disk"})
+
+
 def test_a_killed_driver_resumes_with_the_same_decisions(tmp_path, undisturbed):
     command = [sys.executable, str(Path(__file__).with_name("drive.py")), str(tmp_path), str(INTERVALS)]
     driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from population_toys import MovingOptimum, PaperToy
 
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.serial import SerialEngine
@@ -11,7 +12,6 @@ from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import replay
 from tailguard.population.seat import Train
-from tailguard.population.toys import MovingOptimum, PaperToy
 
 ROUNDS, INTERVAL = 20, 10  # 200 steps, as in the paper
 

@@ -58,6 +58,13 @@ def test_a_damaged_state_is_no_state(tmp_path):
         store.read("a")
 
 
+def test_a_damaged_population_is_named(tmp_path):
+    FileStore(tmp_path).write_population({"a": 1})
+    (tmp_path / "population.json").write_text('{"a": ')
+    with pytest.raises(ValueError, match=r"population\.json is damaged"):
+        FileStore(tmp_path).read_population()
+
+
 def test_another_process_opens_the_same_folder(tmp_path):
     store = FileStore(tmp_path)
     store.write("a", {"x": 1})

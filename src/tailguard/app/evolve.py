@@ -25,7 +25,7 @@ from tailguard.durable import atomic
 from tailguard.market.data import load_source
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
-from tailguard.population.engines.driver import Engine
+from tailguard.population.engines.driver import Engine, Extinct
 from tailguard.population.engines.process import ProcessEngine
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.files import FileStore
@@ -149,6 +149,7 @@ class PopulationRun:
         :param parallel: processes that train at the same time; None takes one per core.
         :param store: where the states of members lie; None is the folder. With a cluster without a common disk, a URL such as
             ``s3://bucket/run``.
+        :raises ValueError: when every member has died.
         """
         torch.set_num_threads(1)
         with self.run.locked(), _logged_to(self.folder / LOG):
@@ -157,7 +158,10 @@ class PopulationRun:
                 self._begin_or_resume(carried_out)
                 board = self._board()
                 carried_out.on_round = lambda decided: self._tell(decided, board, report)
-                carried_out.run(self.config.intervals)
+                try:
+                    carried_out.run(self.config.intervals)
+                except Extinct as error:
+                    raise ValueError(f"{error}; {self.folder / LOG} says why they died") from error
                 self._crown(factory, carried_out)
         return self.run
 
@@ -229,7 +233,7 @@ class PopulationRun:
             raise RuntimeError("no member has a finite score, so there is no winner")
         learner = factory(best.member_id, best.hyperparams, self.scheduler.seed_of(best.member_id))
         learner.load(engine.store.read(best.checkpoint_path))
-        self.run.checkpoints.save(learner.model.num_timesteps, learner.model.state_tree(), best.performance)
+        self.run.checkpoints.save(learner.model.num_timesteps, learner.model_tree(), best.performance)
         winner = {"member": best.member_id, "score": best.performance, "hyperparams": dict(best.hyperparams)}
         _note(self.run, {"trials": self.trials, "winner": winner})
         logger.info("Member %d wins with %s %.6g", best.member_id, self.config.metric_name, best.performance)

@@ -25,7 +25,7 @@ from tailguard.population.config import PopulationConfig, Value
 from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_member_state, member_state
 from tailguard.population.learner import MemberFailed
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.ppo.rollout import Rollout
+from tailguard.ppo.rollout import NotFinite, Rollout
 from tailguard.randomness import OwnRandomness
 from tailguard.running_return import WatchedEnv
 from tailguard.validation import require
@@ -100,7 +100,7 @@ class MarketLearner:
         """As ``learn()`` does, but only a part of the way: schedules see the whole of it.
 
         :param steps: updates.
-        :raises MemberFailed: when the weights are no numbers any more.
+        :raises MemberFailed: when the weights are no numbers any more, or something that the environments say is none.
         """
         model = self.model
         with self._randomness.in_force():
@@ -108,7 +108,10 @@ class MarketLearner:
             total, callback = model._setup_learn(to_go, None, reset_num_timesteps=False)
             for _ in range(steps):
                 env, rollout = cast(VecEnv, model.env), cast(Rollout, model.rollout_buffer)
-                model.collect_rollouts(env, callback, rollout, model.n_steps)
+                try:
+                    model.collect_rollouts(env, callback, rollout, model.n_steps)
+                except NotFinite as error:
+                    raise MemberFailed(str(error)) from error
                 model._update_current_progress_remaining(model.num_timesteps, total)
                 model.train()
                 if not model.flat.tensor.isfinite().all():
@@ -123,6 +126,11 @@ class MarketLearner:
         """Model, random numbers and hyperparameters."""
         with self._randomness.in_force():
             return {"member": member_state(self.model), "hyperparams": dict(self.hyperparams)}
+
+    def model_tree(self) -> dict[str, Any]:
+        """The model as a run saves it, with the random numbers of this member and not those of the process."""
+        with self._randomness.in_force():
+            return self.model.state_tree()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Be what was saved."""

@@ -32,6 +32,7 @@ from tailguard.market.features import FeatureScaler
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.migrations import MIGRATIONS
 from tailguard.ppo.persistence import KIND
+from tailguard.ppo.rollout import NotFinite
 
 CONFIG, INFO, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
 
@@ -145,6 +146,7 @@ def train(run: Run, report: Report) -> DistributionalPPO:
 
     :param report: called with the steps done and a line about them.
     :raises Interrupted: when a signal stopped it; it is saved.
+    :raises ValueError: when the disk or the environments fail; the last checkpoint is whole, and can be gone on from.
     """
     torch.set_num_threads(1)  # small networks are slower on more
     steps = run.config.training.steps
@@ -156,8 +158,13 @@ def train(run: Run, report: Report) -> DistributionalPPO:
             return model
         saving = Saving(run.checkpoints, run.config.checkpoints)
         callbacks: list[BaseCallback] = [Progress(report), Journal(run.path / METRICS), Alarm(), saving]
-        with stopped_by_signals(saving):
-            model.learn(steps - model.num_timesteps, callback=callbacks, reset_num_timesteps=False, tb_log_name=run.path.name)
+        begun = model.num_timesteps
+        try:
+            with stopped_by_signals(saving):
+                model.learn(steps - begun, callback=callbacks, reset_num_timesteps=False, tb_log_name=run.path.name)
+        except (OSError, NotFinite) as error:
+            safe = max(begun, saving.saved_step)
+            raise ValueError(f"{error}; safe up to step {safe:,}, `tailguard resume {run.path}` goes on from there") from error
         if saving.stopped:
             raise Interrupted(f"stopped and saved at step {saving.saved_step:,}; `tailguard resume {run.path}` goes on")
     return model

@@ -17,6 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard.checkpoints import Checkpoints
 from tailguard.config import CheckpointConfig
+from tailguard.durable import atomic, named
 from tailguard.ppo.persistence import Persistent
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class Journal(BetweenUpdates):
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         kept = [line for line in lines if _step_of(line) <= self.model.num_timesteps]
         self.written = max((_step_of(line) for line in kept), default=-1.0)
-        self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        with atomic(self.path) as file:  # what was measured before must survive whatever happens now
+            file.write("".join(f"{line}\n" for line in kept).encode())
 
     def between_updates(self) -> None:
         """One line, unless it stands there already."""
@@ -80,7 +82,7 @@ class Journal(BetweenUpdates):
         values = {name: value for name, value in self.logger.name_to_value.items() if not name.startswith(OF_THE_CLOCK)}
         values["rollout/ep_rew_mean"] = mean_return(self.model)
         numbers = {name: _plain(value) for name, value in sorted(values.items())}
-        with self.path.open("a", encoding="utf-8") as file:
+        with named(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": self.num_timesteps, **numbers}) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -24,7 +24,10 @@ def autocovariances(values: Floats, lags: int) -> Floats:
 
 
 def newey_west_lags(n: int) -> int:
-    """The usual number of lags for a series of n bars, floor(4 (n / 100)^(2/9)): 4 for 100 bars, 9 for 5,000."""
+    """The usual number of lags for a series of n bars, floor(4 (n / 100)^(2/9)): 4 for 100 bars, 9 for 5,000.
+
+    :param n: number of bars, at least 1.
+    """
     return min(int(4.0 * (n / 100.0) ** (2.0 / 9.0)), n - 1)
 
 

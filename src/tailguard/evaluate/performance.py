@@ -23,14 +23,22 @@ from tailguard.validation import require
 
 
 def cagr(equity: ArrayLike, periods: float) -> float:
-    """Compound growth per year: (V_n / V_0)^(periods / n) - 1."""
+    """Compound growth per year: (V_n / V_0)^(periods / n) - 1.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    :param periods: bars per year.
+    """
     require_periods(periods)
     values = as_equity(equity)
     return math.expm1(math.log(values[-1] / values[0]) * periods / (len(values) - 1))
 
 
 def volatility(returns: ArrayLike, periods: float) -> float:
-    """Standard deviation of the returns per year."""
+    """Standard deviation of the returns per year.
+
+    :param returns: ``[T]``, simple and per bar.
+    :param periods: bars per year.
+    """
     require_periods(periods)
     return _deviation(as_series("returns", returns, 2)) * math.sqrt(periods)
 
@@ -80,23 +88,36 @@ def sortino(returns: ArrayLike, periods: float, target: ArrayLike = 0.0) -> floa
 
 
 def drawdowns(equity: ArrayLike) -> Floats:
-    """How far each bar ``[T]`` is below the highest equity so far, as a positive share of it."""
+    """How far each bar ``[T]`` is below the highest equity so far, as a positive share of it.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    """
     values = as_equity(equity)
     return 1.0 - values / np.maximum.accumulate(values)
 
 
 def max_drawdown(equity: ArrayLike) -> float:
-    """The largest drawdown, as a positive share; a fall from the start value counts."""
+    """The largest drawdown, as a positive share; a fall from the start value counts.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    """
     return float(drawdowns(equity).max())
 
 
 def calmar(equity: ArrayLike, periods: float) -> float:
-    """Compound growth per year over the largest drawdown."""
+    """Compound growth per year over the largest drawdown.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    :param periods: bars per year.
+    """
     return _ratio(cagr(equity, periods), max_drawdown(equity))
 
 
 def ulcer(equity: ArrayLike) -> float:
-    """Root mean square of the drawdowns: long and deep falls hurt most."""
+    """Root mean square of the drawdowns: long and deep falls hurt most.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    """
     return math.sqrt(float(np.mean(drawdowns(equity) ** 2)))
 
 
@@ -113,6 +134,9 @@ def cvar(returns: ArrayLike, alpha: float) -> float:
     """Mean of the worst `alpha` share of the returns (negative when they are losses), exact for any sample size.
 
     With k = alpha n and i = floor(k): the i worst count fully and the next one with the remaining k - i.
+
+    :param returns: ``[T]``.
+    :param alpha: in (0, 1]; 0.05 is usual. Towards 0 it becomes the worst return, at 1 it is the mean.
     """
     require(0.0 < alpha <= 1.0, "alpha", alpha, "in (0, 1]")
     values = np.sort(as_series("returns", returns, 1))
@@ -122,7 +146,11 @@ def cvar(returns: ArrayLike, alpha: float) -> float:
 
 
 def rolling_returns(returns: ArrayLike, bars: int) -> Floats:
-    """Compounded returns ``[T - bars + 1]`` of every stretch of `bars` bars, such as 20 for the CVaR of a month."""
+    """Compounded returns ``[T - bars + 1]`` of every stretch of `bars` bars, such as 20 for the CVaR of a month.
+
+    :param returns: ``[T]``, simple and per bar.
+    :param bars: from 1 to T.
+    """
     values = as_series("returns", returns, 1)
     require_solvent("returns", values)
     require(1 <= bars <= len(values), "bars", bars, f"from 1 to the number of returns, {len(values)}")
@@ -159,17 +187,26 @@ def turnover(shares: ArrayLike, periods: float) -> float:
 
 
 def exposure(weights: ArrayLike) -> float:
-    """Mean invested share of equity, long or short: 1 is always fully invested, 0 is never in the market."""
+    """Mean invested share of equity, long or short: 1 is always fully invested, 0 is never in the market.
+
+    :param weights: ``[T]`` for one asset or ``[T, A]``, held after the trade of each bar.
+    """
     return float(np.abs(_two_dimensional("weights", weights)).sum(axis=1).mean())
 
 
 def net_exposure(weights: ArrayLike) -> float:
-    """Mean of longs minus shorts as a share of equity: the weight of the constant mix that is as much in the market."""
+    """Mean of longs minus shorts as a share of equity: the weight of the constant mix that is as much in the market.
+
+    :param weights: ``[T]`` for one asset or ``[T, A]``, held after the trade of each bar.
+    """
     return float(_two_dimensional("weights", weights).sum(axis=1).mean())
 
 
 def hit_rate(returns: ArrayLike) -> float:
-    """Share of winning bars among those in which the account moved; 0 if it never did."""
+    """Share of winning bars among those in which the account moved; 0 if it never did.
+
+    :param returns: ``[T]``, simple and per bar.
+    """
     values = as_series("returns", returns, 1)
     moved = int((np.abs(values) > ROUNDING).sum())
     return float((values > ROUNDING).sum()) / moved if moved else 0.0

@@ -52,7 +52,11 @@ class ShortfallTest:
 
 @dataclass(frozen=True)
 class UniformityTest:
-    """Kolmogorov-Smirnov distance of probability integral transforms from the uniform law, and its p-value."""
+    """Of probability integral transforms against the uniform law.
+
+    :param statistic: the Kolmogorov-Smirnov distance, in [0, 1].
+    :param p_value: how often a uniform law would be as far away or farther.
+    """
 
     statistic: float
     p_value: float
@@ -148,7 +152,10 @@ def probability_transform(outcomes: ArrayLike, quantiles: ArrayLike, levels: Arr
 
 
 def uniformity(transforms: ArrayLike) -> UniformityTest:
-    """Are these probability integral transforms ``[T]`` uniform?"""
+    """Are these probability integral transforms ``[T]`` uniform?
+
+    :param transforms: ``[T]``, in [0, 1]: where each outcome stands in the distribution that was predicted for it.
+    """
     values = as_series("transforms", transforms, 1)
     require(bool(((values >= 0.0) & (values <= 1.0)).all()), "transforms", (values.min(), values.max()), "in [0, 1]")
     n, ordered = len(values), np.sort(values)

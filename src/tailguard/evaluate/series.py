@@ -60,13 +60,19 @@ def as_equity(equity: ArrayLike) -> Floats:
 
 
 def returns_of(equity: ArrayLike) -> Floats:
-    """Simple returns per bar of an equity curve ``[T]``, as ``[T - 1]``."""
+    """Simple returns per bar of an equity curve ``[T]``, as ``[T - 1]``.
+
+    :param equity: ``[T]``, what the account is worth at each bar; positive.
+    """
     values = as_equity(equity)
     return values[1:] / values[:-1] - 1.0
 
 
 def equity_of(returns: ArrayLike) -> Floats:
-    """The equity curve ``[T + 1]`` that starts at 1 and earns these simple returns ``[T]``, each above -1."""
+    """The equity curve ``[T + 1]`` that starts at 1 and earns these simple returns.
+
+    :param returns: ``[T]``, each above -1.
+    """
     values = as_series("returns", returns, 1)
     require_solvent("returns", values)
     return np.concatenate([[1.0], np.cumprod(1.0 + values)])

@@ -100,7 +100,10 @@ def load_bars(source: Source | Mapping[str, Source]) -> pd.DataFrame:
 
 
 def align_bars(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Put several symbols on the union of their times; a bar that a symbol lacks becomes a row of NaN."""
+    """Put several symbols on the union of their times; a bar that a symbol lacks becomes a row of NaN.
+
+    :param tables: bars of each symbol, from :func:`load_bars`; at least one.
+    """
     if not tables:
         raise DataError("no symbols given: pass at least one")
     return pd.concat({str(symbol): table for symbol, table in tables.items()}, axis=1, sort=True)
@@ -137,7 +140,10 @@ def iterate_symbols(bars: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def check_bars(bars: pd.DataFrame) -> list[Finding]:
-    """Everything worth saying about a table in standard form, errors first; an empty list means a clean table."""
+    """Everything worth saying about a table in standard form, errors first; an empty list means a clean table.
+
+    :param bars: a table from :func:`load_bars`.
+    """
     checks = (_check_times, _check_prices, _check_ranges, _check_splits, _check_opens, _check_gaps)
     findings = [finding for check in checks for finding in check(bars)]
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
@@ -153,7 +159,10 @@ def check_source(source: Source) -> list[Finding]:
 
 
 def periods_per_year(index: pd.DatetimeIndex) -> float:
-    """Bars per calendar year, counted over the whole table."""
+    """Bars per calendar year, counted over the whole table.
+
+    :param index: times of the bars, at least 2.
+    """
     if len(index) < 2:
         raise DataError(f"bars per year need at least 2 bars, got {len(index)}")
     return float((len(index) - 1) / ((index[-1] - index[0]) / YEAR))

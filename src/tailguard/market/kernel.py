@@ -7,8 +7,9 @@ worse price, so
     cost(n) = n adverse + fee n (1 + side adverse),    side = +1 to buy, -1 to sell.
 
 All amounts are float64. The kernel is written for one account and compiled by numba: a batch is a loop over accounts, so
-an account in a batch and an account alone go through the same instructions and agree to the last bit. Everything compiled
-stands in this one file, because numba's cache on disk notices a change of a function's own file only.
+an account in a batch and an account alone go through the same instructions and agree to the last bit. More than 400 lines,
+because everything compiled, and every constant compiled into it, must stand in one file: numba's cache on disk notices a change
+of a function's own file only.
 """
 
 import math

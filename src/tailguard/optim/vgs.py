@@ -64,7 +64,15 @@ class VarianceGradientScaler:
     """Scales the steps of each head by the noise of its gradients.
 
     :param parameters: parameters, which make one head, or a mapping of heads to parameters.
-    :param enabled: and all other settings: see :class:`VGSConfig`.
+    :param enabled: False scales nothing and measures nothing. This and the others: see :class:`VGSConfig`.
+    :param beta: memory of the statistics.
+    :param alpha: gain; 0 only monitors.
+    :param eps: least signal, as a share of the gradient's mean square.
+    :param warmup_steps: steps without scaling.
+    :param estimator: what the variance is about.
+    :param aggregate: how tensors make a head.
+    :param min_scaling_factor: no factor is smaller.
+    :param action: whether gradients or steps are scaled.
     """
 
     def __init__(

@@ -63,7 +63,13 @@ class FileStore:
     def read_population(self) -> dict[str, Any] | None:
         """Read the file."""
         path = f"{self._folder}/{POPULATION}"
-        return json.loads(self._fs.cat_file(path)) if self._fs.exists(path) else None
+        if not self._fs.exists(path):
+            return None
+        try:
+            record: dict[str, Any] = json.loads(self._fs.cat_file(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}): without it the population cannot go on") from None
+        return record
 
     def _publish(self, data: bytes, path: str) -> None:
         """Nobody ever reads half of a file: on a disk it is renamed when it is whole, object stores show it as a whole."""

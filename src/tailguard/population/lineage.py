@@ -6,10 +6,12 @@ same population. Events are plain JSON; a score that is not finite is null.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tailguard.durable import named
 from tailguard.population.member import PopulationMember
 
 VERSION = 1
@@ -38,8 +40,10 @@ class Lineage:
 
     def __call__(self, event: Event) -> None:
         """Append an event."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with named(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # the state of the population will count on it, and is on the disk itself
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:

@@ -65,13 +65,20 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Hindered:
+    """The machine has not let the learner do it: a full disk, a file that cannot be read. The learner is not to blame."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Crashed:
     """The learner has run into a bug."""
 
     trace: str
 
 
-Answer = Done | Failed | Lost | Crashed
+Answer = Done | Failed | Hindered | Lost | Crashed
 
 
 class Seat:
@@ -88,7 +95,7 @@ class Seat:
         self._store = store
         self.learner: Learner | None = None
 
-    def perform(self, jobs: Sequence[Job]) -> Done | Failed:
+    def perform(self, jobs: Sequence[Job]) -> Done | Failed | Hindered:
         """Do one job after the other, as far as the learner can."""
         scores: Scores = None
         try:
@@ -96,6 +103,8 @@ class Seat:
                 scores = self._do(job)
         except MemberFailed as error:
             return Failed(str(error))
+        except OSError as error:
+            return Hindered(str(error))
         return Done(scores)
 
     def _do(self, job: Job) -> Scores:

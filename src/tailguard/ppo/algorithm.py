@@ -15,37 +15,27 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
-from torch import Tensor
 
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
+from tailguard.ppo.batches import Batches
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.experience import Experience, prepare
+from tailguard.ppo.experience import prepare
 from tailguard.ppo.fused_acting import fused_acting
-from tailguard.ppo.health import (
-    EpisodeReturns,
-    Moments,
-    StageProfile,
-    memory_metrics,
-    moments_drift,
-    reserve_metrics,
-    tail_metrics,
-    twin_metrics,
-    value_metrics,
-)
+from tailguard.ppo.health import EpisodeReturns, Moments, StageProfile, moments_drift
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.persistence import Persistent
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
+from tailguard.ppo.reporting import TAIL, Reporting
 from tailguard.ppo.risk import RiskConfig, RiskObjective
 from tailguard.ppo.rollout import Rollout, finite
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
 from tailguard.ppo.surrogate import Coefficients
-from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State, wipe
-from tailguard.ppo.update import KL, LOSSES, Update, UpdateSettings, require_fitting
+from tailguard.ppo.update import Update, UpdateSettings
 from tailguard.robust.schedule import horizon
 from tailguard.robust.settings import SAPPOConfig
 from tailguard.running_return import watched
@@ -55,7 +45,7 @@ from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-class DistributionalPPO(Persistent, OnPolicyAlgorithm):
+class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
     """PPO whose critics predict the distribution of the return; a drop-in for SB3's ``PPO`` and sb3-contrib's ``RecurrentPPO``.
 
     :param policy: ``"MlpPolicy"``, ``"MlpLstmPolicy"``, or a subclass of their classes.
@@ -213,15 +203,6 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
         self.vgs.attach(self.policy.optimizer)
 
-    def _check_batches(self) -> None:
-        """Refuse batch sizes that do not fit the rollout, with the nearest that does."""
-        samples = self.n_steps * self.n_envs
-        if self.batch_size is None:
-            quarter = max(self.n_envs // 4, 1) * self.n_steps if self.policy.recurrent else max(samples // 4, 1)
-            self.batch_size = quarter if samples % quarter == 0 else samples
-        require_fitting("batch_size", self.batch_size, samples, self._unit)
-        require_fitting("microbatch_size", self._microbatch_size(), self.batch_size, self._unit)
-
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """Everything that comes in as an environment passes here: constructor, ``set_env`` and ``load``."""
@@ -252,14 +233,6 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         low, high = self.risk.alpha
         require(low <= alpha <= high, "alpha", alpha, f"between {low} and {high}, the range of the training")
         self.policy.budget.alpha.fill_(alpha)
-
-    @property
-    def _unit(self) -> int:
-        """The steps that cannot be torn apart: a sequence, or a single one."""
-        return self.n_steps if self.policy.recurrent else 1
-
-    def _microbatch_size(self) -> int:
-        return cast(int, self.batch_size) if self.microbatch_size is None else self.microbatch_size
 
     def reset_lstm_states_to_initial(self) -> None:
         """Forget everything that actor and critics remember, in every environment."""
@@ -389,90 +362,9 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         for name, value in metrics.items():
             self.logger.record(name, value)
 
-    # ------------------------------------------------------------------------------------------ scale of returns
-
-    @property
-    def _ret_mean_value(self) -> float:
-        """The mean of returns as the data say."""
-        return self.policy.return_scale.mean.item()
-
-    @property
-    def _ret_std_value(self) -> float:
-        """Their standard deviation."""
-        return self.policy.return_scale.std.item()
-
-    @property
-    def _ret_mean_snapshot(self) -> float:
-        """The mean of returns in force."""
-        return self.policy.return_scale.mean_snapshot.item()
-
-    @property
-    def _ret_std_snapshot(self) -> float:
-        """The standard deviation of returns in force."""
-        return self.policy.return_scale.std_snapshot.item()
-
-    def _first_return_scale(self, rollout: Rollout) -> None:
-        """While the critics know nothing the scale comes from rewards alone: their guesses would drown small returns."""
-        nothing = torch.zeros_like(rollout.rewards)
-        returns = gae(rollout.rewards, nothing, nothing, rollout.terminated, rollout.truncated, self.gamma, 1.0)
-        scale = self.policy.return_scale
-        scale.update(returns, rollout.weights)
-        scale.activate()  # the critics start in these units: they have predicted nothing yet that would have to be kept
-        scale.mass.zero_()  # a first guess; the returns proper take its place
-
-    def _finalize_return_stats(self, experience: Experience) -> None:
-        """Fold the returns of this rollout into the statistics."""
-        self.policy.return_scale.update(experience.returns, experience.weights)
-
-    def _activate_return_scale_snapshot(self) -> None:
-        """Put the statistics in force and rescale the critics' last layer, so that no raw prediction moves."""
-        self.policy.activate_return_scale()
-
-    # --------------------------------------------------------------------------------------------------- logging
-
-    def _log_update(self, log: list[Tensor], experience: Experience, lr: float) -> None:
-        if self.critic.ev_reserve:
-            for name, value in reserve_metrics(self.policy, self.critic, experience).items():
-                self.logger.record(name, value)
-        if not log:  # no step was taken: there is nothing more to report, and nothing for the controls to react to
-            return
-        means = torch.stack(log).mean(0).tolist()
-        metrics = dict(zip((f"train/{name}" for name in LOSSES), means, strict=False))
-        metrics |= {"train/grad_norm": means[-1], "train/learning_rate": lr, "train/entropy_coefficient": self.entropy.value}
-        metrics |= {"train/return_mean": self._ret_mean_snapshot, "train/return_std": self._ret_std_snapshot}
-        metrics |= twin_metrics(means[len(LOSSES) : -1])
-        metrics |= value_metrics(experience)
-        metrics |= tail_metrics(experience.start_atoms, self.policy.law.masses, self.episode_returns, TAIL)
-        metrics |= self.calibration.metrics()
-        if self.policy.log_std is not None:
-            metrics["train/std"] = self.policy.log_std.exp().mean().item()
-        if self.policy.recurrent:
-            metrics |= memory_metrics(self._last_memory, self._critic_state)
-        if self.vgs.config.enabled:
-            metrics |= self.vgs.metrics()
-        for name, value in (metrics | self.profile.take()).items():
-            self.logger.record(name, value)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.kl.update(means[KL], self.lr.base_at(self._current_progress_remaining))
-        finished = [episode["r"] for episode in self.ep_info_buffer or []]
-        self.entropy.step(float(np.mean(finished)) if finished else None, metrics["train/explained_variance"])
-
-    def _observation_moments(self) -> Moments | None:
-        """Mean and standard deviation by which a user's VecNormalize scales observations; None without one."""
-        env = self._vec_normalize_env
-        if env is None or not env.norm_obs or isinstance(env.obs_rms, dict):
-            return None
-        return np.array(env.obs_rms.mean), np.sqrt(np.array(env.obs_rms.var) + env.epsilon)
-
-    def _log_drift(self, mean: float, std: float) -> None:
-        self.logger.record("debug/vecnormalize_mean_drift", mean)
-        self.logger.record("debug/vecnormalize_std_drift", std)
-
 
 # Episodes whose predicted and realised returns are compared.
 CALIBRATION_WINDOW = 500
-# The tail whose predicted and realised mean are logged.
-TAIL = 0.05
 
 
 def _settings(model: type[Settings], given: Settings | Mapping[str, Any] | None) -> Settings:

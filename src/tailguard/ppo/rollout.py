@@ -137,11 +137,15 @@ class Rollout:
         return layout, rows.scatter_(0, index, following)
 
 
+class NotFinite(ValueError):
+    """An environment, or a model, has said something that is no number."""
+
+
 def finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:
     """The values ``[B, ...]``, or an error that names the first environment whose value is not finite."""
     array = np.asarray(values)
     if not np.isfinite(array).all():
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0]
         env = bad if envs is None else envs[bad]
-        raise ValueError(f"the {name} of env {env} at step {step} of the rollout is not finite: {array[bad]}")
+        raise NotFinite(f"the {name} of env {env} at step {step} of the rollout is not finite: {array[bad]}")
     return array

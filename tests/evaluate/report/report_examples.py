@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from evaluation_examples import example_evaluation
+from population_toys import MovingOptimum
 
 from tailguard.evaluate.record import Figure
 from tailguard.population.config import HyperparamConfig, PBTConfig
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.scheduler import PBTScheduler
-from tailguard.population.toys import MovingOptimum
 
 
 class Slow(MovingOptimum):

@@ -44,7 +44,12 @@ def report(evaluation: Evaluation) -> str:
 
 
 def write_page(html: str, path: str | Path) -> Path:
-    """Write a page, whole or not at all, so that nobody opens half of it."""
+    """Write a page, whole or not at all, so that nobody opens half of it.
+
+    :param html: all of it.
+    :param path: of the file; folders are made.
+    :return: the same path.
+    """
     with atomic(path) as file:
         file.write(html.encode())
     return Path(path)

@@ -12,12 +12,16 @@ from typing import Any, Protocol, Self
 
 from tailguard.population.member import PopulationMember
 from tailguard.population.scheduler import Exploit, PBTScheduler, Round
-from tailguard.population.seat import Adopt, Answer, Crashed, Done, Job, Lost, Make, Restore, Train
+from tailguard.population.seat import Adopt, Answer, Crashed, Done, Hindered, Job, Lost, Make, Restore, Train
 from tailguard.population.store import Store
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
 VERSION = 1
+
+
+class Extinct(RuntimeError):
+    """Nobody is left to copy."""
 
 
 class Crew(Protocol):
@@ -90,7 +94,9 @@ class Engine:
         """Train until the population has done this many intervals since its start.
 
         :param intervals: at least 0; those that are done already count. Asynchronously every living member does as many.
-        :raises RuntimeError: when every member is dead, or a learner has a bug.
+        :raises Extinct: when every member is dead.
+        :raises RuntimeError: when a learner has a bug.
+        :raises OSError: when the disk of a member fails. The population can be resumed.
         """
         require(intervals >= 0, "intervals", intervals, "at least 0")
         until = intervals * self.scheduler.config.perturbation_interval
@@ -191,7 +197,7 @@ class Engine:
         self._carry_out(decided.exploits)
         self._remember()
         if not any(member.alive for member in self.scheduler.members):
-            raise RuntimeError("every member of the population has died, so there is nobody left to copy")
+            raise Extinct("every member of the population has died, so there is nobody left to copy")
         if decided.number > 0 and self.on_round is not None:
             self.on_round(decided)
 
@@ -261,6 +267,8 @@ class Engine:
         task = self._busy.pop(member_id)
         if isinstance(answer, Crashed):
             raise RuntimeError(f"the learner of member {member_id} has a bug:\n{answer.trace}")
+        if isinstance(answer, Hindered):
+            raise OSError(f"member {member_id} cannot go on: {answer.reason}; nothing that was decided is lost")
         if not isinstance(answer, Lost):
             return True
         self._present.discard(member_id)

@@ -15,7 +15,7 @@ from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
 from tailguard.population.relay import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
-from tailguard.population.seat import Adopt, Answer, Crashed, Done, Failed, Job, Lost, Make, Restore, Seat, Train
+from tailguard.population.seat import Adopt, Answer, Crashed, Done, Failed, Hindered, Job, Lost, Make, Restore, Seat, Train
 from tailguard.population.store import Store
 from tailguard.validation import require
 
@@ -76,7 +76,9 @@ class _Member:
         """The machine that it sits on; the answer comes once it does."""
         return str(_ray().get_runtime_context().get_node_id())
 
-    def perform(self, jobs: Sequence[Job], parcels: Mapping[str, Any]) -> tuple[tuple[Done | Failed, list[LogRecord]], Any]:
+    def perform(
+        self, jobs: Sequence[Job], parcels: Mapping[str, Any]
+    ) -> tuple[tuple[Done | Failed | Hindered, list[LogRecord]], Any]:
         """Do the jobs; the answer comes with what was logged, the second value is the state after a training."""
         self._store.parcels, self._store.written = parcels, None
         with collected() as records:

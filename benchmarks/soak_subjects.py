@@ -1,0 +1,207 @@
+"""What soak.py maltreats: a training and a population, each through the real command line in a folder of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tailguard.checkpoint import CheckpointError, load
+from tailguard.population.lineage import read
+from tailguard.ppo.persistence import KIND
+
+HERE = Path(__file__).parent
+DATA = "nasdaq-1d"
+UPDATE = 8 * 64  # samples
+INTERVAL = 20 * UPDATE  # steps between checkpoints
+COMMON = ["training.tensorboard=null", "checkpoints.every_seconds=1e9", f"checkpoints.every_steps={INTERVAL}"]
+TRAINING = [*COMMON, "training.n_envs=8", "training.n_steps=64"]
+EVERYTHING = [
+    "training.risk={objective: cvar, alpha: 0.2}",
+    "training.vgs={}",
+    "training.optimizer={name: adaptive_upgd, sigma: 0.01}",
+    "training.adversary={epsilon: 0.05, steps: 2}",
+]
+VARIANTS = {"MLP": ["training.policy=MlpPolicy"], "LSTM": [], "LSTM, everything on": EVERYTHING}
+POPULATION = [
+    *COMMON,
+    "training.n_envs=4",
+    "training.n_steps=32",
+    "population={population_size: 3, perturbation_interval: 10, intervals: 10, validation_blocks: 4, hyperparams: ["
+    "{name: learning_rate, min_value: 1.0e-5, max_value: 1.0e-2, is_log_scale: true},"
+    "{name: clip_range, min_value: 0.05, max_value: 0.4}]}",
+]
+CHILDREN: "list[Child]" = []  # all that were ever started
+
+
+class Subject:
+    """Something that trains in a folder.
+
+    :param folder: of the run.
+    :param settings: overrides of the configuration.
+    """
+
+    name = ""
+
+    def __init__(self, folder: Path, settings: list[str]) -> None:
+        self.folder, self.settings = folder, settings
+        self.burst = folder.with_name(folder.name + ".burst")
+        self.errors = folder.with_name(folder.name + ".stderr")
+
+    def arguments(self) -> list[str]:
+        """Of the command that begins, or goes on."""
+        raise NotImplementedError
+
+    def result(self) -> dict[str, bytes]:
+        """What must not depend on faults."""
+        raise NotImplementedError
+
+    def progress(self) -> int:
+        """How far it has come by its own record: steps, or decisions."""
+        raise NotImplementedError
+
+    def record(self) -> Path:
+        """The file that says how far it has come; whoever goes on cuts it first to where it goes on from."""
+        raise NotImplementedError
+
+    def safe(self) -> int:
+        """How far it would still be if it was killed now."""
+        raise NotImplementedError
+
+    allowance = 0  # how much of its progress a kill may cost
+
+    def overrides(self) -> list[str]:
+        return [word for setting in self.settings for word in ("--set", setting)]
+
+    def start(self, clock: int | None = None) -> "Child":
+        """Its process; with a clock that jumps if a seed is given."""
+        return self.child(self.arguments(), clock, self.errors)
+
+    def child(self, arguments: list[str], clock: int | None, errors: Path) -> "Child":
+        environment = {**os.environ, "SOAK_BURST": str(self.burst), "OMP_NUM_THREADS": "1"}
+        if clock is not None:
+            environment["SOAK_CLOCK"] = str(clock)
+        return Child([sys.executable, str(HERE / "soak_child.py"), *arguments, "--quiet"], environment, errors)
+
+
+class Training(Subject):
+    """`tailguard train`, then `tailguard resume`."""
+
+    name = "training"
+    allowance = INTERVAL + UPDATE
+
+    def arguments(self) -> list[str]:
+        if (self.folder / "run.json").exists():
+            return ["resume", str(self.folder)]
+        return ["train", "--data", DATA, "--run", str(self.folder), *self.overrides()]
+
+    def checkpoints(self) -> list[Path]:
+        return sorted((self.folder / "checkpoints").glob("step-*.safetensors"))
+
+    def result(self) -> dict[str, bytes]:
+        files = {"last checkpoint": self.checkpoints()[-1], "figures": self.record()}
+        return {what: path.read_bytes() for what, path in files.items()}
+
+    def record(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def progress(self) -> int:
+        lines = self.record().read_bytes().split(b"\n")[:-1] if self.record().exists() else []
+        return json.loads(lines[-1])["step"] if lines else 0
+
+    def safe(self) -> int:
+        for path in reversed(self.checkpoints()):
+            try:
+                load(path, kind=KIND)
+            except CheckpointError:
+                continue
+            return int(path.stem.removeprefix("step-"))
+        return 0
+
+
+class Population(Subject):
+    """`tailguard population` with members in processes of their own."""
+
+    name = "population"
+    allowance = 1
+
+    def arguments(self) -> list[str]:
+        if (self.folder / "run.json").exists():
+            return ["population", "--run", str(self.folder)]
+        return ["population", "--data", DATA, "--run", str(self.folder), "--parallel", "2", *self.overrides()]
+
+    def states(self) -> list[Path]:
+        return sorted((self.folder / "population" / "states").glob("member_*.safetensors"))
+
+    def result(self) -> dict[str, bytes]:
+        winner = sorted((self.folder / "checkpoints").glob("step-*.safetensors"))[-1]
+        return {"winner": winner.read_bytes(), "lineage": self.record().read_bytes()}
+
+    def record(self) -> Path:
+        return self.folder / "population" / "lineage.jsonl"
+
+    def progress(self) -> int:
+        return sum(event["event"] == "round" for event in read(self.record())) if self.record().exists() else 0
+
+    def safe(self) -> int:
+        path = self.folder / "population" / "states" / "population.json"
+        return json.loads(path.read_text())["scheduler"]["rounds"] if path.exists() else 0
+
+
+class Child:
+    """A process and what it says.
+
+    :param command: its command line.
+    :param environment: its environment.
+    :param errors: where its stderr goes.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str], errors: Path) -> None:
+        self.errors, self.begun = errors, time.time()
+        with errors.open("wb") as file:
+            self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=file)
+        self.pid = self.process.pid
+        CHILDREN.append(self)
+
+    def code(self, within: float) -> int | None:
+        """Its exit code; None if it goes on after so many seconds."""
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Nothing happens to one that has ended. Members find out by themselves."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def said(self) -> list[str]:
+        return [line for line in self.errors.read_text(errors="replace").splitlines() if line.strip()]
+
+    def members(self) -> list[int]:
+        """Processes of a population's members."""
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        children = [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+        return [pid for pid in children if b"spawn_main" in _command_line(pid)]
+
+    def resident(self) -> int:
+        """Bytes of memory in use."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for_step(child: Child, subject: Subject, beyond: int, seconds: float) -> None:
+    """Until this child has come further than that, has ended, or the time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and child.code(0.2) is None:
+        record = subject.record()
+        if record.exists() and record.stat().st_mtime > child.begun and subject.progress() > beyond:
+            return

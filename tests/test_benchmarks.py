@@ -1,0 +1,181 @@
+"""The script that runs all benchmarks, on scripts of our own; and the pieces of the soak that need no hour."""
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import all as everything
+import numpy as np
+import pytest
+from all import BENCH, CHECK, Job, Outcome, document, fits, run, shown
+from soak import Memory, Round, report
+from soak_faults import Finding, _spoil
+from soak_subjects import Child
+
+from tailguard import checkpoint
+
+BENCHMARKS = Path(everything.__file__).parent
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    """A folder of benchmarks: name to code."""
+    monkeypatch.setattr(everything, "HERE", tmp_path)
+
+    def write(**codes):
+        for name, code in codes.items():
+            (tmp_path / f"{name}.py").write_text(code)
+
+    return write
+
+
+@pytest.mark.parametrize("job", [*BENCH, *CHECK], ids=lambda job: job.command)
+def test_every_job_names_a_script_and_options_that_exist(job):
+    script, *words = shlex.split(job.command)
+    source = (BENCHMARKS / script).read_text(encoding="utf-8")
+    declared = set(re.findall(r'add_argument\("(--[\w-]+)"', source))
+    assert {word for word in words if word.startswith("--")} <= declared
+
+
+def test_both_plans_cover_everything():
+    """Speed, learning, risk, optimizers, robustness, population and environment."""
+    for plan in (BENCH, CHECK):
+        named = {shlex.split(job.command)[0] for job in plan}
+        assert {"speed.py", "learning.py", "risk.py", "optim.py", "robustness.py", "population.py", "env_speed.py"} <= named
+
+
+def test_what_measures_time_runs_alone_and_the_rest_as_cores_allow():
+    clock, one, two = Job("a", "a.py", 1.0, 0), Job("b", "b.py", 1.0, 1), Job("c", "c.py", 1.0, 2)
+    assert all(fits(job, [], 2) for job in (clock, one, two))
+    assert not fits(clock, [one], 2)
+    assert not fits(one, [clock], 2)
+    assert fits(one, [one], 2)
+    assert not fits(one, [one, one], 2)
+    assert not fits(two, [one], 2)
+    assert fits(two, [one], 3)
+
+
+def test_one_that_fails_and_one_that_hangs_do_not_stop_the_others(scripts, capsys):
+    hang = """
+import subprocess, sys
+print("begun", flush=True)
+subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])
+"""
+    scripts(good="print('| a | b |')", bad="print('half')\nraise SystemExit('out of luck')", hang=hang)
+    jobs = [
+        Job("Good", "good.py", 1.0),
+        Job("Bad", "bad.py", 1.0),
+        Job("Long", "hang.py", 0.05),
+        Job("Good", "good.py", 1.0, 0),
+    ]
+    outcomes = []
+    start = time.monotonic()
+    run(jobs, 2, outcomes)
+    assert time.monotonic() - start < 40.0
+    assert sorted((one.job.command, one.state) for one in outcomes) == [
+        ("bad.py", "failed (exit code 1)"),
+        ("good.py", "done"),
+        ("good.py", "done"),
+        ("hang.py", "stopped after 0.05 min"),
+    ]
+    assert {one.printed.strip() for one in outcomes} == {"| a | b |", "half", "begun"}
+    assert next(one.errors for one in outcomes if one.job.section == "Bad").strip() == "out of luck"
+    assert "4 of 4 done" in capsys.readouterr().err
+
+
+def test_timings_never_overlap_with_anything(scripts, tmp_path):
+    stamp = """
+import pathlib, sys, time
+begun = time.time()
+time.sleep(0.3)
+pathlib.Path(sys.argv[1]).write_text(f"{begun} {time.time()}")
+"""
+    scripts(stamp=stamp)
+    run([Job("x", f"stamp.py {tmp_path}/at-{n}", 1.0, cores) for n, cores in enumerate([1, 0, 0, 1, 1])], 2, [])
+    spans = {n: tuple(map(float, (tmp_path / f"at-{n}").read_text().split())) for n in range(5)}
+    for clock in (1, 2):
+        others = [spans[n] for n in spans if n != clock]
+        assert all(end <= spans[clock][0] or begin >= spans[clock][1] for begin, end in others)
+
+
+def test_the_page_holds_tables_states_and_errors():
+    done = Outcome(
+        Job("Learning", CHECK[3].command, 1.0), "torch 2, seeds 0\n  progress\n\n| a |\n|---|\n| 1 |\n", "", "done", 4.2
+    )
+    failed = Outcome(Job("Risk", CHECK[4].command, 1.0), "", "Traceback\nValueError: x\n", "failed (exit code 1)", 1.0)
+    page = document(["- Machine: m."], [failed, done], quick=True)
+    assert page.index("## Learning") < page.index("## Risk")  # in the order of the plan
+    assert "torch 2, seeds 0\n\n| a |\n|---|\n| 1 |" in page
+    assert "progress" not in page
+    assert f"| Risk | `{CHECK[4].command}` | failed (exit code 1) | 1 |" in page
+    assert "ValueError: x" in page
+    assert "It is no measurement" in page
+    assert "It is no measurement" not in document([], [], quick=False)
+
+
+def test_progress_is_left_out_of_tables():
+    assert shown("a\n  b\n| c |  \n\n") == "a\n| c |"
+
+
+def test_the_machine_is_described():
+    text = "\n".join(everything.machine(2))
+    assert f"torch {sys.modules['torch'].__version__}" in text
+    assert "2 cores" in text
+
+
+# ------------------------------------------------------------------------------------------------------------------ soak
+
+
+def test_the_slope_of_memory_is_found_and_its_interval_covers():
+    rng = np.random.default_rng(0)
+    seconds = np.arange(0.0, 3600.0, 2.0)
+    flat, growing = (
+        Memory(seconds.tolist(), (500.0 + rate * seconds / 3600.0 + rng.normal(0.0, 1.0, len(seconds))).tolist())
+        for rate in (0.0, 30.0)
+    )
+    for memory, truth in ((flat, 0.0), (growing, 30.0)):
+        slope, width = memory.slope()
+        assert abs(slope - truth) < 2.0 * width
+        assert width < 2.0
+    assert np.isnan(Memory([1.0], [2.0]).slope()).all()
+
+
+def test_what_happens_while_everything_is_loaded_does_not_count():
+    seconds = np.arange(0.0, 1000.0, 1.0)
+    memory = Memory(seconds.tolist(), np.where(seconds < 90.0, 100.0, 300.0).tolist())
+    assert memory.slope()[0] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_spoilt_file_is_never_taken_for_a_whole_one(tmp_path, seed):
+    path = tmp_path / "x"
+    checkpoint.save(path, {"numbers": np.arange(50.0)}, kind="test")
+    how = _spoil(path, np.random.default_rng(seed))
+    assert how in ("cut", "flipped", "emptied", "overwritten", "unreadable")
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.load(path, kind="test")
+
+
+def test_the_report_counts_what_was_promised():
+    good = Finding("killed", "training", "killed", True, "words", 512)
+    bad = Finding("killed", "training", "killed", False, "", 9999)
+    text = report(60.0, 3, [Round("LSTM", [good, bad], True, True), Round("MLP", [], False, True)], Memory(), 130)
+    assert "2 faults in 2 rounds, 1 with the outcome that was promised" in text
+    assert "| killed | training | 2 | 1 | killed | 9,999 steps | `words` |" in text
+    assert "| MLP | 0 | yes | **no** |" in text
+
+
+def test_a_child_is_killed_and_its_words_are_kept(tmp_path):
+    code = "import sys, time\nsys.stderr.write('hello\\n\\n')\nsys.stderr.flush()\ntime.sleep(60)"
+    child = Child([sys.executable, "-c", code], {}, tmp_path / "said")
+    deadline = time.monotonic() + 30.0
+    while not child.said() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert child.said() == ["hello"]
+    assert child.code(0.0) is None
+    assert child.resident() > 1_000_000
+    child.kill()
+    child.kill()  # nothing happens to one that has ended
+    assert child.code(0.0) == -9

@@ -1,0 +1,55 @@
+"""What a package index, a librarian and a newcomer read: consistent, and true."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import tailguard
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+
+def test_the_version_and_the_licence_are_the_same_everywhere():
+    assert CITATION["version"] == PROJECT["project"]["version"] == tailguard.__version__
+    assert CITATION["license"] == PROJECT["project"]["license"] == "Apache-2.0"
+    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in licence
+    assert "Version 2.0, January 2004" in licence
+    assert "END OF TERMS AND CONDITIONS" in licence
+
+
+def test_the_citation_has_what_its_format_requires():
+    assert {"cff-version", "message", "title", "authors"} <= CITATION.keys()
+    assert all("name" in author or "family-names" in author for author in CITATION["authors"])
+
+
+def test_every_pinned_dependency_is_pinned_once_and_every_one_is_pinned():
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    names = [_normal(name) for name in pinned]
+    assert len(names) == len(set(names))
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["bench"]]
+    assert sorted({_normal(re.split(r"[<>=~!\[ ]", one)[0]) for one in needed} - set(names)) == []
+
+
+def test_data_files_are_shipped():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["tailguard"]
+    source = ROOT / "src" / "tailguard"
+    shipped = {path for pattern in patterns for path in source.glob(pattern)}
+    others = {path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".nbi", ".nbc")}
+    assert others == {path for path in shipped if path.is_file()}
+
+
+def test_commands_that_contributors_are_told_exist():
+    made = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    told = set(re.findall(r"make ([a-z][\w-]*)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    scripts = {f"bench-{path.stem}" for path in (ROOT / "benchmarks").glob("*.py")}
+    assert told - made - scripts == set()
+
+
+def _normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
