@@ -14,7 +14,7 @@ from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import RiskObjective
 from tailguard.ppo.rollout import Rollout, Strips
 from tailguard.ppo.targets import gae, sr_lambda_targets
-from tailguard.ppo.trunk import State
+from tailguard.ppo.trunk import LstmTrunk, State
 
 Finished = tuple[list[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -146,7 +146,7 @@ def prepare(
     with torch.no_grad():
         layout, raw_obs = rollout.strips()
         obs = policy.inputs(raw_obs)
-        features, critic_after = _critic_features(policy, obs, layout, actor_state, critic_state)
+        features, critic_after = _critic_features(policy, obs, layout, rollout, critic_state)
         atoms = policy.raw_atoms(features)  # [K, L, B, M]
         means = atoms @ policy.law.masses
         per_critic = torch.stack([layout.gather(one) for one in means])
@@ -227,13 +227,26 @@ def _lay_out(
 
 
 def _critic_features(
-    policy: DistributionalPolicy, obs: Tensor, layout: Strips, actor_state: State, critic_state: State
+    policy: DistributionalPolicy, obs: Tensor, layout: Strips, rollout: Rollout, critic_state: State
 ) -> tuple[Tensor, State | None]:
+    """What the critics' trunk makes of the strips, and its memory after the last step; None where it has none of its own."""
     if policy.actor_trunk is None:
         return obs, None
-    if policy.critic_trunk is None:  # shared: the actor's memory is the critics' too, and acting has carried it along
-        return policy.actor_trunk.sequence(obs, layout.blanks, actor_state), None
+    if policy.critic_trunk is None:
+        return _acted_features(policy.actor_trunk, obs, layout, rollout), None
     return policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, layout.positions[-1])
+
+
+def _acted_features(trunk: LstmTrunk, obs: Tensor, layout: Strips, rollout: Rollout) -> Tensor:
+    """A shared trunk has seen the steps already, when they were acted on; what is left are the observations at the ends."""
+    hidden, cells = rollout.memory_after_steps()
+    features = layout.spread(hidden[-1])
+    ends = rollout.terminated | rollout.truncated
+    ends[-1] = True
+    step, env = ends.nonzero(as_tuple=True)
+    rows = layout.positions[step, env] + 1
+    features[rows, env] = trunk.step(obs[rows, env], (hidden[:, step, env], cells[:, step, env]))[0]
+    return features
 
 
 def _targets(

@@ -308,6 +308,16 @@ def beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
 
 
 @compiled
+def draw_gaussian(means: Floats, log_std: Floats, noise: Floats, outputs: Floats, actions: Floats) -> None:
+    """The row of a rollout: ``outputs = [means, log_std]`` and ``actions = means + exp(log_std) noise``."""
+    beside_constant(means, log_std, outputs)
+    for a in range(len(log_std)):
+        std = np.exp(log_std[a])
+        for b in range(len(means)):
+            actions[b, a] = means[b, a] + std * noise[b, a]
+
+
+@compiled
 def apart_from_constant(slopes: Floats, into_left: Floats, into_constant: Floats) -> None:
     """The way back: the gradient of `left`, and that of the constants, which is a sum over all rows."""
     size = into_left.shape[1]
