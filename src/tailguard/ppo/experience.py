@@ -146,8 +146,7 @@ def prepare(
     with torch.no_grad():
         layout, raw_obs = rollout.strips()
         obs = policy.inputs(raw_obs)
-        features, critic_after = _critic_features(policy, obs, layout, rollout, critic_state)
-        atoms = policy.raw_atoms(features)  # [K, L, B, M]
+        atoms, critic_after = _atoms(policy, obs, layout, rollout, critic_state)  # [K, L, B, M]
         means = atoms @ policy.law.masses
         per_critic = torch.stack([layout.gather(one) for one in means])
         values = critic.aggregate_values(means)
@@ -226,27 +225,32 @@ def _lay_out(
     return Batch._make([*of_steps, *of_critics, *[torch.empty(0)] * 5])
 
 
-def _critic_features(
+def _atoms(
     policy: DistributionalPolicy, obs: Tensor, layout: Strips, rollout: Rollout, critic_state: State
 ) -> tuple[Tensor, State | None]:
-    """What the critics' trunk makes of the strips, and its memory after the last step; None where it has none of its own."""
+    """Raw atoms at every row of the strips, and the critics' memory after the last step; None where it is not their own."""
     if policy.actor_trunk is None:
-        return obs, None
+        return policy.raw_atoms(obs), None
     if policy.critic_trunk is None:
-        return _acted_features(policy.actor_trunk, obs, layout, rollout), None
-    return policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, layout.positions[-1])
+        return _acted_atoms(policy, policy.actor_trunk, obs, layout, rollout), None
+    features, after = policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, layout.positions[-1])
+    return policy.raw_atoms(features), after
 
 
-def _acted_features(trunk: LstmTrunk, obs: Tensor, layout: Strips, rollout: Rollout) -> Tensor:
-    """A shared trunk has seen the steps already, when they were acted on; what is left are the observations at the ends."""
+def _acted_atoms(policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, layout: Strips, rollout: Rollout) -> Tensor:
+    """A shared trunk saw the steps when they were acted on; what is left to see are the observations after the ends.
+
+    The atoms at blanks are 0; nobody reads them.
+    """
     hidden, cells = rollout.memory_after_steps()
-    features = layout.spread(hidden[-1])
-    ends = rollout.terminated | rollout.truncated
-    ends[-1] = True
-    step, env = ends.nonzero(as_tuple=True)
-    rows = layout.positions[step, env] + 1
-    features[rows, env] = trunk.step(obs[rows, env], (hidden[:, step, env], cells[:, step, env]))[0]
-    return features
+    step, env = layout.ends()
+    below = layout.positions[step, env] + 1
+    after, _ = trunk.step(obs[below, env], (hidden[:, step, env], cells[:, step, env]))
+    atoms = policy.raw_atoms(torch.cat((hidden[-1].flatten(0, 1), after)))  # [K, T B + E, M]
+    strips = atoms.new_zeros(len(atoms), *layout.blanks.shape[:2], atoms.shape[-1])
+    places = torch.cat((layout.places, below * obs.shape[1] + env))
+    strips.flatten(1, 2).index_copy_(1, places, atoms)
+    return strips
 
 
 def _targets(

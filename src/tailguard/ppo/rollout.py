@@ -27,10 +27,12 @@ class Strips:
     """Where the steps of a rollout stand in its strips.
 
     :param positions: ``[T, B]`` row of each step; the observation after it is one row below.
+    :param places: ``[T B]`` the same in strips whose rows and environments are one axis, ``[L B, ...]``.
     :param blanks: ``[L, B, 1]`` 1 where the memory is wiped.
     """
 
     positions: Tensor
+    places: Tensor
     blanks: Tensor
 
     @classmethod
@@ -45,17 +47,26 @@ class Strips:
         ended = dones[:-1]
         rows = positions[:-1][ended] + 2
         blanks[rows, torch.nonzero(ended)[:, 1]] = 1.0
-        return cls(positions, blanks)
+        n_envs = dones.shape[1]
+        return cls(positions, (positions * n_envs + torch.arange(n_envs)).reshape(-1), blanks)
 
     def spread(self, values: Tensor) -> Tensor:
         """Put ``[T, B, ...]`` values at their steps; 0 everywhere else."""
-        index = self.positions.reshape(*self.positions.shape, *(1 for _ in values.shape[2:])).expand_as(values)
-        return values.new_zeros(len(self.blanks), *values.shape[1:]).scatter_(0, index, values)
+        strips = values.new_zeros(len(self.blanks), *values.shape[1:])
+        strips.flatten(0, 1).index_copy_(0, self.places, values.flatten(0, 1))
+        return strips
 
-    def gather(self, rows: Tensor, offset: int = 0) -> Tensor:
+    def gather(self, strips: Tensor, offset: int = 0) -> Tensor:
         """Read ``[T, B, ...]`` from strips ``[L, B, ...]`` at the steps, or `offset` rows below them."""
-        index = (self.positions + offset).reshape(*self.positions.shape, *(1 for _ in rows.shape[2:]))
-        return rows.gather(0, index.expand(*self.positions.shape, *rows.shape[2:]))
+        places = self.places + offset * strips.shape[1] if offset else self.places
+        return strips.flatten(0, 1).index_select(0, places).unflatten(0, self.positions.shape)
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Step and environment, ``[E]`` each, of the steps that no other follows: the last, and the last of each episode."""
+        followed = self.positions[1:] == self.positions[:-1] + 1
+        last = followed.new_zeros(1, followed.shape[1])
+        step, env = torch.cat((followed, last)).logical_not().nonzero(as_tuple=True)
+        return step, env
 
 
 class Rollout:
@@ -150,9 +161,9 @@ class Rollout:
             following = following.clone()
             for t, ended, finals in self._finals:
                 following[t, ended] = finals
-        rows = layout.spread(self.obs[:-1])
-        index = (layout.positions + 1).unsqueeze(-1).expand_as(following)
-        return layout, rows.scatter_(0, index, following)
+        strips = layout.spread(self.obs[:-1])
+        strips.flatten(0, 1).index_copy_(0, layout.places + self.n_envs, following.flatten(0, 1))
+        return layout, strips
 
 
 def finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:
