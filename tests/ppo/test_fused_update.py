@@ -14,7 +14,7 @@ from tailguard.market import SignalMarket
 from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.fused_acting import fused_acting
+from tailguard.ppo.fused_acting import FusedActing, acting_of
 from tailguard.ppo.fused_update import fused_gradient
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy

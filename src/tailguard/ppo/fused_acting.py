@@ -3,16 +3,16 @@
 Weights stand still while a rollout is played, so they are laid out for the kernel once, at its start.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from tailguard.ppo import fused_kernels as kernels
+from tailguard.ppo import fused_losses as losses
 from tailguard.ppo.acting import Acting, TorchActing
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.fused_networks import FusedMlp, Memory, has_kernel, lstm_weights
-from tailguard.ppo.lstm_kernel import padded
+from tailguard.ppo.lstm_kernel import PackedWeights
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.rollout import Rollout
@@ -48,18 +48,17 @@ class FusedActing(Acting):
         self._trunk = None
         if policy.actor_trunk is not None:
             size = policy.actor_trunk.hidden_size
-            self._trunk = lstm_weights(flat.tensor.detach(), flat, "actor_trunk", size)
-            width = padded(size + self._trunk[0].shape[1])
-            shapes = (4, width, size), (4, n_envs, size), (1, n_envs, width), (4, 1, n_envs, size)
-            self._weights, self._bias, self._z, self._gates = (torch.empty(one).numpy() for one in shapes)
-            self._blanks = np.zeros((1, n_envs), np.float32)
+            self._trunk = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, "actor_trunk", size)]
+            shapes = PackedWeights.shapes(n_envs, self._trunk[0].shape[1], size)
+            self._packed = PackedWeights(*(torch.empty(one).numpy() for one in shapes))
+            self._gates = torch.empty(n_envs, 4 * size).numpy()
 
     @override
     def begin(self, rollout: Rollout) -> None:
         super().begin(rollout)
         self._actions, self._outputs, self._noise_rows = rollout.actions.numpy(), rollout.outputs.numpy(), self._noise.numpy()
         if self._trunk is not None:
-            kernels.pack_lstm(*self._trunk, self._weights, self._bias)
+            kernels.pack_lstm(*self._trunk, *self._packed[:3])
 
     @override
     def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
@@ -67,15 +66,14 @@ class FusedActing(Acting):
         # Columns that a policy is not shown leave gaps between the rows.
         features = self._policy.acting_inputs(obs).contiguous().numpy()
         if self._trunk is not None:
-            before = state[0].numpy()[0], state[1].numpy()[0]
-            state = torch.empty(state[0].shape), torch.empty(state[0].shape)
-            hidden, cell = state[0].numpy(), state[1].numpy()
-            packed = self._weights, self._bias, self._z, self._gates
-            kernels.lstm_forward(features[None], self._blanks, *before, *packed, cell, hidden)
-            features = hidden[0]
+            before, after = (state[0].numpy()[0], state[1].numpy()[0]), torch.empty(2, *state[0].shape)
+            hidden, cell = after.numpy()[:, 0]
+            kernels.lstm_step(features, *before, *self._packed, self._gates, cell, hidden)
+            features, (one, other) = hidden, after.unbind()
+            state = one, other
         raw, outputs = self._head.forward(features), self._outputs[t]
         if self._log_std is not None:
-            kernels.draw_gaussian(raw, self._log_std, self._noise_rows[t], outputs, self._actions[t])
+            losses.draw_gaussian(raw, self._log_std, self._noise_rows[t], outputs, self._actions[t])
         else:
             outputs[:] = raw
             self._actions[t] = self._distribution.draw(torch.from_numpy(outputs), self._noise[t]).numpy()

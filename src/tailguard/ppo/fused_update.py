@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo import fused_losses as losses
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.critic import CriticConfig
@@ -112,12 +111,12 @@ class FusedGradient:
         if self._log_std is not None:
             shape = len(raw), 2 * len(self._log_std)
             outputs, slopes = np.empty(shape, np.float32), np.empty(shape, np.float32)
-            kernels.beside_constant(raw, self._log_std, outputs)
+            losses.beside_constant(raw, self._log_std, outputs)
         old, actions = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
         advantages = batch.advantages.reshape(-1).numpy()
         measures = policy_rows(self._policy.distribution, outputs, old, actions, advantages, share, coefficients, slopes)
         if self._log_std_slope is not None:
-            kernels.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
+            losses.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
         return measures
 
     def _critic_loss(self, head: FusedMlp, features: Array, targets: Tensor, share: Array, scale: float) -> float:
