@@ -1,5 +1,6 @@
 """From a rollout to what is trained on: values, advantages, targets, laid out for minibatches."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -83,16 +84,22 @@ class Batch(NamedTuple):
 
     def _deal(self, order: Tensor, size: int) -> Iterator["Batch"]:
         """Every tensor is put in order once and cut into contiguous parts: a copy each, instead of one for each part."""
-        parts = self.size // size
-        dealt = (_dealt(tensor, axis, order, parts) for tensor, axis in zip(self, self._axes(), strict=True))
+        parts = order.reshape(-1, size)
+        places: dict[tuple[int, ...], Tensor] = {}  # of all rows, by the axes that stand before the sequences or samples
+        dealt = [_dealt(tensor, axis, parts, places) for tensor, axis in zip(self, self._axes(), strict=True)]
         yield from (Batch(*part) for part in zip(*dealt, strict=True))
 
 
-def _dealt(tensor: Tensor, axis: int, order: Tensor, parts: int) -> tuple[Tensor, ...]:
+def _dealt(tensor: Tensor, axis: int, parts: Tensor, places: dict[tuple[int, ...], Tensor]) -> tuple[Tensor, ...]:
+    """Contiguous parts ``[..., size, ...]`` of a tensor ``[..., B, ...]``, for ``parts[P, size]``."""
     if not tensor.numel():
-        return (tensor,) * parts
-    cut: Tensor = tensor.index_select(axis, order).unflatten(axis, (parts, -1))
-    return cut.movedim(axis, 0).contiguous().unbind()
+        return (tensor,) * len(parts)
+    lead = tuple(tensor.shape[:axis])
+    if lead not in places:
+        rows = torch.arange(math.prod(lead)).unsqueeze(1) * tensor.shape[axis]
+        places[lead] = (rows + parts.unsqueeze(1)).flatten()
+    chosen = tensor.flatten(0, axis).index_select(0, places[lead])
+    return chosen.view(len(parts), *lead, parts.shape[1], *tensor.shape[axis + 1 :]).unbind()
 
 
 @dataclass(frozen=True)

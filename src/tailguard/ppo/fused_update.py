@@ -77,7 +77,7 @@ class FusedGradient:
         """Whether everything is learnt, and nobody has hung a hook on a parameter: only autograd leaves out and calls."""
         return all(one.requires_grad and not one._backward_hooks for one in self._policy.parameters())
 
-    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> Tensor:
+    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> list[float]:
         """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
 
         :param total_weight: the sum of the minibatch's weights.
@@ -98,7 +98,7 @@ class FusedGradient:
         last = critic or actor
         if last is not None:
             last.backward()
-        return torch.tensor([*measures.tolist(), critic_loss / len(self._critics)])
+        return [*measures.tolist(), critic_loss / len(self._critics)]
 
     def _remember(self, trunk: FusedLstm, batch: Batch, hidden: Tensor, cell: Tensor) -> tuple[Array, Array]:
         """Features ``[M, F]`` of a trunk that had this memory before, and where their gradient goes."""
