@@ -58,7 +58,7 @@ class FusedActing(Acting):
         super().begin(rollout)
         self._actions, self._outputs, self._noise_rows = rollout.actions.numpy(), rollout.outputs.numpy(), self._noise.numpy()
         if self._trunk is not None:
-            kernels.pack_lstm(*self._trunk, *self._packed[:3])
+            self._packed.fill(*self._trunk)
 
     @override
     def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:

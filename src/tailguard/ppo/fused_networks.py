@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailguard.ppo import fused_kernels as kernels
-from tailguard.ppo.lstm_kernel import LstmBuffers, PackedWeights, padded, scratch_shape, weight_gradients
+from tailguard.ppo.lstm_kernel import LstmBuffers, PackedWeights, WeightGradients, padded
 from tailguard.ppo.networks import FlatParameters
 
 Array = NDArray[np.float32]
@@ -114,35 +114,34 @@ class FusedLstm:
     def __init__(self, flat: FlatParameters, name: str, size: int, memory: Memory) -> None:
         self._memory = memory
         self._weights = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, name, size)]
-        self._into = lstm_weights(flat.gradient, flat, name, size)
-        self._into_bias, self._into_other = (one.numpy() for one in self._into[2:])
+        *self._into_weights, into_bias, into_other = lstm_weights(flat.gradient, flat, name, size)
+        self._into_bias, self._into_other = into_bias.numpy(), into_other.numpy()
         self._size, self._n_inputs = size, self._weights[0].shape[1]
-        self._shape = (-1, -1)
+        self._shape: tuple[int, ...] = (-1, -1)
 
     def _make_room(self, rows: int, envs: int) -> None:
         take, size = self._memory, self._size
         named = zip(LstmBuffers._fields, LstmBuffers.shapes(rows, rows, envs, size), strict=True)
-        self._buffers = LstmBuffers(*(take.tensor(name, *shape) for name, shape in named))
-        self._gates, self._cells, self._hidden = (one.numpy() for one in self._buffers)
+        buffers = LstmBuffers(*(take.tensor(name, *shape) for name, shape in named))
+        self._gates, self._cells, self._hidden = (one.numpy() for one in buffers)
         packed = zip(PackedWeights._fields, PackedWeights.shapes(envs, self._n_inputs, size), strict=True)
         self._packed = PackedWeights(*(take.array(name, *shape) for name, shape in packed))
-        self._both = take.tensor("both", *scratch_shape(rows, envs, self._n_inputs, size))
+        scratch = take.tensor("both", *WeightGradients.scratch_shape(rows, envs, self._n_inputs, size))
+        self._weight_gradients = WeightGradients(buffers, scratch)
         self._aligned = take.array("aligned", 4 * size, size)
         self._state_slopes = take.array("into_hidden", envs, size), take.array("into_cell", envs, size)
         self.into_features: Array = take.array("into_features", rows * envs, size)
         self._slopes = self.into_features.reshape(rows, envs, size)
         self._features: Array = self._hidden[1:].reshape(rows * envs, size)
-        self._shape = (rows, envs)
+        self._shape = rows, envs
 
-    def forward(self, inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor) -> Array:
-        """Features ``[L B, H]`` of L steps, see :func:`tailguard.ppo.lstm_kernel.lstm_layer`."""
-        rows, envs = inputs.shape[:2]
-        if (rows, envs) != self._shape:
-            self._make_room(rows, envs)
-        kernels.pack_lstm(*self._weights, *self._packed[:3])
-        self._inputs, self._cells[0], self._hidden[0] = inputs, cell.numpy(), hidden.numpy()
-        blank_rows = blanks.numpy().reshape(rows, envs)
-        kernels.lstm_forward(inputs.numpy(), blank_rows, *self._packed, self._gates, self._cells, self._hidden)
+    def forward(self, inputs: Array, blanks: Array, hidden: Array, cell: Array) -> Array:
+        """Features ``[L B, H]`` of L steps, see :func:`tailguard.ppo.lstm_kernel.lstm_layer`; `blanks` are ``[L, B]``."""
+        if blanks.shape != self._shape:
+            self._make_room(*blanks.shape)
+        self._packed.fill(*self._weights)
+        self._inputs, self._cells[0], self._hidden[0] = inputs, cell, hidden
+        kernels.lstm_forward(inputs, blanks, *self._packed, self._gates, self._cells, self._hidden)
         return self._features
 
     def backward(self) -> None:
@@ -150,4 +149,5 @@ class FusedLstm:
         self._aligned[:] = self._weights[1]
         kernels.lstm_backward(self._slopes, self._aligned, self._gates, self._cells, *self._state_slopes, self._into_bias)
         self._into_other[:] = self._into_bias
-        weight_gradients(self._buffers.gates, self._inputs, self._buffers.hidden, self._both, self._into)
+        inputs = torch.from_numpy(self._inputs.reshape(-1, self._n_inputs))
+        self._weight_gradients.fill(inputs, *self._into_weights)

@@ -4,13 +4,16 @@ The kernel works on float32 on the CPU. Everything else, and whoever asks for it
 against which this is tested.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.ppo import fused_kernels as kernels
+
+Array = NDArray[np.float32]
 
 
 class LstmBuffers(NamedTuple):
@@ -41,15 +44,19 @@ class PackedWeights(NamedTuple):
     :param part: ``[B, 4 H]``.
     """
 
-    inward: Any
-    recurrent: Any
-    bias: Any
-    part: Any
+    inward: Array
+    recurrent: Array
+    bias: Array
+    part: Array
 
     @staticmethod
     def shapes(envs: int, n_inputs: int, size: int) -> tuple[tuple[int, ...], ...]:
         """How large they are."""
         return (n_inputs, 4 * size), (size, 4 * size), (envs, 4 * size), (envs, 4 * size)
+
+    def fill(self, w_input: Array, w_hidden: Array, b_input: Array, b_hidden: Array) -> None:
+        """From the weights as ``nn.LSTM`` has them."""
+        kernels.pack_lstm(w_input, w_hidden, b_input, b_hidden, self.inward, self.recurrent, self.bias)
 
 
 # Rows of gates in a pass without a gradient: few enough to stay in the cache.
@@ -74,25 +81,35 @@ def lstm_layer(inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor, wei
     return cast(tuple[Tensor, Tensor], _Layer.apply(inputs, blanks, hidden, cell, *weights))  # type: ignore[no-untyped-call]
 
 
-def weight_gradients(gates: Tensor, inputs: Tensor, hidden: Tensor, both: Tensor, into: Sequence[Tensor]) -> None:
+class WeightGradients:
     """From the gradient of what went into the gates to that of the two weight matrices.
 
     One product for both: torch's BLAS, which is the faster one where a product is a long sum, likes it wide.
 
-    :param both: ``[L B + 4 H, H + D]``, scratch.
-    :param into: the gradients of the weights of input and hidden state; filled.
+    :param buffers: of L steps of B environments, after the backward pass.
+    :param scratch: of the shape that :meth:`scratch_shape` says.
     """
-    rows, size = gates.flatten(2).flatten(0, 1), hidden.shape[-1]  # [L B, 4 H]
-    z, gradient = both[: len(rows)], both[len(rows) :]
-    torch.cat((hidden[:-1].flatten(0, 1), inputs.flatten(0, 1)), dim=1, out=z)
-    torch.mm(rows.T, z, out=gradient)
-    into[0].copy_(gradient[:, size:])
-    into[1].copy_(gradient[:, :size])
 
+    def __init__(self, buffers: LstmBuffers, scratch: Tensor) -> None:
+        size, before = buffers.hidden.shape[-1], buffers.hidden[:-1].flatten(0, 1)
+        self._gates, self._before = buffers.gates.flatten(2).flatten(0, 1).T, before  # [4 H, L B], [L B, H]
+        self._z, self._both = scratch[: len(before)], scratch[len(before) :]
+        self._of_hidden, self._of_input = self._both[:, :size], self._both[:, size:]
 
-def scratch_shape(rows: int, envs: int, n_inputs: int, size: int) -> tuple[int, int]:
-    """What :func:`weight_gradients` needs for L steps of B environments."""
-    return rows * envs + 4 * size, size + n_inputs
+    @staticmethod
+    def scratch_shape(rows: int, envs: int, n_inputs: int, size: int) -> tuple[int, int]:
+        """For both inputs of every step side by side, and below them the gradient of both matrices."""
+        return rows * envs + 4 * size, size + n_inputs
+
+    def fill(self, inputs: Tensor, into_input: Tensor, into_hidden: Tensor) -> None:
+        """Fill the gradients of the weights.
+
+        :param inputs: ``[L B, D]``.
+        """
+        torch.cat((self._before, inputs), dim=1, out=self._z)
+        torch.mm(self._gates, self._z, out=self._both)
+        into_input.copy_(self._of_input)
+        into_hidden.copy_(self._of_hidden)
 
 
 class _Layer(torch.autograd.Function):
@@ -113,9 +130,10 @@ class _Layer(torch.autograd.Function):
         shapes = LstmBuffers.shapes(rows, rows if wanted else min(FEW, rows), envs, size)
         buffers = LstmBuffers(*map(torch.empty, shapes))
         packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(envs, n_inputs, size))))
-        kernels.pack_lstm(*_arrays(*(one.contiguous() for one in (w_input, w_hidden, b_input, b_hidden))), *packed[:3])
+        packed.fill(*_arrays(*(one.contiguous() for one in (w_input, w_hidden, b_input, b_hidden))))
         buffers.cells[0], buffers.hidden[0] = cell, hidden
-        kernels.lstm_forward(*_arrays(x, blanks.reshape(rows, envs).contiguous()), *packed, *_arrays(*buffers))
+        given = _arrays(x, blanks.reshape(rows, envs).contiguous())
+        kernels.lstm_forward(*given, *packed, *_arrays(*buffers))  # type: ignore[call-arg]  # mypy cannot count them
         ctx.save_for_backward(w_input, w_hidden, x, *(buffers if wanted else ()))
         after = buffers.hidden[1:], buffers.cells[1:]
         ctx.mark_non_differentiable(after[1])
@@ -140,7 +158,8 @@ class _Layer(torch.autograd.Function):
         if not any(ctx.needs_input_grad[4:]):  # an adversary moves inputs; their gradient is all it wants
             return into_inputs, None, *state_slopes, None, None, None, None
         into = torch.empty_like(w_input), torch.empty_like(w_hidden)
-        weight_gradients(buffers.gates, x, buffers.hidden, torch.empty(scratch_shape(*x.shape, size)), into)
+        scratch = torch.empty(WeightGradients.scratch_shape(x.shape[0], x.shape[1], n_inputs, size))
+        WeightGradients(buffers, scratch).fill(x.flatten(0, 1), *into)
         return into_inputs, None, *state_slopes, *into, into_bias, into_bias.clone()
 
 

@@ -59,7 +59,7 @@ class Strips:
     def gather(self, strips: Tensor, offset: int = 0) -> Tensor:
         """Read ``[T, B, ...]`` from strips ``[L, B, ...]`` at the steps, or `offset` rows below them."""
         places = self.places + offset * strips.shape[1] if offset else self.places
-        return strips.flatten(0, 1).index_select(0, places).unflatten(0, self.positions.shape)
+        return strips.flatten(0, 1).index_select(0, places).view(*self.positions.shape, *strips.shape[2:])
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Step and environment, ``[E]`` each, of the steps that no other follows: the last, and the last of each episode."""
@@ -117,7 +117,8 @@ class Rollout:
 
     def actions_now(self) -> NDArray[np.float32]:
         """A copy of the actions that were written last, for this step."""
-        return self._actions[self.filled].copy()
+        now: NDArray[np.float32] = self._actions[self.filled].copy()
+        return now
 
     def add(self, step: StepArrays, memory: State) -> None:
         """Store what the environments answered to the actions that stand there already (acting.py), and go on to the next.
