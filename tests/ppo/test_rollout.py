@@ -94,7 +94,7 @@ def add(rollout, t, *, terminated=None, truncated=None, ended=(), weights=None):
         weights,
     )
     rollout.actions[t : t + 1], rollout.outputs[t : t + 1] = float(t), float(-t)  # as acting does
-    rollout.add(step, (torch.empty(0), torch.empty(0)))
+    rollout.add(step)
 
 
 @given(dones=episode_ends(), seed=st.integers(0, 9))

@@ -276,6 +276,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         assert self._last_obs is not None, "learn() resets the environment first"
         self.policy.set_training_mode(False)
         rollout, distribution = rollout_buffer, self.policy.distribution
+        shared_memory = self.policy.recurrent and self.policy.critic_trunk is None
         # train() has done this with its own returns already. Statistics that came from elsewhere since then, from a checkpoint
         # or another member of a population, come into force here and then stay the same for the whole rollout.
         self._activate_return_scale_snapshot()
@@ -299,7 +300,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
             if len(step.ended):
                 cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
                 finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
-            rollout.add(step, self._actor_state)
+            rollout.add(step, self._actor_state if shared_memory else None)
             self.episode_returns.add(n_steps, step)
             self._last_memory = self._actor_state
             if len(step.ended):

@@ -120,10 +120,10 @@ class Rollout:
         now: NDArray[np.float32] = self._actions[self.filled].copy()
         return now
 
-    def add(self, step: StepArrays, memory: State) -> None:
+    def add(self, step: StepArrays, memory: State | None = None) -> None:
         """Store what the environments answered to the actions that stand there already (acting.py), and go on to the next.
 
-        :param memory: of the actor after the step, ``[n_layers, B, H]`` twice; empty without memory.
+        :param memory: of the actor after the step, ``[n_layers, B, H]`` twice; None where nobody will ask for it.
         """
         if self.filled == self.n_steps:
             raise ValueError(f"the rollout is full: it holds {self.n_steps} steps; call reset() first")
@@ -132,7 +132,8 @@ class Rollout:
         rewards[t], terminated[t], truncated[t] = step.rewards, step.terminated, step.truncated
         if step.sample_weights is not None:
             weights[t] = step.sample_weights
-        self._memory.append(memory)
+        if memory is not None:
+            self._memory.append(memory)
         if len(step.ended):
             # After a termination nobody looks at the final observation; whatever it holds must not get into the memory.
             cut = step.truncated[step.ended].reshape(-1, 1)
