@@ -5,12 +5,13 @@ policy's loss, the critics' loss, and back. What it does not cover goes the othe
 where that is decided, once per model.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo import fused_losses as losses
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.critic import CriticConfig
@@ -51,6 +52,45 @@ def fused_gradient(policy: DistributionalPolicy, flat: FlatParameters, critic: C
     return FusedGradient(policy, flat) if covered else None
 
 
+class Rows(NamedTuple):
+    """A minibatch as arrays: M samples, or those of strips ``[L, B]`` one row after the other, M = L B.
+
+    :param obs: ``[M, D]``, or ``[L, B, D]`` with memory.
+    :param actions: ``[M, A]``.
+    :param outputs: ``[M, n]``.
+    :param advantages: ``[M]``.
+    :param share: ``[M]``, each sample's share of the minibatch.
+    :param targets: ``[K, M, J]``.
+    :param blanks: ``[L, B]``.
+    :param memory: hidden and cell states of actor and critics before the first row, ``[B, H]`` each; empty without memory.
+    """
+
+    obs: Array
+    actions: Array
+    outputs: Array
+    advantages: Array
+    share: Array
+    targets: Array
+    blanks: Array
+    memory: list[Array]
+
+    @classmethod
+    def of(cls, batch: Batch, total_weight: float) -> "Rows":
+        """On the same memory, but for the shares of the samples, whose weights have this sum."""
+        obs, actions, outputs, advantages, weights, targets, _, blanks, *states = (one.numpy() for one in batch)
+        m = weights.size
+        return cls(
+            obs,
+            actions.reshape(m, -1),
+            outputs.reshape(m, -1),
+            advantages.reshape(m),
+            np.divide(weights.reshape(m), np.float32(total_weight), dtype=np.float32),
+            targets.reshape(len(targets), m, -1),
+            blanks.reshape(weights.shape) if blanks.size else NOTHING,
+            [state[0] for state in states if state.size],
+        )
+
+
 class FusedGradient:
     """Writes the gradient of PPO's loss into the flat gradient; made by :func:`fused_gradient`.
 
@@ -78,51 +118,47 @@ class FusedGradient:
         """Whether everything is learnt, and nobody has hung a hook on a parameter: only autograd leaves out and calls."""
         return all(one.requires_grad and not one._backward_hooks for one in self._policy.parameters())
 
-    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> Tensor:
+    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> list[float]:
         """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
 
         :param total_weight: the sum of the minibatch's weights.
         :param vf_coef: weight of the critics' loss.
         """
-        share, obs = (batch.weights / total_weight).reshape(-1).numpy(), batch.obs
+        rows = Rows.of(batch, total_weight)
         actor, critic = self._actor_trunk, self._critic_trunk
-        features, into = (obs.numpy(), NOTHING) if actor is None else self._remember(actor, batch, *batch[-4:-2])
-        measures = self._policy_loss(batch, features, share, coefficients)
+        features, into = rows.obs, NOTHING
+        if actor is not None:
+            features, into = actor.forward(rows.obs, rows.blanks, *rows.memory[:2]), actor.into_features
+        measures = self._policy_loss(rows, features, coefficients)
         self._actor.backward(into)
         if critic is not None and actor is not None:
             actor.backward()
-            features, into = self._remember(critic, batch, *batch[-2:])
+            features, into = critic.forward(rows.obs, rows.blanks, *rows.memory[2:]), critic.into_features
         critic_loss = 0.0
         for k, head in enumerate(self._critics):
-            critic_loss += self._critic_loss(head, features, batch.targets[k], share, vf_coef / len(self._critics))
+            critic_loss += self._critic_loss(head, features, rows.targets[k], rows.share, vf_coef / len(self._critics))
             head.backward(into, add=k > 0 or critic is None)
         last = critic or actor
         if last is not None:
             last.backward()
-        return torch.tensor([*measures.tolist(), critic_loss / len(self._critics)])
+        return [*measures.tolist(), critic_loss / len(self._critics)]
 
-    def _remember(self, trunk: FusedLstm, batch: Batch, hidden: Tensor, cell: Tensor) -> tuple[Array, Array]:
-        """Features ``[M, F]`` of a trunk that had this memory before, and where their gradient goes."""
-        return trunk.forward(batch.obs, batch.blanks, hidden[0], cell[0]), trunk.into_features
-
-    def _policy_loss(self, batch: Batch, features: Array, share: Array, coefficients: Coefficients) -> NDArray[np.float64]:
+    def _policy_loss(self, rows: "Rows", features: Array, coefficients: Coefficients) -> NDArray[np.float64]:
         """Outputs of the actor, and what its loss says of them."""
         raw = self._actor.forward(features)
         outputs, slopes = raw, self._actor.into_outputs
         if self._log_std is not None:
-            shape = len(raw), 2 * len(self._log_std)
-            outputs, slopes = np.empty(shape, np.float32), np.empty(shape, np.float32)
-            kernels.beside_constant(raw, self._log_std, outputs)
-        old, actions = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
-        advantages = batch.advantages.reshape(-1).numpy()
-        measures = policy_rows(self._policy.distribution, outputs, old, actions, advantages, share, coefficients, slopes)
+            outputs, slopes = np.empty(rows.outputs.shape, np.float32), np.empty(rows.outputs.shape, np.float32)
+            losses.beside_constant(raw, self._log_std, outputs)
+        given = rows.outputs, rows.actions, rows.advantages, rows.share
+        measures = policy_rows(self._policy.distribution, outputs, *given, coefficients, slopes)
         if self._log_std_slope is not None:
-            kernels.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
+            losses.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
         return measures
 
-    def _critic_loss(self, head: FusedMlp, features: Array, targets: Tensor, share: Array, scale: float) -> float:
+    def _critic_loss(self, head: FusedMlp, features: Array, wanted: Array, share: Array, scale: float) -> float:
         """The loss of one critic; its gradient, times `scale`, is ready for the way back."""
-        outputs, wanted = head.forward(features), targets.reshape(len(features), -1).numpy()
+        outputs = head.forward(features)
         if self._levels is None:
             return losses.mean_loss(outputs, wanted, share, scale, head.into_outputs)
         masses = self._masses if wanted.shape[1] > 1 else np.ones(1, np.float32)

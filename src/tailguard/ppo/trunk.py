@@ -39,6 +39,8 @@ class LstmTrunk(nn.Module):
         self.hidden_size, self.n_layers, self.compiled = hidden_size, n_layers, compiled
         # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the blanks.
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers)
+        parts = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+        self._names = [[f"{part}_l{layer}" for part in parts] for layer in range(n_layers)]
         forget = slice(hidden_size, 2 * hidden_size)
         with torch.no_grad():
             for layer in range(n_layers):
@@ -58,6 +60,9 @@ class LstmTrunk(nn.Module):
         :param inputs: ``[B, D]``.
         :param state: hidden and cell states, ``[n_layers, B, H]`` each.
         """
+        if self.n_layers == 1:  # acting is made of such steps: nothing that can be spared
+            inputs, cell = torch.lstm_cell(inputs, (state[0][0], state[1][0]), *self._weights(0))
+            return inputs, (inputs.unsqueeze(0), cell.unsqueeze(0))
         hidden, cells = [], []
         for layer, (old_hidden, old_cell) in enumerate(zip(*state, strict=True)):
             inputs, cell = torch.lstm_cell(inputs, (old_hidden, old_cell), *self._weights(layer))
@@ -150,7 +155,8 @@ class LstmTrunk(nn.Module):
         return inputs, (torch.cat(hidden), torch.cat(cells))
 
     def _weights(self, layer: int) -> list[Tensor]:
-        return [getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        lstm = self.lstm
+        return [getattr(lstm, name) for name in self._names[layer]]
 
 
 def wipe(state: State, starts: NDArray[np.bool_]) -> State:

@@ -1,0 +1,103 @@
+"""Where the processor time of an iteration goes: the compiled passes and the Python between them.
+
+Times each pass of one of speed.py's engines with the process clock, which itself takes about a microsecond a call.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+
+import torch
+from speed import ENGINES, ENVS, STEPS
+
+from tailguard.optim import adam
+from tailguard.ppo import algorithm, experience, fused_kernels, fused_losses, fused_update, health, rollout, surrogate, update
+from tailguard.ppo.acting import TorchActing
+from tailguard.ppo.actions import Gaussian
+from tailguard.ppo.fused_acting import FusedActing
+
+PASSES = [
+    (fused_kernels, "pack_lstm"),
+    (fused_kernels, "lstm_forward"),
+    (fused_kernels, "lstm_step"),
+    (fused_kernels, "lstm_backward"),
+    (fused_kernels, "mlp_forward"),
+    (fused_kernels, "mlp_backward"),
+    (torch, "mm"),
+    (torch, "cat"),
+    (fused_losses, "mean_loss"),
+    (fused_losses, "quantile_loss"),
+    (fused_update, "policy_rows"),
+    (surrogate, "policy_rows"),
+    (fused_update.FusedGradient, "gradient"),
+    (FusedActing, "step"),
+    (TorchActing, "step"),
+    (Gaussian, "to_env"),
+    (rollout.Rollout, "add"),
+    (rollout.Rollout, "strips"),
+    (algorithm, "step_with_arrays"),
+    (algorithm, "finite"),
+    (algorithm, "prepare"),
+    (experience, "_dealt"),
+    (experience, "_atoms"),
+    (update, "gradient_norms"),
+    (update.Update, "_gradient"),
+    (update.Update, "_step"),
+    (update.Update, "run"),
+    (adam.Adam, "_move"),
+    (health.EpisodeReturns, "add"),
+    (algorithm.DistributionalPPO, "collect_rollouts"),
+    (algorithm.DistributionalPPO, "train"),
+]
+
+
+class Clock:
+    """Counts the calls of functions, and the time inside them less that of others it watches."""
+
+    def __init__(self) -> None:
+        self.calls, self.seconds, self._inner = defaultdict(int), defaultdict(float), []
+
+    def watch(self, owner, name) -> None:
+        function, label = getattr(owner, name), f"{owner.__name__.removeprefix('tailguard.')}.{name}"
+
+        def timed(*args, **options):
+            self._inner.append(0.0)
+            start = time.process_time()
+            try:
+                return function(*args, **options)
+            finally:
+                taken = time.process_time() - start
+                self.calls[label] += 1
+                self.seconds[label] += taken - self._inner.pop()
+                if self._inner:
+                    self._inner[-1] += taken
+
+        setattr(owner, name, timed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--engine", choices=[n for n in ENGINES if n.startswith("Tailguard")], default="Tailguard, shared LSTM, compiled"
+    )
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model, clock = ENGINES[options.engine](), Clock()
+    model.learn(2 * STEPS * ENVS)
+    for owner, name in PASSES:
+        clock.watch(owner, name)
+    start = time.process_time()
+    for _ in range(options.rounds):
+        model.learn(STEPS * ENVS, reset_num_timesteps=False)
+    whole = time.process_time() - start
+    print(f"{options.engine}: {1e3 * whole / options.rounds:.1f} ms of processor time per iteration\n")
+    print("| pass | calls | ms, without those below it | share |\n|---|---|---|---|")
+    for name in sorted(clock.seconds, key=clock.seconds.__getitem__, reverse=True):
+        seconds = clock.seconds[name]
+        ms = 1e3 * seconds / options.rounds
+        print(f"| {name} | {clock.calls[name] / options.rounds:.0f} | {ms:.2f} | {seconds / whole:.1%} |")
+
+
+if __name__ == "__main__":
+    main()
