@@ -190,7 +190,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         self._setup_optimizer()
         # Built even where it will stay idle: impossible settings are refused, and nothing else is different.
         threat = self.adversary_config
-        self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed())
+        self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed(), self.flat)
         self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl, self.adversary)
         self.acting = fused_acting(self.policy, self.flat, self.n_envs)
         self._check_batches()

@@ -7,6 +7,7 @@ own.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -22,6 +23,18 @@ Objective = Callable[[Tensor], Tensor]
 # From inputs to what describes the distribution of actions; and KL(first || second) of two such descriptions.
 Outputs = Callable[[Tensor], Tensor]
 Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+class SlopedObjective(ABC):
+    """An :data:`Objective` that knows its own gradient, so that nobody has to ask torch for it."""
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """What the adversary wants to be large, for each sample, or for each of the last axes."""
+
+    @abstractmethod
+    def slope(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of its sum in `inputs`, and what the call itself returns."""
 
 
 class Perturbed(NamedTuple):
@@ -175,6 +188,9 @@ def _feature_scale(config: PerturbationConfig, size: int) -> Tensor:
 
 def _slope(clean: Tensor, radius: Tensor, unit: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """The gradient of the objective in `unit`, and the objective."""
+    if isinstance(objective, SlopedObjective):
+        slope, value = objective.slope(clean + radius * unit)
+        return slope * radius, value
     with torch.enable_grad():
         point = (clean + radius * unit).requires_grad_()
         value = objective(point)

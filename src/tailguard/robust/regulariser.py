@@ -33,15 +33,19 @@ class RobustRegulariser:
 
     @property
     def active(self) -> bool:
-        """Whether the present update is any different from one without an adversary."""
-        return self.epsilon > 0.0
+        """Whether the present update is any different from one without an adversary, on the same rollout."""
+        return self.epsilon > 0.0 and self.config.in_updates
+
+    def epsilon_of_rollout(self, horizon: int) -> float:
+        """The radius in the rollout that the next update learns from, which is also that of the update."""
+        return epsilon_at(self.config, self.updates, horizon)
 
     def begin(self, horizon: int) -> None:
         """Start an update.
 
         :param horizon: updates of the whole training.
         """
-        self.epsilon = epsilon_at(self.config, self.updates, horizon)
+        self.epsilon = self.epsilon_of_rollout(horizon)
         self.updates += 1
         self._sums.zero_()
 
@@ -81,7 +85,7 @@ class RobustRegulariser:
         samples, perturbed = max(sums[_SAMPLES], 1.0), max(sums[_PERTURBED], 1.0)
         kl = sums[_KL] / max(sums[_SHARE], 1e-8)
         return {
-            "sa_ppo/enabled": float(self.active),
+            "sa_ppo/enabled": float(self.epsilon > 0.0),
             "sa_ppo/update_count": float(self.updates),
             "sa_ppo/current_epsilon": self.epsilon,
             "sa_ppo/robust_kl": kl,
