@@ -12,7 +12,7 @@ from tailguard.ppo.fused_attack import FusedActor, FusedWish, View, fused_actor
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import LstmTrunk, State
-from tailguard.robust.attacks import Objective, Perturbed, divergence, fear, frozen, toward
+from tailguard.robust.attacks import Objective, Perturbed, SlopedObjective, divergence, fear, frozen, toward
 from tailguard.robust.bounds import certifiable, gaussian_kl_bound, largest_move
 from tailguard.robust.regulariser import RobustRegulariser
 from tailguard.robust.settings import SAPPOConfig
@@ -78,7 +78,7 @@ class Adversary(RobustRegulariser):
         :param share: each sample's share of the minibatch.
         """
         if self._clean is None or self._moved is None or self._flat is None:
-            self.loss(batch, None, share).backward()  # type: ignore[no-untyped-call]
+            self.loss(batch, None, share).backward()
             return
         which = self.choose(batch.size)
         part, some = self._part(batch, which), share.index_select(share.dim() - 1, which)
@@ -113,6 +113,13 @@ class Adversary(RobustRegulariser):
         if kind == "kl":
             return divergence(outputs_of, clean, law.surprise)
         return toward(outputs_of, law.log_prob, unwanted_actions(policy, clean))
+
+    def search(self, inputs: Tensor, objective: Objective, epsilon: float) -> Perturbed:
+        """The worst inputs within a radius, with parameters that stand still."""
+        if isinstance(objective, SlopedObjective):
+            return self.perturbation.attack(inputs, objective, epsilon)
+        with frozen(self.policy.parameters()):
+            return self.perturbation.attack(inputs, objective, epsilon)
 
     def certificate(self, batch: Batch) -> dict[str, float]:
         """Bounds that no perturbation of the present radius can break; empty for policies with memory.

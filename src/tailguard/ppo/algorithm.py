@@ -20,6 +20,7 @@ from torch import Tensor
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
+from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
@@ -199,6 +200,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         self.rollout_buffer = Rollout(  # type: ignore[assignment]
             self.n_steps, self.n_envs, self.policy.obs_size, action_size, distribution.n_outputs
         )
+        self._attack: AttackedRollout | None = None
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.calibration = Calibration(self.n_envs, CALIBRATION_WINDOW, TAIL)
@@ -286,9 +288,12 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         before = self._observation_moments()
         callback.on_rollout_start()
         act = self.policy.act if self.acting is None else self.acting.begin()
+        attack = self._attack = attacked_rollout(self.adversary, self._horizon(), rollout)
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"), torch.inference_mode():
                 obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
+                if attack is not None:
+                    attack.show(obs_tensor, self._actor_state)
                 outputs, self._actor_state = act(self.policy.acting_inputs(obs_tensor), self._actor_state)
                 sampled = distribution.sample(outputs)
                 actions = sampled.numpy()
@@ -299,6 +304,8 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
             finite("reward", rewards, n_steps)
             cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
             finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
+            if attack is not None and len(step.ended):
+                step = attack.show_finals(step, self._actor_state)
             rollout.add(sampled, outputs, step)
             self.episode_returns.add(n_steps, step)
             self._last_memory = self._actor_state
@@ -315,7 +322,9 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
                 return False
             if len(step.ended):  # episodes are reported where they end; looking at all others takes longer than stepping
                 self._update_info_buffer([infos[i] for i in step.ended], dones[step.ended])
-        rollout.observe(finite("observation", self._last_obs, n_rollout_steps))
+        last = rollout.observe(finite("observation", self._last_obs, n_rollout_steps))
+        if attack is not None:
+            attack.show(last, self._actor_state)
         if before is not None:
             self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))
         callback.update_locals(locals())
@@ -356,21 +365,27 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
             batch = experience.normalised(self.policy)
         with self.profile.stage("update"):
             if self.adversary is not None:
-                self.adversary.begin(horizon(self._total_timesteps, self.n_steps, self.n_envs))
+                self.adversary.begin(self._horizon())
             log = self.update.run(batch, self._update_settings(), self.shuffler)
         self._n_updates += log.epochs
         for warning in log.warnings:
             self.logger.record(warning, 1.0)
         self._log_update(log.minibatches, experience, lr)
         if self.adversary is not None:
-            for name, value in (self.adversary.metrics() | self.adversary.certificate(batch)).items():
+            played = {} if self._attack is None else self._attack.metrics()
+            for name, value in (self.adversary.metrics() | self.adversary.certificate(batch) | played).items():
                 self.logger.record(name, value)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
             self._adapt_risk(*experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
-            self.policy.normalizer.update(rollout.obs[:-1, :, : self.policy.own_size])
+            own = rollout.obs[:-1, :, : self.policy.own_size]
+            self.policy.normalizer.update(own if self._attack is None else self._attack.true_observations())
             self._log_drift(*self.policy.normalizer.drift())
         self._critic_state = wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
+
+    def _horizon(self) -> int:
+        """Updates of the whole training."""
+        return horizon(self._total_timesteps, self.n_steps, self.n_envs)
 
     def _update_settings(self) -> UpdateSettings:
         return UpdateSettings(
