@@ -24,7 +24,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tailguard import DistributionalPPO
 from tailguard.app.training import build_model, default_split, prepare_market
@@ -50,65 +50,49 @@ ENVS = 16
 
 @dataclass(frozen=True)
 class Task:
-    """An environment, how to train on it, the radius of the training and the weight of the penalty."""
+    """An environment, how to train on it, and the adversary of each agent: radius, and what else it is told."""
 
     env: str
     steps: int
-    radius: float
-    coefficient: float
     settings: dict
-    radii: tuple = (0.2, 0.4, 0.6, 0.8)
+    agents: dict
+    radii: tuple
 
-    def adversary(self):
+    def adversary(self, agent):
         """From 0 to the radius in the first part of the training, and on with it."""
-        growing = {"schedule": "linear", "epsilon": 0.0, "epsilon_final": self.radius, "schedule_share": 0.7}
-        return {**growing, "steps": 3, "coefficient": self.coefficient, "warmup_updates": 5}
+        if agent == "PPO":
+            return None
+        radius, told = self.agents[agent]
+        growing = {"schedule": "linear", "epsilon": 0.0, "epsilon_final": radius, "schedule_share": 0.6}
+        return {**growing, "steps": 3, "warmup_updates": 5, **told}
 
 
 # A long lambda, since a cart drifts for long before it leaves the track.
 CARTPOLE = {**SETTINGS, "batch_size": 256, "n_epochs": 6, "gae_lambda": 0.98, "normalize_obs": False}
 PENDULUM = {**SETTINGS, "batch_size": 512, "n_epochs": 10, "gamma": 0.9}
+ATTACKED = {"coefficient": 0.0, "keep_best": True}
 TASKS = {
-    "CartPole-v1": Task("CartPole-v1", 200_000, 0.1, 0.2, CARTPOLE, (0.06, 0.07, 0.08, 0.1)),
-    "Pendulum-v1": Task("Pendulum-v1", 200_000, 0.25, 0.003, PENDULUM, (0.2, 0.25, 0.3)),
+    "CartPole-v1": Task(
+        "CartPole-v1",
+        200_000,
+        CARTPOLE,
+        {"SA": (0.1, {"coefficient": 0.2}), "attacked": (0.1, {**ATTACKED, "rollouts": 0.625})},
+        (0.06, 0.07, 0.08, 0.1),
+    ),
+    "Pendulum-v1": Task(
+        "Pendulum-v1",
+        200_000,
+        PENDULUM,
+        {"SA": (0.25, {"coefficient": 0.003}), "attacked": (0.25, {**ATTACKED, "rollouts": 0.625})},
+        (0.2, 0.25, 0.3),
+    ),
 }
 
 
-class UnderAttack(VecEnvWrapper):
-    """Environments whose observations the adversary of an agent has moved, all but the first `clean` of them.
-
-    The radius grows over the first 60 % of the training. KL and directed attack take turns, a rollout each.
-    """
-
-    def __init__(self, venv, radius, units, steps, turn, clean=6):
-        super().__init__(venv)
-        self.radius, self.units, self.steps, self.turn, self.rows = radius, units, steps, turn, np.arange(clean, venv.num_envs)
-        self.model, self.calls = None, 0
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        obs, rewards, dones, infos = self.venv.step_wait()
-        self.calls += 1
-        radius = self.radius * min(self.calls * self.num_envs / (0.6 * self.steps), 1.0)
-        kind, own = ("pgd_kl", "action")[self.calls // self.turn % 2], deviations(self.model)
-        search = PerturbationConfig(steps=3, feature_scale=tuple((self.units / own).tolist()))
-        victim = AttackedPolicy(self.model.policy, kind, np.full(len(self.rows), radius), search, self.calls)
-        obs[self.rows] = victim.spoilt(obs[self.rows], np.ones(len(self.rows), bool))
-        return obs, rewards, dones, infos
-
-
-def train(task, policy, seed, agent, steps, units):
-    env = make_vec_env(task.env, ENVS, seed=seed)
-    if agent == "attacked":
-        env = UnderAttack(env, task.radius, units, steps, task.settings["n_steps"])
-    adversary = task.adversary() if agent == "SA" else None
+def train(task, policy, seed, agent, steps):
     kwargs = {"policy_kwargs": POLICIES[policy], **task.settings}
-    model = DistributionalPPO(policy, env, seed=seed, adversary=adversary, **kwargs)
-    if agent == "attacked":
-        env.model = model
-    return model.learn(steps)
+    env = make_vec_env(task.env, ENVS, seed=seed)
+    return DistributionalPPO(policy, env, seed=seed, adversary=task.adversary(agent), **kwargs).learn(steps)
 
 
 def mean_returns(task, episodes, act, repeats=1):
@@ -149,7 +133,7 @@ def measure(task, policy, seed, options):
     found, units = [], None
     for agent in options.agents:
         start = time.process_time()
-        model = train(task, policy, seed, agent, task.steps // (10 if options.quick else 1), units)
+        model = train(task, policy, seed, agent, task.steps // (10 if options.quick else 1))
         seconds = time.process_time() - start
         units = deviations(model) if units is None else units
         (clean,) = attacked_returns(task, model, "clean", [0.0], units, options.episodes)
