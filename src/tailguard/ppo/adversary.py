@@ -171,8 +171,9 @@ class Adversary(RobustRegulariser):
 
     def _search(self, batch: Batch, clean: Tensor, view: View | None = None) -> Perturbed:
         kind = self.config.objective
-        if view is not None and self._moved is not None and kind != "value":
-            return self.perturb(batch.obs, FusedWish(self._moved, self._goal(kind, clean), kind == "kl", view))
+        if self._moved is not None and kind != "value":
+            goal = self._goal(kind, clean.detach())
+            return self.perturb(batch.obs, FusedWish(self._moved, goal, kind == "kl", view or self._view(batch)))
         with frozen(self.policy.parameters()):
             return self.perturb(batch.obs, self._objective(batch, clean))
 
