@@ -34,7 +34,7 @@ class WorkEnv(ArrayVecEnv):
         return self._observe()
 
     def step_arrays(self, actions):
-        target = np.clip(actions[:, 0], -1.0, 1.0)
+        target = np.minimum(np.maximum(actions[:, 0], -1.0), 1.0)
         rewards = 100.0 * (target * self.next_return[self.bar] - COST * np.abs(target - self.position))
         self.position = target.astype(np.float64)
         self.bar += 1
@@ -50,4 +50,6 @@ class WorkEnv(ArrayVecEnv):
         return StepArrays(obs, rewards, np.zeros(self.num_envs, np.bool_), truncated, ended, final_obs)
 
     def _observe(self):
-        return np.column_stack((self.features[self.bar], self.position)).astype(np.float32)
+        obs = np.empty((self.num_envs, N_FEATURES + 1), np.float32)
+        obs[:, :-1], obs[:, -1] = self.features[self.bar], self.position
+        return obs

@@ -1,5 +1,7 @@
 """The compiled update and the compiled acting step against torch's: same gradient, same measures, same agent."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,14 +14,17 @@ from torch import nn
 from tailguard import DistributionalPPO
 from tailguard.market import SignalMarket
 from tailguard.ppo import fused_kernels as kernels
+from tailguard.ppo.acting import TorchActing
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.fused_acting import fused_acting
+from tailguard.ppo.fused_acting import FusedActing, acting_of
 from tailguard.ppo.fused_update import fused_gradient
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
+from tailguard.ppo.rollout import Rollout
 from tailguard.ppo.surrogate import Coefficients
 from tailguard.ppo.update import LOSSES, Update, UpdateSettings
+from tailguard.vec_env import StepArrays
 
 FULL = {"optimizer": {"name": "adaptive_upgd", "sigma": 0.0}, "vgs": {"warmup_steps": 1}}
 SCALAR = {"num_quantiles": 1, "twin": False, "target": "lambda_return"}
@@ -215,7 +220,7 @@ def test_a_policy_of_ones_own_is_left_to_torch():
     policy = Own(spaces.Box(-1.0, 1.0, (3,)), SPACES[BOX], critic=CriticConfig())
     flat = FlatParameters(policy)
     assert fused_gradient(policy, flat, CriticConfig()) is None
-    assert fused_acting(policy, flat, 4) is None
+    assert type(acting_of(policy, flat, 4)) is TorchActing
 
 
 def test_frozen_parameters_and_hooks_are_left_to_torch():
@@ -241,7 +246,7 @@ def test_training_ends_at_the_same_weights(kind, options, critic):
     ends = []
     for compiled in (True, False):
         model = make(kind, critic=critic, policy_kwargs={"compiled": compiled}, learning_rate=1e-3, batch_size=2 * T, **options)
-        assert (model.update.fused is not None) == (model.acting is not None) == compiled
+        assert (model.update.fused is not None) == isinstance(model.acting, FusedActing) == compiled
         for _ in range(4):
             collect(model)
             model.train()
@@ -277,44 +282,78 @@ def test_two_runs_of_one_seed_are_one_run():
 # Acting.
 
 
+def empty_rollout(policy, steps, envs):
+    distribution = policy.distribution
+    return Rollout(steps, envs, policy.obs_size, math.prod(distribution.action_shape), distribution.n_outputs)
+
+
+def play(acting, policy, steps=4, envs=5, seed=0):
+    """Some steps on random observations that are the same for everybody; the rollout and the memory after each step."""
+    rollout, state, states = empty_rollout(policy, steps, envs), policy.initial_state(envs), []
+    torch.manual_seed(seed)
+    acting.begin(rollout)
+    for step in range(steps):
+        obs = torch.randn(envs, policy.obs_size, generator=torch.Generator().manual_seed(step))
+        state = acting.step(rollout, rollout.observe(obs.numpy()), state)
+        states.append(state)
+        nothing = np.zeros(envs, np.bool_)
+        rollout.add(StepArrays(obs.numpy(), np.zeros(envs), nothing, nothing, np.empty(0, np.intp), obs.numpy()[:0]), state)
+    return rollout, states
+
+
 @pytest.mark.parametrize("actions", SPACES)
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "shared lstm"])
 def test_acting_is_torchs(kind, actions):
     policy, flat, _ = build(kind, actions, inputs=11, lstm_hidden_size=19, net_arch=[33, 8])
-    acting = fused_acting(policy, flat, 5)
-    assert acting is not None
-    state = policy.initial_state(5)
-    acting.begin()
-    for step in range(4):
-        obs = torch.randn(5, 11, generator=torch.Generator().manual_seed(step))
-        before = [part.clone() for part in state]
-        with torch.no_grad():
-            outputs, after = policy.act(obs, state)
-        found, state = acting(obs, state)
-        torch.testing.assert_close(found, outputs, atol=1e-6, rtol=1e-5)
-        for one, expected in zip(state, after, strict=True):
-            torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-5)
-        assert len(before[0]) == 0 or not torch.equal(state[0], before[0])
+    acting = acting_of(policy, flat, 5)
+    assert isinstance(acting, FusedActing)
+    found, states = play(acting, policy)
+    expected, others = play(TorchActing(policy), policy)
+    torch.testing.assert_close(found.outputs, expected.outputs, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found.actions, expected.actions, atol=1e-5, rtol=1e-5)
+    assert found.actions.flatten(1).std(0).min() > 0.0 or actions in (ONE_OF, MANY)
+    for state, other in zip(states, others, strict=True):
+        for one, wanted in zip(state, other, strict=True):
+            torch.testing.assert_close(one, wanted, atol=1e-6, rtol=1e-5)
+    if kind != "mlp":
+        for one, wanted in zip(found.memory_after_steps(), zip(*states, strict=True), strict=True):
+            assert torch.equal(one, torch.stack(wanted, dim=1))
+
+
+def test_actions_are_drawn_from_the_outputs_that_are_stored_with_them():
+    policy, flat, _ = build("mlp", BOX, inputs=3)
+    rollout, _ = play(acting_of(policy, flat, 500), policy, steps=20, envs=500)
+    mean, log_std = rollout.outputs.chunk(2, dim=-1)
+    standard = ((rollout.actions - mean) / log_std.exp()).reshape(-1)
+    # 20,000 draws: four standard errors of the mean and of the variance of a standard normal, sqrt(1 / n) and sqrt(2 / n).
+    assert abs(standard.mean().item()) < 4.0 * 20_000**-0.5
+    assert abs(standard.var().item() - 1.0) < 4.0 * (2.0 / 20_000) ** 0.5
+    lags = (standard.reshape(20, -1)[1:] * standard.reshape(20, -1)[:-1]).mean().item()
+    assert abs(lags) < 4.0 * 19_000**-0.5  # every step has noise of its own
 
 
 def test_acting_takes_new_weights_at_its_next_beginning():
     policy, flat, _ = build("lstm")
-    acting, obs, state = fused_acting(policy, flat, 2), torch.ones(2, 5), policy.initial_state(2)
-    old = acting.begin()(obs, state)[1][0]
+    acting, rollout, state = acting_of(policy, flat, 2), empty_rollout(policy, 2, 2), policy.initial_state(2)
+    obs = rollout.observe(np.ones((2, 5), np.float32))
+    acting.begin(rollout)
+    old = acting.step(rollout, obs, state)[0]
     with torch.no_grad():
         flat.tensor.mul_(2.0)
-    assert torch.equal(acting(obs, state)[1][0], old)
-    assert not torch.equal(acting.begin()(obs, state)[1][0], old)
+    assert torch.equal(acting.step(rollout, obs, state)[0], old)
+    acting.begin(rollout)
+    assert not torch.equal(acting.step(rollout, obs, state)[0], old)
 
 
-def test_what_acting_returned_is_not_overwritten_by_the_next_step():
+def test_the_memory_that_acting_returned_is_not_overwritten_by_the_next_step():
     """Rollouts keep the state at their start."""
     policy, flat, _ = build("lstm", ONE_OF)
-    acting = fused_acting(policy, flat, 2).begin()
-    outputs, state = acting(torch.ones(2, 5), policy.initial_state(2))
-    kept = [one.clone() for one in (outputs, *state)]
-    acting(-torch.ones(2, 5), state)
-    assert all(torch.equal(one, other) for one, other in zip(kept, (outputs, *state), strict=True))
+    acting, rollout = acting_of(policy, flat, 2), empty_rollout(policy, 2, 2)
+    acting.begin(rollout)
+    state = acting.step(rollout, rollout.observe(np.ones((2, 5), np.float32)), policy.initial_state(2))
+    kept = [one.clone() for one in state]
+    acting.step(rollout, rollout.observe(-np.ones((2, 5), np.float32)), state)
+    assert all(torch.equal(one, other) for one, other in zip(kept, state, strict=True))
 
 
 def test_the_measures_have_their_names():
@@ -333,7 +372,13 @@ def test_kernels_are_compiled_for_contiguous_arrays_only(policy):
     DistributionalPPO(policy, SignalMarket(4, seed=0), n_steps=16, seed=0, policy_kwargs=network, risk=risk).learn(128)
     layouts = {
         argument.layout
-        for function in (kernels.mlp_forward, kernels.mlp_backward, kernels.lstm_forward, kernels.lstm_backward)
+        for function in (
+            kernels.mlp_forward,
+            kernels.mlp_backward,
+            kernels.lstm_forward,
+            kernels.lstm_step,
+            kernels.lstm_backward,
+        )
         for signature in function.signatures
         for argument in signature
         if hasattr(argument, "layout")

@@ -93,7 +93,8 @@ def add(rollout, t, *, terminated=None, truncated=None, ended=(), weights=None):
         np.stack((np.full(len(envs), t + 1000.0), envs), axis=1).astype(np.float32),
         weights,
     )
-    rollout.add(torch.full((n, 1), float(t)), torch.full((n, 2), float(-t)), step)
+    rollout.actions[t : t + 1], rollout.outputs[t : t + 1] = float(t), float(-t)  # as acting does
+    rollout.add(step, (torch.empty(0), torch.empty(0)))
 
 
 @given(dones=episode_ends(), seed=st.integers(0, 9))

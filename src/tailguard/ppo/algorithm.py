@@ -25,7 +25,7 @@ from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import Experience, prepare
-from tailguard.ppo.fused_acting import fused_acting
+from tailguard.ppo.fused_acting import acting_of
 from tailguard.ppo.health import (
     EpisodeReturns,
     Moments,
@@ -193,7 +193,7 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         threat = self.adversary_config
         self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed(), self.flat)
         self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl, self.adversary)
-        self.acting = fused_acting(self.policy, self.flat, self.n_envs)
+        self.acting = acting_of(self.policy, self.flat, self.n_envs)
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
@@ -287,26 +287,26 @@ class DistributionalPPO(Persistent, OnPolicyAlgorithm):
         self._rollout_start = (self._actor_state, self._critic_state)
         before = self._observation_moments()
         callback.on_rollout_start()
-        act = self.policy.act if self.acting is None else self.acting.begin()
+        self.acting.begin(rollout)
         attack = self._attack = attacked_rollout(self.adversary, self._horizon(), rollout)
         for n_steps in range(n_rollout_steps):
-            with self.profile.stage("act"), torch.inference_mode():
+            with self.profile.stage("act"):
                 obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
                 if attack is not None:
                     attack.show(obs_tensor, self._actor_state)
-                outputs, self._actor_state = act(self.policy.acting_inputs(obs_tensor), self._actor_state)
-                sampled = distribution.sample(outputs)
-                actions = sampled.numpy()
+                self._actor_state = self.acting.step(rollout, obs_tensor, self._actor_state)
+                actions = rollout.actions_now()
                 clipped_actions = distribution.to_env(actions)
             with self.profile.stage("env"):
                 step, infos = step_with_arrays(env, clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
             finite("reward", rewards, n_steps)
-            cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
-            finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
-            if attack is not None and len(step.ended):
-                step = attack.show_finals(step, self._actor_state)
-            rollout.add(sampled, outputs, step)
+            if len(step.ended):
+                cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
+                finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
+                if attack is not None:
+                    step = attack.show_finals(step, self._actor_state)
+            rollout.add(step, self._actor_state)
             self.episode_returns.add(n_steps, step)
             self._last_memory = self._actor_state
             if len(step.ended):

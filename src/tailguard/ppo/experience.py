@@ -1,5 +1,6 @@
 """From a rollout to what is trained on: values, advantages, targets, laid out for minibatches."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import RiskObjective
 from tailguard.ppo.rollout import Rollout, Strips
 from tailguard.ppo.targets import gae, sr_lambda_targets
-from tailguard.ppo.trunk import State
+from tailguard.ppo.trunk import LstmTrunk, State
 
 Finished = tuple[list[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -83,16 +84,22 @@ class Batch(NamedTuple):
 
     def _deal(self, order: Tensor, size: int) -> Iterator["Batch"]:
         """Every tensor is put in order once and cut into contiguous parts: a copy each, instead of one for each part."""
-        parts = self.size // size
-        dealt = (_dealt(tensor, axis, order, parts) for tensor, axis in zip(self, self._axes(), strict=True))
+        parts = order.reshape(-1, size)
+        places: dict[tuple[int, ...], Tensor] = {}  # of all rows, by the axes that stand before the sequences or samples
+        dealt = [_dealt(tensor, axis, parts, places) for tensor, axis in zip(self, self._axes(), strict=True)]
         yield from (Batch(*part) for part in zip(*dealt, strict=True))
 
 
-def _dealt(tensor: Tensor, axis: int, order: Tensor, parts: int) -> tuple[Tensor, ...]:
+def _dealt(tensor: Tensor, axis: int, parts: Tensor, places: dict[tuple[int, ...], Tensor]) -> tuple[Tensor, ...]:
+    """Contiguous parts ``[..., size, ...]`` of a tensor ``[..., B, ...]``, for ``parts[P, size]``."""
     if not tensor.numel():
-        return (tensor,) * parts
-    cut: Tensor = tensor.index_select(axis, order).unflatten(axis, (parts, -1))
-    return cut.movedim(axis, 0).contiguous().unbind()
+        return (tensor,) * len(parts)
+    lead = tuple(tensor.shape[:axis])
+    if lead not in places:
+        rows = torch.arange(math.prod(lead)).unsqueeze(1) * tensor.shape[axis]
+        places[lead] = (rows + parts.unsqueeze(1)).flatten()
+    chosen = tensor.flatten(0, axis).index_select(0, places[lead])
+    return chosen.view(len(parts), *lead, parts.shape[1], *tensor.shape[axis + 1 :]).unbind()
 
 
 @dataclass(frozen=True)
@@ -146,8 +153,7 @@ def prepare(
     with torch.no_grad():
         layout, raw_obs = rollout.strips()
         obs = policy.inputs(raw_obs)
-        features, critic_after = _critic_features(policy, obs, layout, actor_state, critic_state)
-        atoms = policy.raw_atoms(features)  # [K, L, B, M]
+        atoms, critic_after = _atoms(policy, obs, layout, rollout, critic_state)  # [K, L, B, M]
         means = atoms @ policy.law.masses
         per_critic = torch.stack([layout.gather(one) for one in means])
         values = critic.aggregate_values(means)
@@ -226,14 +232,32 @@ def _lay_out(
     return Batch._make([*of_steps, *of_critics, *[torch.empty(0)] * 5])
 
 
-def _critic_features(
-    policy: DistributionalPolicy, obs: Tensor, layout: Strips, actor_state: State, critic_state: State
+def _atoms(
+    policy: DistributionalPolicy, obs: Tensor, layout: Strips, rollout: Rollout, critic_state: State
 ) -> tuple[Tensor, State | None]:
+    """Raw atoms at every row of the strips, and the critics' memory after the last step; None where it is not their own."""
     if policy.actor_trunk is None:
-        return obs, None
-    if policy.critic_trunk is None:  # shared: the actor's memory is the critics' too, and acting has carried it along
-        return policy.actor_trunk.sequence(obs, layout.blanks, actor_state), None
-    return policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, layout.positions[-1])
+        return policy.raw_atoms(obs), None
+    if policy.critic_trunk is None:
+        return _acted_atoms(policy, policy.actor_trunk, obs, layout, rollout), None
+    features, after = policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, layout.positions[-1])
+    return policy.raw_atoms(features), after
+
+
+def _acted_atoms(policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, layout: Strips, rollout: Rollout) -> Tensor:
+    """A shared trunk saw the steps when they were acted on; what is left to see are the observations after the ends.
+
+    The atoms at blanks are 0; nobody reads them.
+    """
+    hidden, cells = rollout.memory_after_steps()
+    step, env = layout.ends()
+    below = layout.positions[step, env] + 1
+    after, _ = trunk.step(obs[below, env], (hidden[:, step, env], cells[:, step, env]))
+    atoms = policy.raw_atoms(torch.cat((hidden[-1].flatten(0, 1), after)))  # [K, T B + E, M]
+    strips = atoms.new_zeros(len(atoms), *layout.blanks.shape[:2], atoms.shape[-1])
+    places = torch.cat((layout.places, below * obs.shape[1] + env))
+    strips.flatten(1, 2).index_copy_(1, places, atoms)
+    return strips
 
 
 def _targets(

@@ -1,23 +1,26 @@
-"""One step of acting in compiled passes: memory, head, and what describes the action distribution.
+"""One step of acting in compiled passes: memory, head, and the action.
 
 Weights stand still while a rollout is played, so they are laid out for the kernel once, at its start.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tailguard.ppo import fused_kernels as kernels
+from tailguard.ppo import fused_losses as losses
+from tailguard.ppo.acting import Acting, TorchActing
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.fused_networks import FusedMlp, Memory, has_kernel, lstm_weights
-from tailguard.ppo.lstm_kernel import padded
+from tailguard.ppo.lstm_kernel import PackedWeights
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
+from tailguard.ppo.rollout import Rollout
 from tailguard.ppo.trunk import State
 
 
-def fused_acting(policy: DistributionalPolicy, flat: FlatParameters, n_envs: int) -> "FusedActing | None":
-    """Compiled acting for this policy, or None where torch has to do it: see :func:`fused_update.fused_gradient`."""
+def acting_of(policy: DistributionalPolicy, flat: FlatParameters, n_envs: int) -> Acting:
+    """Compiled acting for this policy, or torch's where it has to do it: see :func:`fused_update.fused_gradient`."""
     covered = (
         policy.compiled
         and type(policy) in (DistributionalPolicy, RecurrentDistributionalPolicy)
@@ -27,11 +30,11 @@ def fused_acting(policy: DistributionalPolicy, flat: FlatParameters, n_envs: int
         and has_kernel(policy.actor)
         and (isinstance(policy.distribution, Categorical) or policy.free_std)
     )
-    return FusedActing(policy, flat, n_envs) if covered else None
+    return FusedActing(policy, flat, n_envs) if covered else TorchActing(policy)
 
 
-class FusedActing:
-    """What ``policy.act`` does, for the same number of environments again and again; made by :func:`fused_acting`.
+class FusedActing(Acting):
+    """For the same number of environments again and again; made by :func:`acting_of`.
 
     :param policy: that it covers.
     :param flat: its parameters.
@@ -39,36 +42,39 @@ class FusedActing:
     """
 
     def __init__(self, policy: DistributionalPolicy, flat: FlatParameters, n_envs: int) -> None:
+        super().__init__(policy)
         self._head = FusedMlp(flat, "actor", policy.actor, Memory())
         self._log_std = None if policy.log_std is None else policy.log_std.detach().numpy()
         self._trunk = None
         if policy.actor_trunk is not None:
             size = policy.actor_trunk.hidden_size
-            self._trunk = lstm_weights(flat.tensor.detach(), flat, "actor_trunk", size)
-            width = padded(size + self._trunk[0].shape[1])
-            shapes = (4, width, size), (4, n_envs, size), (1, n_envs, width), (4, 1, n_envs, size)
-            self._weights, self._bias, self._z, self._gates = (torch.empty(one).numpy() for one in shapes)
-            self._blanks = np.zeros((1, n_envs), np.float32)
+            self._trunk = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, "actor_trunk", size)]
+            shapes = PackedWeights.shapes(n_envs, self._trunk[0].shape[1], size)
+            self._packed = PackedWeights(*(torch.empty(one).numpy() for one in shapes))
+            self._gates = torch.empty(n_envs, 4 * size).numpy()
 
-    def begin(self) -> "FusedActing":
-        """Take over the weights as they are now."""
+    @override
+    def begin(self, rollout: Rollout) -> None:
+        super().begin(rollout)
+        self._actions, self._outputs, self._noise_rows = rollout.actions.numpy(), rollout.outputs.numpy(), self._noise.numpy()
         if self._trunk is not None:
-            kernels.pack_lstm(*self._trunk, self._weights, self._bias)
-        return self
+            kernels.pack_lstm(*self._trunk, *self._packed[:3])
 
-    def __call__(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        """As :meth:`DistributionalPolicy.act`, with the weights of the last :meth:`begin`."""
-        features = inputs.contiguous().numpy()  # columns that a policy is not shown leave gaps between the rows
+    @override
+    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+        t = rollout.filled
+        # Columns that a policy is not shown leave gaps between the rows.
+        features = self._policy.acting_inputs(obs).contiguous().numpy()
         if self._trunk is not None:
-            before = state[0].numpy()[0], state[1].numpy()[0]
-            after = torch.empty(state[0].shape), torch.empty(state[0].shape)
-            hidden, cell = after[0].numpy(), after[1].numpy()
-            packed = self._weights, self._bias, self._z, self._gates
-            kernels.lstm_forward(features[None], self._blanks, *before, *packed, cell, hidden)
-            features, state = hidden[0], after
-        raw = self._head.forward(features)
-        if self._log_std is None:
-            return torch.from_numpy(raw.copy()), state
-        outputs = np.empty((len(raw), 2 * len(self._log_std)), np.float32)
-        kernels.beside_constant(raw, self._log_std, outputs)
-        return torch.from_numpy(outputs), state
+            before, after = (state[0].numpy()[0], state[1].numpy()[0]), torch.empty(2, *state[0].shape)
+            hidden, cell = after.numpy()[:, 0]
+            kernels.lstm_step(features, *before, *self._packed, self._gates, cell, hidden)
+            features, (one, other) = hidden, after.unbind()
+            state = one, other
+        raw, outputs = self._head.forward(features), self._outputs[t]
+        if self._log_std is not None:
+            losses.draw_gaussian(raw, self._log_std, self._noise_rows[t], outputs, self._actions[t])
+        else:
+            outputs[:] = raw
+            self._actions[t] = self._distribution.draw(torch.from_numpy(outputs), self._noise[t]).numpy()
+        return state

@@ -15,7 +15,7 @@ from torch import Tensor
 from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo import fused_wishes as wishes
 from tailguard.ppo.actions import Categorical
-from tailguard.ppo.fused_acting import fused_acting
+from tailguard.ppo.fused_acting import FusedActing, acting_of
 from tailguard.ppo.fused_networks import FusedLstm, FusedMlp, Memory
 from tailguard.ppo.lstm_kernel import padded
 from tailguard.ppo.networks import FlatParameters
@@ -28,7 +28,7 @@ Array = NDArray[np.float32]
 
 def fused_actor(policy: DistributionalPolicy, flat: FlatParameters) -> "FusedActor | None":
     """The compiled actor of this policy, or None where torch has to do it: what can act compiled can be attacked compiled."""
-    return None if fused_acting(policy, flat, 1) is None else FusedActor(policy, flat)
+    return FusedActor(policy, flat) if isinstance(acting_of(policy, flat, 1), FusedActing) else None
 
 
 class InputMlp(FusedMlp):
@@ -59,14 +59,9 @@ class InputLstm(FusedLstm):
 
     def input_gradient(self, into_inputs: Tensor) -> None:
         """From :attr:`into_features` to the gradient of the inputs ``[L B, D]``."""
-        _, gates, cells, _ = self._arrays
-        self._aligned[:] = self._weights[1].reshape(self._aligned.shape)
-        slopes = self.into_features.reshape(cells.shape)
-        kernels.lstm_backward(slopes, self._start, self._aligned, gates, cells, *self._state_slopes)
-        rows, weights = self._buffers.gates.flatten(1, 2), torch.from_numpy(self._weights[0]).view(4, self._size, -1)
-        torch.mm(rows[0], weights[0], out=into_inputs)
-        for gate in range(1, 4):
-            into_inputs.addmm_(rows[gate], weights[gate])
+        self._aligned[:] = self._weights[1]
+        kernels.lstm_backward(self._slopes, self._aligned, self._gates, self._cells, *self._state_slopes, self._into_bias)
+        torch.mm(self._buffers.gates.view(-1, 4 * self._size), torch.from_numpy(self._weights[0]), out=into_inputs)
 
 
 class View(NamedTuple):

@@ -38,7 +38,7 @@ LINE = 16
 # BLAS's limit for products that are not repacked, in multiplications.
 SMALL = 1_000_000
 TANH, RELU = 0, 1
-ONE, HALF, ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.0)
+ONE, HALF, QUARTER, ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.25), np.float32(0.0)
 # tanh(x) = x P(x^2) / Q(x^2) for |x| <= 9: the rational function of these degrees with the smallest largest relative error
 # (2e-8; the rest, 3e-7 in all, is rounding). Beyond 9, tanh is 1 in float32.
 REACH = np.float32(9.0)
@@ -63,25 +63,27 @@ def _tanh(x: Any) -> Any:
 
 @compiled
 def product(left: Floats, right: Floats, out: Floats) -> None:
-    """``out = left @ right`` in blocks of rows that BLAS takes as they are, where such blocks are worth having."""
-    rows = SMALL // max(right.shape[0] * right.shape[1], 1)
-    if rows < 8 or rows >= len(left):
+    """``out = left @ right`` in even blocks of rows that BLAS takes as they are, where such blocks are worth having."""
+    most = SMALL // max(right.shape[0] * right.shape[1], 1)
+    if most < 8 or most >= len(left):
         np.dot(left, right, out)
         return
+    blocks = -(-len(left) // most)
+    rows = -(-len(left) // blocks)
     for first in range(0, len(left), rows):
         last = min(first + rows, len(left))
         np.dot(left[first:last], right, out[first:last])
 
 
 @compiled
-def _transpose(matrix: Floats, scale: np.float32, out: Floats) -> None:
-    """``out = scale * matrix.T`` in small squares, each of which stays in the fastest cache."""
+def _transpose(matrix: Floats, out: Floats) -> None:
+    """``out = matrix.T`` in small squares, each of which stays in the fastest cache."""
     rows, columns = matrix.shape
     for top in range(0, rows, LINE):
         for left in range(0, columns, LINE):
             for j in range(left, min(left + LINE, columns)):
                 for i in range(top, min(top + LINE, rows)):
-                    out[j, i] = scale * matrix[i, j]
+                    out[j, i] = matrix[i, j]
 
 
 @compiled
@@ -101,153 +103,175 @@ def columns_sum(matrix: Floats, out: Floats) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ LSTM
 #
-# The four gates stand in planes of their own, ``[4, L, B, H]`` in torch's order (input, forget, candidate, output), so that all
-# environments of a step are one contiguous loop. z = [h, x, 0], ``[L, B, W]``, has both inputs of a step side by side.
+# The four gates of an environment stand side by side, ``[L, B, 4, H]`` in torch's order (input, forget, candidate, output), so
+# that a step is one product and so is the gradient of all weights. Since sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, all four are
+# kept as a tanh, and the halves inside are taken from the weights. Hidden and cell states are ``[L + 1, B, H]``: row 0 is the
+# state before the first step, and all rows but the last are what the steps began with.
+
+
+@inlined
+def _sigmoid(tangent: Any) -> Any:
+    return HALF * tangent + HALF
+
+
+@inlined
+def _sigmoid_slope(tangent: Any) -> Any:
+    return QUARTER * (ONE - tangent * tangent)
 
 
 @compiled
-def pack_lstm(w_input: Floats, w_hidden: Floats, b_input: Floats, b_hidden: Floats, weights: Floats, bias: Floats) -> None:
-    """Weights ``[4, W, H]``, and the bias of every environment ``[4, B, H]``, for :func:`lstm_forward`.
-
-    sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, and the halves inside are taken here.
-    """
-    size, inputs = w_hidden.shape[1], w_input.shape[1]
-    for gate in range(4):
-        first, last = gate * size, (gate + 1) * size
-        half = ONE if gate == 2 else HALF
-        _transpose(w_hidden[first:last], half, weights[gate, :size])
-        _transpose(w_input[first:last], half, weights[gate, size : size + inputs])
-        weights[gate, size + inputs :] = ZERO
-        for b in range(bias.shape[1]):
-            for j in range(size):
-                bias[gate, b, j] = half * (b_input[first + j] + b_hidden[first + j])
+def _halve(weights: Floats) -> None:
+    """What goes into the three gates with a sigmoid, in ``[M, 4, H]``."""
+    for m in range(len(weights)):
+        for gate in (0, 1, 3):
+            for j in range(weights.shape[2]):
+                weights[m, gate, j] *= HALF
 
 
 @compiled
-def _open(gate: Floats, bias: Floats) -> None:
-    """From what goes into a gate, halved, to the gate, in place."""
-    for j in range(len(gate)):
-        gate[j] = _tanh(gate[j] + bias[j]) * HALF + HALF
+def pack_lstm(
+    w_input: Floats, w_hidden: Floats, b_input: Floats, b_hidden: Floats, inward: Floats, recurrent: Floats, bias: Floats
+) -> None:
+    """Weights ``[D, 4 H]`` and ``[H, 4 H]``, and the bias of every environment ``[B, 4 H]``, for :func:`lstm_forward`."""
+    size = w_hidden.shape[1]
+    _transpose(w_input, inward)
+    _transpose(w_hidden, recurrent)
+    for b in range(len(bias)):
+        for j in range(4 * size):
+            bias[b, j] = b_input[j] + b_hidden[j]
+    _halve(inward.reshape(len(inward), 4, size))
+    _halve(recurrent.reshape(size, 4, size))
+    _halve(bias.reshape(len(bias), 4, size))
 
 
 @compiled
-def _beside(left: Floats, right: Floats, out: Floats) -> None:
-    """Copy two matrices side by side; explicit loops are faster than assignments here."""
-    size, width = left.shape[1], right.shape[1]
-    for b in range(len(out)):
-        one, other, row, rest = left[b], right[b], out[b, :size], out[b, size : size + width]
-        for j in range(size):
-            row[j] = one[j]
-        for j in range(width):
-            rest[j] = other[j]
+def _squash(gates: Floats, part: Floats, bias: Floats) -> None:
+    """From what goes into the gates of a step to the gates, in place."""
+    for j in range(len(gates)):
+        gates[j] = _tanh(gates[j] + part[j] + bias[j])
+
+
+@compiled
+def _remember(gates: Floats, old: Floats, cell: Floats, hidden: Floats) -> None:
+    """Cell and hidden states ``[B, H]`` after a step with these gates ``[B, 4, H]``."""
+    for b in range(len(cell)):
+        for j in range(cell.shape[1]):
+            cell[b, j] = _sigmoid(gates[b, 1, j]) * old[b, j] + _sigmoid(gates[b, 0, j]) * gates[b, 2, j]
+        for j in range(cell.shape[1]):
+            hidden[b, j] = _sigmoid(gates[b, 3, j]) * _tanh(cell[b, j])
+
+
+@compiled
+def lstm_step(
+    inputs: Floats,
+    old_hidden: Floats,
+    old_cell: Floats,
+    inward: Floats,
+    recurrent: Floats,
+    bias: Floats,
+    part: Floats,
+    gates: Floats,
+    cell: Floats,
+    hidden: Floats,
+) -> None:
+    """One step of B environments, for acting; `part` and `gates`, ``[B, 4 H]``, are scratch."""
+    product(inputs, inward, gates)
+    product(old_hidden, recurrent, part)
+    _squash(gates.reshape(gates.size), part.reshape(gates.size), bias.reshape(gates.size))
+    _remember(gates.reshape(len(cell), 4, cell.shape[1]), old_cell, cell, hidden)
 
 
 @compiled
 def lstm_forward(
     inputs: Floats,
     blanks: Floats,
-    first_hidden: Floats,
-    first_cell: Floats,
-    weights: Floats,
+    inward: Floats,
+    recurrent: Floats,
     bias: Floats,
-    z: Floats,
+    part: Floats,
     gates: Floats,
     cells: Floats,
     hidden: Floats,
 ) -> None:
-    """L steps: fill `z`, the activated `gates`, and ``[L, B, H]`` each `cells` and `hidden`.
+    """L steps: fill `gates`, and `cells` and `hidden` below row 0.
 
-    Where no gradient is wanted, `z` and `gates` may have a single row, which is used again and again.
+    :param part: ``[B, 4 H]``, scratch.
+    :param gates: where no gradient is wanted, a few rows are enough, which are used again and again.
     """
-    rows, envs, size = cells.shape
-    n, several = envs * size, len(z) == rows
-    planes, cell_rows, hidden_rows = gates.reshape(4, len(z), n), cells.reshape(rows, n), hidden.reshape(rows, n)
-    shift, start = bias.reshape(4, n), first_cell.reshape(n)
-    z[:, :, size + inputs.shape[2] :] = ZERO
-    for t in range(rows):
-        k = t if several else 0
-        _beside(first_hidden if t == 0 else hidden[t - 1], inputs[t], z[k])
-        for gate in range(4):
-            product(z[k], weights[gate], gates[gate, k])
-        enter, keep, candidate, leave = planes[0, k], planes[1, k], planes[2, k], planes[3, k]
-        _open(enter, shift[0])
-        _open(keep, shift[1])
-        _open(leave, shift[3])
-        by = shift[2]
-        for j in range(len(by)):
-            candidate[j] = _tanh(candidate[j] + by[j])
-        old, cell, out = start if t == 0 else cell_rows[t - 1], cell_rows[t], hidden_rows[t]
-        for j in range(len(old)):
-            cell[j] = keep[j] * old[j] + enter[j] * candidate[j]
-        for j in range(len(old)):
-            out[j] = leave[j] * _tanh(cell[j])
-        for b in range(envs):
-            if blanks[t, b] != ZERO:
-                gates[:, k, b], cells[t, b], hidden[t, b] = ZERO, ZERO, ZERO
+    (rows, envs, n_inputs), (kept, _, _, size) = inputs.shape, gates.shape
+    n, x, by_env = envs * 4 * size, inputs.reshape(rows * envs, n_inputs), gates.reshape(kept * envs, 4 * size)
+    by_step, parts, shift = gates.reshape(kept, n), part.reshape(n), bias.reshape(n)
+    together = min(max(SMALL // (n * n_inputs), 1), kept)  # steps whose inputs are one small product
+    for first in range(0, rows, together):
+        last, place = min(first + together, rows), first if kept == rows else 0
+        product(x[first * envs : last * envs], inward, by_env[place * envs : (place + last - first) * envs])
+        for t in range(first, last):
+            k = place + t - first
+            product(hidden[t], recurrent, part)
+            _squash(by_step[k], parts, shift)
+            _remember(gates[k], cells[t], cells[t + 1], hidden[t + 1])
+            for b in range(envs):
+                if blanks[t, b] != ZERO:
+                    gates[k, b], gates[k, b, 2] = -ONE, ZERO  # shut, with a slope of 0
+                    cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
+
+
+@compiled
+def _forget(gates: Floats, old: Floats, cell: Floats, slope: Floats, later: Floats, down: Floats, scratch: Floats) -> None:
+    """The way back through :func:`_remember`, from the gates ``[B, 4, H]`` to the gradient of what went into them.
+
+    A loop that writes to one gate and reads another is not vectorised, since over all environments the two overlap.
+
+    :param slope: gradient of the hidden state from above, ``[B, H]``.
+    :param later: that from the next step.
+    :param down: gradient of the cell, first after the step, then before it.
+    :param scratch: ``[3, H]``.
+    """
+    above, bent, through = scratch[0], scratch[1], scratch[2]
+    for b in range(len(old)):
+        for j in range(len(through)):
+            above[j] = slope[b, j] + later[b, j]
+        for j in range(len(through)):
+            bent[j] = _tanh(cell[b, j])  # again: cheaper than to keep it
+        for j in range(len(through)):
+            leave = gates[b, 3, j]
+            through[j] = down[b, j] + above[j] * _sigmoid(leave) * (ONE - bent[j] * bent[j])
+            gates[b, 3, j] = above[j] * bent[j] * _sigmoid_slope(leave)
+        for j in range(len(through)):
+            keep = gates[b, 1, j]
+            down[b, j] = through[j] * _sigmoid(keep)
+            gates[b, 1, j] = through[j] * old[b, j] * _sigmoid_slope(keep)
+        for j in range(len(through)):
+            enter, candidate = gates[b, 0, j], gates[b, 2, j]
+            above[j] = through[j] * candidate * _sigmoid_slope(enter)
+            bent[j] = through[j] * _sigmoid(enter) * (ONE - candidate * candidate)
+        for j in range(len(through)):
+            gates[b, 0, j] = above[j]
+        for j in range(len(through)):
+            gates[b, 2, j] = bent[j]
 
 
 @compiled
 def lstm_backward(
-    slopes: Floats,
-    first_cell: Floats,
-    w_hidden: Floats,
-    gates: Floats,
-    cells: Floats,
-    into_hidden: Floats,
-    into_cell: Floats,
+    slopes: Floats, w_hidden: Floats, gates: Floats, cells: Floats, into_hidden: Floats, into_cell: Floats, into_bias: Floats
 ) -> None:
-    """Replace the activated `gates` by the gradient of what went into them, given that of the hidden states, `slopes`.
+    """Replace `gates` by the gradient of what went into them, given that of the hidden states, `slopes`.
 
-    At a blank all gates are 0, which stops every gradient of its own accord.
+    At a blank all gates are shut, which stops every gradient of its own accord.
 
-    :param w_hidden: ``[4, H, H]``.
-    :param into_hidden: ``[4, B, H]``; leaves as the parts, by gate, of the gradient of the hidden state before the first step.
-    :param into_cell: ``[B, H]``; leaves as the gradient of the cell before it.
+    :param slopes: ``[L, B, H]``.
+    :param w_hidden: ``[4 H, H]``.
+    :param into_hidden: ``[B, H]``; leaves as the gradient of the hidden state before the first step.
+    :param into_cell: ``[B, H]``; leaves as that of the cell before it.
+    :param into_bias: ``[4 H]``; leaves as that of the biases.
     """
-    rows, envs, size = cells.shape
+    rows, envs, size = slopes.shape
+    by_step, scratch = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32)
     into_hidden[:], into_cell[:] = ZERO, ZERO
-    n = envs * size
-    planes, cell_rows, slope_rows = gates.reshape(4, rows, n), cells.reshape(rows, n), slopes.reshape(rows, n)
-    start, down, parts = first_cell.reshape(n), into_cell.reshape(n), into_hidden.reshape(4, n)
-    one, two, three, four = parts[0], parts[1], parts[2], parts[3]
-    above, through, flat = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
     for t in range(rows - 1, -1, -1):
-        slope, cell, old = slope_rows[t], cell_rows[t], start if t == 0 else cell_rows[t - 1]
-        enter, keep, candidate, leave = planes[0, t], planes[1, t], planes[2, t], planes[3, t]
-        for j in range(len(old)):
-            above[j] = slope[j] + ((one[j] + two[j]) + (three[j] + four[j]))
-        for j in range(len(old)):
-            flat[j] = _tanh(cell[j])  # again: cheaper than to keep it
-        for j in range(len(old)):
-            through[j] = down[j] + above[j] * leave[j] * (ONE - flat[j] * flat[j])
-        for j in range(len(old)):
-            leave[j] *= above[j] * flat[j] * (ONE - leave[j])
-        for j in range(len(old)):
-            down[j] = through[j] * keep[j]
-            keep[j] *= through[j] * old[j] * (ONE - keep[j])
-        for j in range(len(old)):
-            i, g = enter[j], candidate[j]
-            enter[j] = through[j] * g * i * (ONE - i)
-            candidate[j] = through[j] * i * (ONE - g * g)
-        for gate in range(4):
-            product(gates[gate, t], w_hidden[gate], into_hidden[gate])
-
-
-@compiled
-def unpack_lstm_gradient(
-    both: Floats, gates: Floats, into_input: Floats, into_hidden: Floats, into_bias: Floats, into_other: Floats
-) -> None:
-    """Spread the gradient ``[4 H, W]`` of both weight matrices side by side, and find that of the biases, ``[4 H]``."""
-    size, inputs = into_hidden.shape[1], into_input.shape[1]
-    for i in range(4 * size):
-        row, one, other = both[i], into_hidden[i], into_input[i]
-        for j in range(size):
-            one[j] = row[j]
-        for j in range(inputs):
-            other[j] = row[size + j]
-    for gate in range(4):
-        columns_sum(gates[gate], into_bias[gate * size : (gate + 1) * size])
-    into_other[:] = into_bias
+        _forget(gates[t], cells[t], cells[t + 1], slopes[t], into_hidden, into_cell, scratch)
+        product(by_step[t], w_hidden, into_hidden)
+    columns_sum(gates.reshape(rows * envs, 4 * size), into_bias)
 
 
 # ----------------------------------------------------------------------------------------------------------------- heads
@@ -276,7 +300,7 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, 
     for layer in range(len(table)):
         at, bias_at, n_in, n_out = table[layer]
         weights = _rows_of(scratch, 0, n_in, n_out)
-        _transpose(_rows_of(flat, at, n_out, n_in), ONE, weights)
+        _transpose(_rows_of(flat, at, n_out, n_in), weights)
         bias, y = flat[bias_at : bias_at + n_out], _rows_of(values, start, rows, n_out)
         product(x, weights, y)
         if layer == len(table) - 1:
@@ -296,27 +320,6 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, 
                     value = row[j] + bias[j]
                     row[j] = ZERO if value < ZERO else value
         x, start = y, start + _padded(rows * n_out)
-
-
-@compiled
-def beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
-    """``out = [left, constant]``, the same constants ``[A]`` in every row."""
-    size = left.shape[1]
-    for m in range(len(left)):
-        for a in range(size):
-            out[m, a], out[m, size + a] = left[m, a], constant[a]
-
-
-@compiled
-def apart_from_constant(slopes: Floats, into_left: Floats, into_constant: Floats) -> None:
-    """The way back: the gradient of `left`, and that of the constants, which is a sum over all rows."""
-    size = into_left.shape[1]
-    for a in range(size):
-        total = 0.0
-        for m in range(len(slopes)):
-            into_left[m, a] = slopes[m, a]
-            total += slopes[m, size + a]
-        into_constant[a] = total
 
 
 @compiled

@@ -69,3 +69,37 @@ def quantile_loss(
             loss += levels[i] * (mean - whole * q[i]) - negative[i]
         total += np.float64(weight) * loss / n
     return total
+
+
+# Rows of outputs: means beside log standard deviations that all samples share.
+
+
+@compiled
+def beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
+    """``out = [left, constant]``, the same constants ``[A]`` in every row."""
+    size = left.shape[1]
+    for m in range(len(left)):
+        for a in range(size):
+            out[m, a], out[m, size + a] = left[m, a], constant[a]
+
+
+@compiled
+def draw_gaussian(means: Floats, log_std: Floats, noise: Floats, outputs: Floats, actions: Floats) -> None:
+    """The row of a rollout: ``outputs = [means, log_std]`` and ``actions = means + exp(log_std) noise``."""
+    beside_constant(means, log_std, outputs)
+    for a in range(len(log_std)):
+        std = np.exp(log_std[a])
+        for b in range(len(means)):
+            actions[b, a] = means[b, a] + std * noise[b, a]
+
+
+@compiled
+def apart_from_constant(slopes: Floats, into_left: Floats, into_constant: Floats) -> None:
+    """The way back: the gradient of `left`, and that of the constants, which is a sum over all rows."""
+    size = into_left.shape[1]
+    for a in range(size):
+        total = 0.0
+        for m in range(len(slopes)):
+            into_left[m, a] = slopes[m, a]
+            total += slopes[m, size + a]
+        into_constant[a] = total

@@ -6,7 +6,7 @@ forwards and backwards before the next of its kind.
 """
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailguard.ppo import fused_kernels as kernels
-from tailguard.ppo.lstm_kernel import LstmBuffers, padded, weight_gradients
+from tailguard.ppo.lstm_kernel import LstmBuffers, PackedWeights, padded, scratch_shape, weight_gradients
 from tailguard.ppo.networks import FlatParameters
 
 Array = NDArray[np.float32]
@@ -95,12 +95,11 @@ class FusedMlp:
         kernels.mlp_backward(*given, into_inputs, add, self._scratch)
 
 
-def lstm_weights(numbers: Tensor, flat: FlatParameters, trunk: str, size: int) -> tuple[Array, Array, Array, Array]:
+def lstm_weights(numbers: Tensor, flat: FlatParameters, trunk: str, size: int) -> list[Tensor]:
     """Where the four parameters of a trunk's first layer stand in `numbers`, which are laid out as `flat`: views, in shape."""
     names = [f"{trunk}.lstm.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     shapes = [(4 * size, -1), (4 * size, size), (4 * size,), (4 * size,)]
-    one, two, three, four = (numbers[flat.slices[name]].view(shape) for name, shape in zip(names, shapes, strict=True))
-    return one.numpy(), two.numpy(), three.numpy(), four.numpy()
+    return [numbers[flat.slices[name]].view(shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 class FusedLstm:
@@ -114,22 +113,25 @@ class FusedLstm:
 
     def __init__(self, flat: FlatParameters, name: str, size: int, memory: Memory) -> None:
         self._memory = memory
-        self._weights = lstm_weights(flat.tensor.detach(), flat, name, size)
+        self._weights = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, name, size)]
         self._into = lstm_weights(flat.gradient, flat, name, size)
+        self._into_bias, self._into_other = (one.numpy() for one in self._into[2:])
         self._size, self._n_inputs = size, self._weights[0].shape[1]
         self._shape = (-1, -1)
 
     def _make_room(self, rows: int, envs: int) -> None:
-        shapes = LstmBuffers.shapes(rows, rows, envs, self._n_inputs, self._size)
-        take, size, width = self._memory, self._size, shapes[0][-1]
-        named = zip(LstmBuffers._fields, shapes, strict=True)
+        take, size = self._memory, self._size
+        named = zip(LstmBuffers._fields, LstmBuffers.shapes(rows, rows, envs, size), strict=True)
         self._buffers = LstmBuffers(*(take.tensor(name, *shape) for name, shape in named))
-        buffers = self._buffers
-        self._arrays = buffers.z.numpy(), buffers.gates.numpy(), buffers.cells.numpy(), buffers.hidden.numpy()
-        self._packed = take.array("weights", 4, width, size), take.array("bias", 4, envs, size)
-        self._aligned, self._both = take.array("aligned", 4, size, size), take.tensor("both", 4, size, width)
-        self._state_slopes = take.array("into_hidden", 4, envs, size), take.array("into_cell", envs, size)
+        self._gates, self._cells, self._hidden = (one.numpy() for one in self._buffers)
+        packed = zip(PackedWeights._fields, PackedWeights.shapes(envs, self._n_inputs, size), strict=True)
+        self._packed = PackedWeights(*(take.array(name, *shape) for name, shape in packed))
+        self._both = take.tensor("both", *scratch_shape(rows, envs, self._n_inputs, size))
+        self._aligned = take.array("aligned", 4 * size, size)
+        self._state_slopes = take.array("into_hidden", envs, size), take.array("into_cell", envs, size)
         self.into_features: Array = take.array("into_features", rows * envs, size)
+        self._slopes = self.into_features.reshape(rows, envs, size)
+        self._features: Array = self._hidden[1:].reshape(rows * envs, size)
         self._shape = (rows, envs)
 
     def forward(self, inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor) -> Array:
@@ -137,17 +139,15 @@ class FusedLstm:
         rows, envs = inputs.shape[:2]
         if (rows, envs) != self._shape:
             self._make_room(rows, envs)
-        kernels.pack_lstm(*self._weights, *self._packed)
-        self._start: NDArray[Any] = cell.contiguous().numpy()
-        given = inputs.numpy(), blanks.reshape(rows, envs).numpy(), hidden.contiguous().numpy(), self._start
-        kernels.lstm_forward(*given, *self._packed, *self._arrays)
-        return self._arrays[-1].reshape(rows * envs, self._size)
+        kernels.pack_lstm(*self._weights, *self._packed[:3])
+        self._inputs, self._cells[0], self._hidden[0] = inputs, cell.numpy(), hidden.numpy()
+        blank_rows = blanks.numpy().reshape(rows, envs)
+        kernels.lstm_forward(inputs.numpy(), blank_rows, *self._packed, self._gates, self._cells, self._hidden)
+        return self._features
 
     def backward(self) -> None:
         """From the gradient of the features, :attr:`into_features`, to that of the weights."""
-        _, gates, cells, _ = self._arrays
-        self._aligned[:] = self._weights[1].reshape(self._aligned.shape)
-        kernels.lstm_backward(
-            self.into_features.reshape(cells.shape), self._start, self._aligned, gates, cells, *self._state_slopes
-        )
-        weight_gradients(self._buffers.gates, self._buffers.z, self._both, self._into)
+        self._aligned[:] = self._weights[1]
+        kernels.lstm_backward(self._slopes, self._aligned, self._gates, self._cells, *self._state_slopes, self._into_bias)
+        self._into_other[:] = self._into_bias
+        weight_gradients(self._buffers.gates, self._inputs, self._buffers.hidden, self._both, self._into)

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo import fused_losses as losses
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.critic import CriticConfig
@@ -78,7 +77,7 @@ class FusedGradient:
         """Whether everything is learnt, and nobody has hung a hook on a parameter: only autograd leaves out and calls."""
         return all(one.requires_grad and not one._backward_hooks for one in self._policy.parameters())
 
-    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> Tensor:
+    def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> list[float]:
         """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
 
         :param total_weight: the sum of the minibatch's weights.
@@ -99,7 +98,7 @@ class FusedGradient:
         last = critic or actor
         if last is not None:
             last.backward()
-        return torch.tensor([*measures.tolist(), critic_loss / len(self._critics)])
+        return [*measures.tolist(), critic_loss / len(self._critics)]
 
     def _remember(self, trunk: FusedLstm, batch: Batch, hidden: Tensor, cell: Tensor) -> tuple[Array, Array]:
         """Features ``[M, F]`` of a trunk that had this memory before, and where their gradient goes."""
@@ -112,12 +111,12 @@ class FusedGradient:
         if self._log_std is not None:
             shape = len(raw), 2 * len(self._log_std)
             outputs, slopes = np.empty(shape, np.float32), np.empty(shape, np.float32)
-            kernels.beside_constant(raw, self._log_std, outputs)
+            losses.beside_constant(raw, self._log_std, outputs)
         old, actions = (one.reshape(len(raw), -1).numpy() for one in (batch.outputs, batch.actions))
         advantages = batch.advantages.reshape(-1).numpy()
         measures = policy_rows(self._policy.distribution, outputs, old, actions, advantages, share, coefficients, slopes)
         if self._log_std_slope is not None:
-            kernels.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
+            losses.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
         return measures
 
     def _critic_loss(self, head: FusedMlp, features: Array, targets: Tensor, share: Array, scale: float) -> float:

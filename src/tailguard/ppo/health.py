@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,24 +27,37 @@ RATIO_LIMITS = (0.01, 100.0)
 Metrics = dict[str, float]
 
 
+class _Stage:
+    """Counts the time inside towards its name; made once and entered at every step."""
+
+    def __init__(self, name: str, seconds: dict[str, float]) -> None:
+        self._name, self._seconds, self._start = name, seconds, 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds[self._name] += time.perf_counter() - self._start
+
+
 class StageProfile:
     """How the time of an iteration is spent; always on, since it costs a few microseconds."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.last: Metrics = {}
+        self._stages: dict[str, _Stage] = {}
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the time inside towards `name`."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    def stage(self, name: str) -> _Stage:
+        """Count the time inside ``with`` towards `name`."""
+        if name not in self._stages:
+            self._stages[name] = _Stage(name, self.seconds)
+        return self._stages[name]
 
     def take(self) -> Metrics:
         """Seconds per stage since the last call."""
-        taken, self.seconds = self.seconds, {}
-        self.last = {f"time/{name}_seconds": seconds for name, seconds in taken.items()}
+        self.last = {f"time/{name}_seconds": seconds for name, seconds in self.seconds.items()}
+        self.seconds.clear()
         return self.last
 
 
@@ -90,9 +102,9 @@ class EpisodeReturns:
         self.finished = deque(state["finished"], maxlen=self.finished.maxlen)
 
 
-def gradient_norms(gradient: Tensor, spans: Sequence[slice]) -> Tensor:
-    """The L2 norm of each critic's own part of the flat gradient, and of all of it, ``[K + 1]``."""
-    return torch.tensor([gradient_norm(part) for part in (*(gradient[span] for span in spans), gradient)])
+def gradient_norms(gradient: Tensor, spans: Sequence[slice]) -> list[float]:
+    """The L2 norm of each critic's own part of the flat gradient, and of all of it, K + 1 numbers."""
+    return [gradient_norm(part) for part in (*(gradient[span] for span in spans), gradient)]
 
 
 def gradient_norm(gradient: Tensor) -> float:

@@ -16,26 +16,44 @@ from tailguard.ppo import fused_kernels as kernels
 class LstmBuffers(NamedTuple):
     """What the kernel fills in L steps of B environments.
 
-    :param z: ``[L, B, W]``, hidden state and inputs of each step side by side, padded with 0.
-    :param gates: ``[4, L, B, H]``; after the backward pass the gradient of what goes into them.
-    :param cells: ``[L, B, H]``.
-    :param hidden: ``[L, B, H]``.
+    :param gates: ``[L, B, 4, H]``; after the backward pass the gradient of what goes into them. Fewer rows than L where no
+        gradient is wanted.
+    :param cells: ``[L + 1, B, H]``, before the first step and after each.
+    :param hidden: the same.
     """
 
-    z: Tensor
     gates: Tensor
     cells: Tensor
     hidden: Tensor
 
-    @classmethod
-    def empty(cls, rows: int, kept: int, envs: int, n_inputs: int, size: int) -> "LstmBuffers":
-        """New buffers; `kept` is `rows` where a gradient will be wanted, else 1."""
-        return cls(*map(torch.empty, cls.shapes(rows, kept, envs, n_inputs, size)))
+    @staticmethod
+    def shapes(rows: int, kept: int, envs: int, size: int) -> tuple[tuple[int, ...], ...]:
+        """How large they are, with `kept` rows of gates."""
+        return (kept, envs, 4, size), (rows + 1, envs, size), (rows + 1, envs, size)
+
+
+class PackedWeights(NamedTuple):
+    """The weights as the kernel wants them, and its scratch.
+
+    :param inward: ``[D, 4 H]``.
+    :param recurrent: ``[H, 4 H]``.
+    :param bias: ``[B, 4 H]``, the same for every environment.
+    :param part: ``[B, 4 H]``.
+    """
+
+    inward: Any
+    recurrent: Any
+    bias: Any
+    part: Any
 
     @staticmethod
-    def shapes(rows: int, kept: int, envs: int, n_inputs: int, size: int) -> tuple[tuple[int, ...], ...]:
+    def shapes(envs: int, n_inputs: int, size: int) -> tuple[tuple[int, ...], ...]:
         """How large they are."""
-        return (kept, envs, padded(n_inputs + size)), (4, kept, envs, size), (rows, envs, size), (rows, envs, size)
+        return (n_inputs, 4 * size), (size, 4 * size), (envs, 4 * size), (envs, 4 * size)
+
+
+# Rows of gates in a pass without a gradient: few enough to stay in the cache.
+FEW = 8
 
 
 def padded(count: int) -> int:
@@ -56,15 +74,25 @@ def lstm_layer(inputs: Tensor, blanks: Tensor, hidden: Tensor, cell: Tensor, wei
     return cast(tuple[Tensor, Tensor], _Layer.apply(inputs, blanks, hidden, cell, *weights))  # type: ignore[no-untyped-call]
 
 
-def weight_gradients(gates: Tensor, z: Tensor, both: Tensor, into: Sequence[Any]) -> None:
-    """From the gradient of what went into the gates to that of the weights.
+def weight_gradients(gates: Tensor, inputs: Tensor, hidden: Tensor, both: Tensor, into: Sequence[Tensor]) -> None:
+    """From the gradient of what went into the gates to that of the two weight matrices.
 
-    :param both: ``[4, H, W]``, scratch.
-    :param into: arrays as the `weights` of :func:`lstm_layer`; filled.
+    One product for both: torch's BLAS, which is the faster one where a product is a long sum, likes it wide.
+
+    :param both: ``[L B + 4 H, H + D]``, scratch.
+    :param into: the gradients of the weights of input and hidden state; filled.
     """
-    rows = gates.flatten(1, 2)  # [4, L B, H]
-    torch.bmm(rows.transpose(1, 2), z.flatten(0, 1).expand(4, -1, z.shape[-1]), out=both)
-    kernels.unpack_lstm_gradient(both.flatten(0, 1).numpy(), rows.numpy(), *into)
+    rows, size = gates.flatten(2).flatten(0, 1), hidden.shape[-1]  # [L B, 4 H]
+    z, gradient = both[: len(rows)], both[len(rows) :]
+    torch.cat((hidden[:-1].flatten(0, 1), inputs.flatten(0, 1)), dim=1, out=z)
+    torch.mm(rows.T, z, out=gradient)
+    into[0].copy_(gradient[:, size:])
+    into[1].copy_(gradient[:, :size])
+
+
+def scratch_shape(rows: int, envs: int, n_inputs: int, size: int) -> tuple[int, int]:
+    """What :func:`weight_gradients` needs for L steps of B environments."""
+    return rows * envs + 4 * size, size + n_inputs
 
 
 class _Layer(torch.autograd.Function):
@@ -81,39 +109,39 @@ class _Layer(torch.autograd.Function):
         b_hidden: Tensor,
     ) -> tuple[Tensor, Tensor]:
         (rows, envs, n_inputs), size = inputs.shape, w_hidden.shape[1]
-        wanted = any(ctx.needs_input_grad)
-        buffers = LstmBuffers.empty(rows, rows if wanted else 1, envs, n_inputs, size)
-        packed = torch.empty(4, buffers.z.shape[-1], size), torch.empty(4, envs, size)
-        kernels.pack_lstm(*_arrays(w_input, w_hidden, b_input, b_hidden, *packed))
-        start = cell.contiguous()
-        given = inputs, blanks.reshape(rows, envs), hidden, start
-        kernels.lstm_forward(*_arrays(*(one.contiguous() for one in given), *packed, *buffers))
-        ctx.save_for_backward(w_input, w_hidden, start, *(buffers if wanted else ()))
-        ctx.mark_non_differentiable(buffers.cells)
+        wanted, x = any(ctx.needs_input_grad), inputs.contiguous()
+        shapes = LstmBuffers.shapes(rows, rows if wanted else min(FEW, rows), envs, size)
+        buffers = LstmBuffers(*map(torch.empty, shapes))
+        packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(envs, n_inputs, size))))
+        kernels.pack_lstm(*_arrays(*(one.contiguous() for one in (w_input, w_hidden, b_input, b_hidden))), *packed[:3])
+        buffers.cells[0], buffers.hidden[0] = cell, hidden
+        kernels.lstm_forward(*_arrays(x, blanks.reshape(rows, envs).contiguous()), *packed, *_arrays(*buffers))
+        ctx.save_for_backward(w_input, w_hidden, x, *(buffers if wanted else ()))
+        after = buffers.hidden[1:], buffers.cells[1:]
+        ctx.mark_non_differentiable(after[1])
         ctx.spent = False
-        return buffers.hidden, buffers.cells
+        return after
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slopes: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        w_input, w_hidden, start, *saved = ctx.saved_tensors
+        w_input, w_hidden, x, *saved = ctx.saved_tensors
         if ctx.spent:
             raise RuntimeError("the gradient of this sequence has been taken already; run it forward again to take another")
         ctx.spent = True  # the gates are overwritten
         buffers, size, n_inputs = LstmBuffers(*saved), w_hidden.shape[1], w_input.shape[1]
-        into_hidden, into_cell = torch.empty(4, *start.shape), torch.empty_like(start)
-        by_gate = w_hidden.contiguous().reshape(4, size, size)
-        given = slopes.contiguous(), start, by_gate, buffers.gates, buffers.cells, into_hidden, into_cell
+        state_slopes = torch.empty(2, *buffers.cells.shape[1:]).unbind()
+        into_bias = torch.empty(4 * size)
+        given = slopes.contiguous(), w_hidden.contiguous(), buffers.gates, buffers.cells, *state_slopes, into_bias
         kernels.lstm_backward(*_arrays(*given))
         into_inputs = None
         if ctx.needs_input_grad[0]:
-            by_row = torch.bmm(buffers.gates.flatten(1, 2), w_input.reshape(4, size, n_inputs)).sum(0)
-            into_inputs = by_row.view(*slopes.shape[:-1], n_inputs)
+            into_inputs = (buffers.gates.flatten(2).flatten(0, 1) @ w_input).view(*slopes.shape[:-1], n_inputs)
         if not any(ctx.needs_input_grad[4:]):  # an adversary moves inputs; their gradient is all it wants
-            return into_inputs, None, into_hidden.sum(0), into_cell, None, None, None, None
-        into = [torch.empty_like(w_input), torch.empty_like(w_hidden), start.new_empty(4 * size), start.new_empty(4 * size)]
-        weight_gradients(buffers.gates, buffers.z, start.new_empty(4, size, buffers.z.shape[-1]), list(_arrays(*into)))
-        return into_inputs, None, into_hidden.sum(0), into_cell, *into
+            return into_inputs, None, *state_slopes, None, None, None, None
+        into = torch.empty_like(w_input), torch.empty_like(w_hidden)
+        weight_gradients(buffers.gates, x, buffers.hidden, torch.empty(scratch_shape(*x.shape, size)), into)
+        return into_inputs, None, *state_slopes, *into, into_bias, into_bias.clone()
 
 
 def _arrays(*tensors: Tensor) -> Any:

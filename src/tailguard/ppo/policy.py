@@ -107,6 +107,8 @@ class DistributionalPolicy(BasePolicy):
 
     def inputs(self, obs: Tensor) -> Tensor:
         """From raw observations ``[..., obs_size]`` to what the networks see: normalised, and with the budget of the tail."""
+        if self.own_size == self.obs_size and isinstance(self.normalizer, nn.Identity):
+            return obs
         own: Tensor = self.normalizer(obs[..., : self.own_size])
         if self.budget.features == 0:
             return own

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.ppo.trunk import State
 from tailguard.vec_env import StepArrays
 
 
@@ -26,10 +27,12 @@ class Strips:
     """Where the steps of a rollout stand in its strips.
 
     :param positions: ``[T, B]`` row of each step; the observation after it is one row below.
+    :param places: ``[T B]`` the same in strips whose rows and environments are one axis, ``[L B, ...]``.
     :param blanks: ``[L, B, 1]`` 1 where the memory is wiped.
     """
 
     positions: Tensor
+    places: Tensor
     blanks: Tensor
 
     @classmethod
@@ -44,17 +47,26 @@ class Strips:
         ended = dones[:-1]
         rows = positions[:-1][ended] + 2
         blanks[rows, torch.nonzero(ended)[:, 1]] = 1.0
-        return cls(positions, blanks)
+        n_envs = dones.shape[1]
+        return cls(positions, (positions * n_envs + torch.arange(n_envs)).reshape(-1), blanks)
 
     def spread(self, values: Tensor) -> Tensor:
         """Put ``[T, B, ...]`` values at their steps; 0 everywhere else."""
-        index = self.positions.reshape(*self.positions.shape, *(1 for _ in values.shape[2:])).expand_as(values)
-        return values.new_zeros(len(self.blanks), *values.shape[1:]).scatter_(0, index, values)
+        strips = values.new_zeros(len(self.blanks), *values.shape[1:])
+        strips.flatten(0, 1).index_copy_(0, self.places, values.flatten(0, 1))
+        return strips
 
-    def gather(self, rows: Tensor, offset: int = 0) -> Tensor:
+    def gather(self, strips: Tensor, offset: int = 0) -> Tensor:
         """Read ``[T, B, ...]`` from strips ``[L, B, ...]`` at the steps, or `offset` rows below them."""
-        index = (self.positions + offset).reshape(*self.positions.shape, *(1 for _ in rows.shape[2:]))
-        return rows.gather(0, index.expand(*self.positions.shape, *rows.shape[2:]))
+        places = self.places + offset * strips.shape[1] if offset else self.places
+        return strips.flatten(0, 1).index_select(0, places).unflatten(0, self.positions.shape)
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Step and environment, ``[E]`` each, of the steps that no other follows: the last, and the last of each episode."""
+        followed = self.positions[1:] == self.positions[:-1] + 1
+        last = followed.new_zeros(1, followed.shape[1])
+        step, env = torch.cat((followed, last)).logical_not().nonzero(as_tuple=True)
+        return step, env
 
 
 class Rollout:
@@ -77,9 +89,13 @@ class Rollout:
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.weights = torch.ones(n_steps, n_envs)
         self.starts_with_episode = torch.ones(n_envs, dtype=torch.bool)
-        kept = self.actions, self.outputs, self.rewards, self.terminated, self.truncated, self.weights
-        self._rows = [tensor.numpy() for tensor in kept]
+        # Rows and arrays on the same memory: indexing a tensor takes several times as long, and this is done at every step.
+        self._obs_rows, self._obs = self.obs.unbind(), self.obs.numpy()
+        self._actions = self.actions.numpy()
+        answers = self.rewards, self.terminated, self.truncated, self.weights
+        self._rows = [tensor.numpy() for tensor in answers]
         self._finals: list[tuple[int, Tensor, Tensor]] = []
+        self._memory: list[State] = []
         self.filled = 0
 
     def reset(self, starts: NDArray[np.bool_] | None = None) -> None:
@@ -90,30 +106,43 @@ class Rollout:
         self.starts_with_episode = torch.ones(self.n_envs, dtype=torch.bool) if starts is None else torch.tensor(starts)
         self.filled = 0
         self._finals.clear()
+        self._memory.clear()
         self.weights.fill_(1.0)
 
     def observe(self, obs: NDArray[Any]) -> Tensor:
         """Store the observation that the next action is for; after the last step the one that follows it."""
-        row = self.obs[self.filled]
-        row.numpy()[:] = obs.reshape(row.shape)
-        return row
+        row = self._obs[self.filled]
+        row[:] = obs.reshape(row.shape)
+        return self._obs_rows[self.filled]
 
-    def add(self, actions: Tensor, outputs: Tensor, step: StepArrays) -> None:
-        """Store one step: the actions, what described their distribution, and what the environments answered."""
+    def actions_now(self) -> NDArray[np.float32]:
+        """A copy of the actions that were written last, for this step."""
+        return self._actions[self.filled].copy()
+
+    def add(self, step: StepArrays, memory: State) -> None:
+        """Store what the environments answered to the actions that stand there already (acting.py), and go on to the next.
+
+        :param memory: of the actor after the step, ``[n_layers, B, H]`` twice; empty without memory.
+        """
         if self.filled == self.n_steps:
             raise ValueError(f"the rollout is full: it holds {self.n_steps} steps; call reset() first")
         t = self.filled
-        # Through arrays on the same memory: indexing a tensor takes several times as long, and this is done at every step.
-        given = actions.numpy(), outputs.numpy(), step.rewards, step.terminated, step.truncated, step.sample_weights
-        for rows, values in zip(self._rows, given, strict=True):
-            if values is not None:
-                rows[t] = values
+        rewards, terminated, truncated, weights = self._rows
+        rewards[t], terminated[t], truncated[t] = step.rewards, step.terminated, step.truncated
+        if step.sample_weights is not None:
+            weights[t] = step.sample_weights
+        self._memory.append(memory)
         if len(step.ended):
             # After a termination nobody looks at the final observation; whatever it holds must not get into the memory.
             cut = step.truncated[step.ended].reshape(-1, 1)
             finals = np.where(cut, step.final_obs.reshape(len(step.ended), -1), 0.0)
             self._finals.append((t, torch.tensor(step.ended), torch.tensor(finals, dtype=torch.float32)))
         self.filled += 1
+
+    def memory_after_steps(self) -> State:
+        """The actor's hidden and cell states after each step, before any is wiped, ``[n_layers, T, B, H]`` each."""
+        hidden, cells = (torch.stack(parts, dim=1) for parts in zip(*self._memory, strict=True))
+        return hidden, cells
 
     def ended_since_reset(self) -> NDArray[np.bool_]:
         """``[B]`` where an episode has ended in the steps stored so far."""
@@ -132,9 +161,9 @@ class Rollout:
             following = following.clone()
             for t, ended, finals in self._finals:
                 following[t, ended] = finals
-        rows = layout.spread(self.obs[:-1])
-        index = (layout.positions + 1).unsqueeze(-1).expand_as(following)
-        return layout, rows.scatter_(0, index, following)
+        strips = layout.spread(self.obs[:-1])
+        strips.flatten(0, 1).index_copy_(0, layout.places + self.n_envs, following.flatten(0, 1))
+        return layout, strips
 
 
 def finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:

@@ -138,13 +138,14 @@ class Update:
         self, batch: Batch, total_weight: float, settings: UpdateSettings, fused: FusedGradient | None = None
     ) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
-        self.flat.zero_grad()
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
-        if fused is not None:
-            measures = fused.gradient(batch, total_weight, settings.policy, settings.vf_coef)
+        if fused is not None:  # which writes every number of the gradient
+            self.flat.place_gradients()
+            losses = fused.gradient(batch, total_weight, settings.policy, settings.vf_coef)
             if (adversary := self._present_adversary()) is not None:
                 adversary.add_gradient(batch, batch.weights / total_weight)
-            return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
+            return torch.tensor([*losses, *gradient_norms(self.flat.gradient, self.critic_spans)])
+        self.flat.zero_grad()
         measures, several = torch.zeros(len(LOSSES)), settings.microbatch < settings.minibatch
         for part in batch.split(settings.microbatch):
             loss, measured = self._loss(part, total_weight, settings)
@@ -153,7 +154,7 @@ class Update:
             samples = part.weights.sum().item()
             if several and samples > 0.0 and self.vgs.config.enabled:
                 self.vgs.observe_microbatch(samples)
-        return torch.cat((measures, gradient_norms(self.flat.gradient, self.critic_spans)))
+        return torch.cat((measures, torch.tensor(gradient_norms(self.flat.gradient, self.critic_spans))))
 
     def _loss(self, batch: Batch, total_weight: float, settings: UpdateSettings) -> tuple[Tensor, Tensor]:
         """The loss of a part of a minibatch, as its share of the minibatch's loss, and what to log of it."""
