@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.fused_attack import FusedActor, FusedWish, View, fused_actor
+from tailguard.ppo.fused_attack import FusedWish, SteadyPair, View, fused_actor
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import LstmTrunk, State
@@ -37,8 +37,8 @@ class Adversary(RobustRegulariser):
         super().__init__(config, policy.own_size, policy.budget.features, seed)
         self.policy, self._flat = policy, flat
         self._mixed: tuple[Tensor, Perturbed] | None = None
-        # Two, since what the one keeps for its way back must outlast the passes of the other.
-        self._clean, self._moved = (None if flat is None else fused_actor(policy, flat) for _ in range(2))
+        clean, self._moved = (None if flat is None else fused_actor(policy, flat) for _ in range(2))
+        self._pair = None if clean is None or self._moved is None else SteadyPair(clean, self._moved, _box_of(policy))
 
     def seen(self, batch: Batch) -> Batch:
         """The batch that PPO's own loss looks at: the clean one, or a mixture in which a share of the samples is perturbed."""
@@ -77,21 +77,19 @@ class Adversary(RobustRegulariser):
         :param batch: the clean one.
         :param share: each sample's share of the minibatch.
         """
-        if self._clean is None or self._moved is None or self._flat is None:
+        if self._pair is None or self._flat is None:
             self.loss(batch, None, share).backward()
             return
         which = self.choose(batch.size)
         part, some = self._part(batch, which), share.index_select(share.dim() - 1, which)
-        raw = _leaf(self._clean, part.obs, View((part.actor_hidden, part.actor_cell), _blanks(part)))
+        clean, moved = self._pair.clean, self._pair.moved
+        said = clean.forward(part.obs, View((part.actor_hidden, part.actor_cell), part.blanks if part.blanks.numel() else None))
         view = self._view(part)
-        found = self._search(part, self._clean.described(raw.detach()).reshape(*some.shape, -1), view)
-        moved = _leaf(self._moved, found.inputs, view)
-        clean, perturbed = (self._clean.described(one).reshape(*some.shape, -1) for one in (raw, moved))
-        slopes = torch.autograd.grad(self.penalty(found, clean, perturbed, self._kl, share, some), (raw, moved))
-        for actor, slope in zip((self._clean, self._moved), slopes, strict=True):
-            actor.head.into_outputs[:] = slope.numpy()
-            actor.backward()
-            self._flat.gradient += actor.gradient
+        found = self._search(part, clean.described(torch.from_numpy(said)).reshape(*some.shape, -1), view)
+        moved.forward(found.inputs, view)
+        stands_for = float(share.sum()) / max(float(some.sum()), torch.finfo(some.dtype).tiny)
+        total = self._pair.gradient(some, self.config.coefficient * stands_for, self._flat.gradient)
+        self.record(found, torch.tensor(total * stands_for), share, some > 0.0)
 
     def of_step(self, kind: Literal["kl", "action"], inputs: Tensor, state: State) -> Objective:
         """What to maximise by moving the present inputs of some environments.
@@ -196,15 +194,6 @@ class Adversary(RobustRegulariser):
         if policy.recurrent and memory == "whole":  # a step's move changes all that follow: sequences are judged as a whole
             return lambda inputs: (batch.weights * each(inputs)).sum(0)
         return each
-
-
-def _leaf(actor: FusedActor, inputs: Tensor, view: View) -> Tensor:
-    """What an actor says, as numbers whose gradient is wanted."""
-    return torch.from_numpy(actor.forward(inputs, view).copy()).requires_grad_()
-
-
-def _blanks(batch: Batch) -> Tensor | None:
-    return batch.blanks if batch.blanks.numel() else None
 
 
 def values(policy: DistributionalPolicy, features: Tensor) -> Tensor:

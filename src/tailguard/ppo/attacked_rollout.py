@@ -92,7 +92,7 @@ class AttackedRollout:
             memory = state[0].clone(), state[1].clone()  # inference tensors have no part in a gradient
             goal = adversary.of_step(self.objective, inputs, memory)
             move = adversary.search(inputs, goal, self.epsilon).move[:, :own]
-            self._length += move.norm(p=torch.inf if adversary.config.norm == "linf" else 2.0, dim=-1).sum().item()
+            self._length += adversary.perturbation.lengths(move).sum().item()
             self._moves += len(move)
             normalizer = self.policy.normalizer
             return move * normalizer.units() if isinstance(normalizer, ObservationNormalizer) else move

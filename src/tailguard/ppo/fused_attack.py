@@ -130,6 +130,42 @@ class FusedActor:
         return raw if log_std is None else torch.cat((raw, log_std.detach().expand_as(raw)), dim=-1)
 
 
+class SteadyPair:
+    """The penalty on what moves an actor: the KL between what it says of clean and of moved inputs.
+
+    Two actors of one policy, since what the one keeps for its way back must outlast the passes of the other.
+
+    :param clean: for the clean inputs.
+    :param moved: for the moved ones, and the searches for them.
+    :param box: where means are clipped, ``[A]`` each; None where they are not.
+    """
+
+    def __init__(self, clean: FusedActor, moved: FusedActor, box: tuple[Tensor, Tensor] | None) -> None:
+        self.clean, self.moved = clean, moved
+        law, self._log_std = clean.policy.distribution, clean.policy.log_std
+        self._counts = np.array(law.counts) if isinstance(law, Categorical) else None
+        low, high = (torch.full((law.n_outputs,), end) for end in (-torch.inf, torch.inf)) if box is None else box
+        self._low: Array = low.float().contiguous().numpy()
+        self._high: Array = high.float().contiguous().numpy()
+
+    def gradient(self, weights: Tensor, scale: float, into: Tensor) -> float:
+        """The weighted sum of the KL of the last passes of both; adds `scale` times its gradient to `into`, laid out flat.
+
+        :param weights: of the samples; where they are 0 there may be anything.
+        """
+        one, other, each = self.clean.head, self.moved.head, weights.reshape(-1).contiguous().numpy()
+        outputs, slopes = (one.outputs, other.outputs), (one.into_outputs, other.into_outputs)
+        if self._counts is not None:
+            total = wishes.steady_choices(*outputs, self._counts, each, scale, *slopes)
+        else:
+            precision: Array = torch.exp(-2.0 * cast(Tensor, self._log_std).detach()).numpy()
+            total = wishes.steady_means(*outputs, self._low, self._high, precision, each, scale, *slopes)
+        for actor in (self.clean, self.moved):
+            actor.backward()
+            into += actor.gradient
+        return total
+
+
 class FusedWish(SlopedObjective):
     """How far an actor's outputs are from a goal, or how near, with its gradient.
 

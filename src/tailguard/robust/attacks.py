@@ -94,6 +94,10 @@ class StatePerturbation:
         move = self.radius(epsilon).to(inputs) * self._start(inputs.detach(), True)
         return Perturbed(inputs.detach() + move, move, None)
 
+    def lengths(self, move: Tensor) -> Tensor:
+        """Of moves ``[..., D]``, in the norm of the ball."""
+        return move.abs().amax(-1) if self.config.norm == "linf" else move.norm(dim=-1)
+
     def _start(self, clean: Tensor, random: bool) -> Tensor:
         if not random:
             return torch.zeros_like(clean)

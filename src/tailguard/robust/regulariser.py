@@ -73,11 +73,20 @@ class RobustRegulariser:
         each = torch.where(counts, kl(clean, perturbed), 0.0)  # where nothing is learnt there may be anything
         mean = (chosen_share * each).sum() / chosen_share.sum().clamp(min=torch.finfo(share.dtype).tiny)
         mean = mean * share.sum()
-        norms = found.move.norm(p=torch.inf if self.config.norm == "linf" else 2.0, dim=-1)
-        norm = torch.where(counts, norms, 0.0).sum()
-        sums = (mean.detach(), share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
-        self._sums += torch.stack(sums).double()
+        self.record(found, mean.detach(), share, counts)
         return self.config.coefficient * mean
+
+    def record(self, found: Perturbed, mean: Tensor, share: Tensor, counts: Tensor) -> None:
+        """Remember a minibatch for :meth:`metrics`.
+
+        :param found: the perturbation of the chosen samples.
+        :param mean: their KL, as the minibatch's share of the loss has it.
+        :param share: of all samples in the minibatch's loss.
+        :param counts: which of the chosen ones count.
+        """
+        norm = torch.where(counts, self.perturbation.lengths(found.move), 0.0).sum()
+        sums = (mean, share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
+        self._sums += torch.stack([one.double() for one in sums])
 
     def metrics(self) -> dict[str, float]:
         """What the present update has met so far."""
