@@ -185,7 +185,8 @@ def market(options):
     bars = load_dataset("nasdaq-1d")
     plan = AttackPlan(epsilons=(0.1, 0.3), stale=(1,), dropped=(0.3,), noisy=(0.3,), draws=500)
     reports = {}
-    for name, adversary in (("PPO", None), ("SA-PPO", {"epsilon": 0.3, "coefficient": 0.3})):
+    threats = {"PPO": None, "SA-PPO": {"epsilon": 0.3, "coefficient": 0.3}, "attacked": {"epsilon": 0.3, **ATTACKED}}
+    for name, adversary in threats.items():
         models = []
         for seed in options.seeds:
             training = config.training.model_copy(update={"seed": seed, "adversary": adversary})
@@ -196,7 +197,7 @@ def market(options):
     print(f"\nnasdaq-1d, {first.bars} unseen bars from {first.first[:10]}, {first.agents} agents each, {steps:,} steps each\n")
     shown = ("growth", "Sharpe", "turnover")
     print("| perturbation | strength | " + " | ".join(f"{name}, {what}" for name in reports for what in shown) + " |")
-    print("|---|---|" + "---|" * 6)
+    print("|---|---|" + "---|" * len(shown) * len(reports))
     for rows in zip(*(report.rows for report in reports.values()), strict=True):
         cells = [rows[0].kind, f"{rows[0].strength:g}"]
         for row in rows:
