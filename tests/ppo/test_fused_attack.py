@@ -102,6 +102,16 @@ def test_the_gradient_of_the_penalty_is_added_to_what_is_there(recurrent, memory
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-2)
 
 
+@pytest.mark.parametrize("actions", SPACES)
+def test_samples_that_do_not_count_add_nothing(actions):
+    policy, flat, batch = build(True, actions)
+    adversary = Adversary(policy, SAPPOConfig(epsilon=0.3, warmup_updates=0, coefficient=10.0), 0, flat)
+    adversary.begin(10)
+    flat.gradient.fill_(0.25)
+    adversary.add_gradient(batch._replace(weights=torch.zeros_like(batch.weights)), torch.zeros_like(batch.weights))
+    assert (flat.gradient == 0.25).all()
+
+
 def test_a_certain_choice_keeps_its_slope():
     """Logits (w x, 0) 60 apart: -log q = log(1 + e^m) - m, whose slope in x is -w e^-60."""
     policy = DistributionalPolicy(

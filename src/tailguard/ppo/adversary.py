@@ -87,7 +87,8 @@ class Adversary(RobustRegulariser):
         view = self._view(part)
         found = self._search(part, clean.described(torch.from_numpy(said)).reshape(*some.shape, -1), view)
         moved.forward(found.inputs, view)
-        stands_for = float(share.sum()) / max(float(some.sum()), torch.finfo(some.dtype).tiny)
+        mass = float(some.sum())
+        stands_for = float(share.sum()) / mass if mass > 0.0 else 0.0
         total = self._pair.gradient(some, self.config.coefficient * stands_for, self._flat.gradient)
         self.record(found, torch.tensor(total * stands_for), share, some > 0.0)
 
