@@ -77,14 +77,18 @@ ATTACKED = {
     "Tailguard, shared LSTM, compiled": ("MlpLstmPolicy", {**SHARED, **KERNEL}),
     "Tailguard, MLP, compiled": ("MlpPolicy", {"net_arch": DEEP}),
 }
-# The share of each minibatch that is attacked.
-SHARES = {"adversary": 0.5, "adversary on a quarter": 0.25}
+# The share of each minibatch that is attacked, or of the environments.
+SHARES = {
+    "adversary": {"adversarial_ratio": 0.5},
+    "adversary on a quarter": {"adversarial_ratio": 0.25},
+    "attacked rollouts": {"rollouts": 0.625, "coefficient": 0.0},
+}
 
 
 def attacked(name, share):
     """One of :data:`ATTACKED`, with an adversary."""
     policy, networks = ATTACKED[name]
-    return ours(policy, SCALAR, {"adversary": {**ADVERSARY, "adversarial_ratio": share}}, **networks)
+    return ours(policy, SCALAR, {"adversary": {**ADVERSARY, **share}}, **networks)
 
 
 RATIOS = [

@@ -286,19 +286,3 @@ def test_features_are_chosen_by_name():
     assert market_columns(names, ("*rsi", "hour_*")) == (1, 2, 3)
     with pytest.raises(ValueError, match="feature is 'volume'"):
         market_columns(names, ("volume",))
-
-
-@pytest.mark.parametrize("normalised", [False, True])
-def test_spoilt_observations_show_the_networks_what_the_attack_found(market, normalised):
-    model = agent(market, normalize_obs=normalised)
-    if normalised:
-        model.learn(2 * 16 * 4)
-    obs, starts = observations(market, 20, 1)[0], np.ones(20, bool)
-    spoilt = attacked(model, "action", np.full(20, 0.1), market).spoilt(obs, starts)
-    seen = seen_by(model, attacked(model, "action", np.full(20, 0.1), market), obs, starts)
-    inside = seen.abs() < 4.0  # the normaliser clips what is farther out
-    assert inside.float().mean() > 0.5
-    torch.testing.assert_close(model.policy.inputs(torch.as_tensor(spoilt))[inside], seen[inside], rtol=1e-4, atol=1e-4)
-    assert (np.abs(spoilt - obs).max(1) > 0.0).all()
-    with pytest.raises(ValueError, match="memory"):
-        attacked(agent(market, "MlpLstmPolicy"), "action", [0.1], market).spoilt(obs[:1], starts[:1])

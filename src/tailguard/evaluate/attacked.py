@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tailguard.ppo.adversary import unwanted_actions, values
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.scaling import ObservationNormalizer
 from tailguard.ppo.trunk import State, wipe
 from tailguard.robust.attacks import Objective, StatePerturbation, divergence, fear, frozen, toward
 from tailguard.robust.settings import PerturbationConfig
@@ -89,22 +88,6 @@ class AttackedPolicy:
             outputs, self.state = policy.act(seen, self.state)
             actions = policy.distribution.mode(outputs) if self.deterministic else self._sampled(outputs)
             return policy.distribution.to_env(actions.numpy())
-
-    def spoilt(self, obs: NDArray[np.float32], starts: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """What a policy without memory would be shown instead of raw observations ``[B, obs_size]``, in their own units.
-
-        :param starts: ``[B]``, where an episode begins.
-        """
-        require(not self.policy.recurrent, "policy", "one with memory", "one without: what it remembers is not known here")
-        with torch.no_grad():
-            raw = torch.as_tensor(obs).float()
-            inputs = self.policy.inputs(raw)
-            seen = self._natural(inputs, starts) if self.kind in NATURAL else self._deliberate(inputs, starts)
-            move = (seen - inputs)[:, : self.policy.own_size]
-            normalizer = self.policy.normalizer
-            if isinstance(normalizer, ObservationNormalizer):
-                move = move * torch.where(normalizer.mask, 1.0, normalizer.var.sqrt()).to(move)
-            return (raw[:, : self.policy.own_size] + move).numpy()
 
     def _sampled(self, outputs: Tensor) -> Tensor:
         """Drawn from random numbers of its own, though the distribution knows only those of the process."""

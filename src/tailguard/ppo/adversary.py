@@ -1,15 +1,18 @@
 """Between the adversary of robust/, which knows tensors, and the update, which knows policies and batches."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.experience import Batch
+from tailguard.ppo.fused_attack import FusedWish, SteadyPair, View, fused_actor
+from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import LstmTrunk, State
-from tailguard.robust.attacks import Objective, Perturbed, divergence, fear, frozen, toward
+from tailguard.robust.attacks import Objective, Perturbed, SlopedObjective, divergence, fear, frozen, toward
 from tailguard.robust.bounds import certifiable, gaussian_kl_bound, largest_move
 from tailguard.robust.regulariser import RobustRegulariser
 from tailguard.robust.settings import SAPPOConfig
@@ -25,12 +28,17 @@ class Adversary(RobustRegulariser):
     :param policy: under attack.
     :param config: the settings.
     :param seed: of the searches.
+    :param flat: the parameters of the policy, for compiled passes where they cover it; None leaves everything to torch.
     """
 
-    def __init__(self, policy: DistributionalPolicy, config: SAPPOConfig, seed: int) -> None:
+    def __init__(
+        self, policy: DistributionalPolicy, config: SAPPOConfig, seed: int, flat: FlatParameters | None = None
+    ) -> None:
         super().__init__(config, policy.own_size, policy.budget.features, seed)
-        self.policy = policy
+        self.policy, self._flat = policy, flat
         self._mixed: tuple[Tensor, Perturbed] | None = None
+        clean, self._moved = (None if flat is None else fused_actor(policy, flat) for _ in range(2))
+        self._pair = None if clean is None or self._moved is None else SteadyPair(clean, self._moved, _box_of(policy))
 
     def seen(self, batch: Batch) -> Batch:
         """The batch that PPO's own loss looks at: the clean one, or a mixture in which a share of the samples is perturbed."""
@@ -63,13 +71,62 @@ class Adversary(RobustRegulariser):
             clean, found, perturbed = self._outputs(part), mixed[1], given
         return self.penalty(found, clean, perturbed, self._kl, share, share.index_select(axis, which))
 
+    def add_gradient(self, batch: Batch, share: Tensor) -> None:
+        """Add the gradient of :meth:`loss` to the one that is there; with ``mode="regularise"`` only.
+
+        :param batch: the clean one.
+        :param share: each sample's share of the minibatch.
+        """
+        if self._pair is None or self._flat is None:
+            self.loss(batch, None, share).backward()
+            return
+        which = self.choose(batch.size)
+        part, some = self._part(batch, which), share.index_select(share.dim() - 1, which)
+        clean, moved = self._pair.clean, self._pair.moved
+        said = clean.forward(part.obs, View((part.actor_hidden, part.actor_cell), part.blanks if part.blanks.numel() else None))
+        view = self._view(part)
+        found = self._search(part, clean.described(torch.from_numpy(said)).reshape(*some.shape, -1), view)
+        moved.forward(found.inputs, view)
+        mass = float(some.sum())
+        stands_for = float(share.sum()) / mass if mass > 0.0 else 0.0
+        total = self._pair.gradient(some, self.config.coefficient * stands_for, self._flat.gradient)
+        self.record(found, torch.tensor(total * stands_for), share, some > 0.0)
+
+    def of_step(self, kind: Literal["kl", "action"], inputs: Tensor, state: State) -> Objective:
+        """What to maximise by moving the present inputs of some environments.
+
+        :param inputs: ``[B, D]``, clean.
+        :param state: of the actor before them.
+        """
+        policy, law = self.policy, self.policy.distribution
+        if self._moved is not None:
+            view = View(state)
+            clean = self._moved.described(torch.from_numpy(self._moved.forward(inputs, view).copy()))
+            return FusedWish(self._moved, self._goal(kind, clean), kind == "kl", view)
+        with torch.no_grad():
+            clean = policy.act(inputs, state)[0]
+
+        def outputs_of(moved: Tensor) -> Tensor:
+            return policy.act(moved, state)[0]
+
+        if kind == "kl":
+            return divergence(outputs_of, clean, law.surprise)
+        return toward(outputs_of, law.log_prob, unwanted_actions(policy, clean))
+
+    def search(self, inputs: Tensor, objective: Objective, epsilon: float) -> Perturbed:
+        """The worst inputs within a radius, with parameters that stand still."""
+        if isinstance(objective, SlopedObjective):
+            return self.perturbation.attack(inputs, objective, epsilon)
+        with frozen(self.policy.parameters()):
+            return self.perturbation.attack(inputs, objective, epsilon)
+
     def certificate(self, batch: Batch) -> dict[str, float]:
         """Bounds that no perturbation of the present radius can break; empty for policies with memory.
 
         The bound of the KL is that of a Gaussian whose deviation does not depend on the observation.
         """
         policy = self.policy
-        if not self.active or policy.recurrent or not certifiable(policy.actor):
+        if self.epsilon <= 0.0 or policy.recurrent or not certifiable(policy.actor):
             return {}
         with torch.no_grad():
             some = batch.obs[:: -(-len(batch.obs) // CERTIFIED)]
@@ -101,9 +158,27 @@ class Adversary(RobustRegulariser):
     def _outputs(self, batch: Batch) -> Tensor:
         return self.policy.action_outputs(_actor_features(self.policy, batch, "whole")(batch.obs))
 
-    def _search(self, batch: Batch, clean: Tensor) -> Perturbed:
+    def _view(self, batch: Batch) -> View:
+        """How the search looks at a batch: sequences as a whole, or every step after a history that was true."""
+        start, trunk = (batch.actor_hidden, batch.actor_cell), self.policy.actor_trunk
+        if trunk is None:
+            return View(start)
+        if self.config.memory == "whole":
+            return View(start, batch.blanks, batch.weights)
+        with torch.no_grad():
+            return View(trunk.states_before(batch.obs, batch.blanks, start))
+
+    def _search(self, batch: Batch, clean: Tensor, view: View | None = None) -> Perturbed:
+        kind = self.config.objective
+        if self._moved is not None and kind != "value":
+            goal = self._goal(kind, clean.detach())
+            return self.perturb(batch.obs, FusedWish(self._moved, goal, kind == "kl", view or self._view(batch)))
         with frozen(self.policy.parameters()):
             return self.perturb(batch.obs, self._objective(batch, clean))
+
+    def _goal(self, kind: Literal["kl", "action"], clean: Tensor) -> Tensor:
+        """What an adversary wants to get away from, or where it wants to get."""
+        return self.policy.distribution.mode(clean) if kind == "kl" else unwanted_actions(self.policy, clean)
 
     def _objective(self, batch: Batch, clean: Tensor) -> Objective:
         policy, memory = self.policy, self.config.memory

@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
+from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
 from tailguard.ppo.batches import Batches
 from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
@@ -180,7 +181,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         self._setup_optimizer()
         # Built even where it will stay idle: impossible settings are refused, and nothing else is different.
         threat = self.adversary_config
-        self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed())
+        self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed(), self.flat)
         self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl, self.adversary)
         self.acting = acting_of(self.policy, self.flat, self.n_envs)
         self._check_batches()
@@ -189,6 +190,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         self.rollout_buffer = Rollout(  # type: ignore[assignment]
             self.n_steps, self.n_envs, self.policy.obs_size, action_size, distribution.n_outputs
         )
+        self._attack: AttackedRollout | None = None
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.calibration = Calibration(self.n_envs, CALIBRATION_WINDOW, TAIL)
@@ -260,9 +262,12 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         before = self._observation_moments()
         callback.on_rollout_start()
         self.acting.begin(rollout)
+        attack = self._attack = attacked_rollout(self.adversary, self._horizon(), rollout)
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"):
                 obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
+                if attack is not None:
+                    attack.show(obs_tensor, self._actor_state)
                 self._actor_state = self.acting.step(rollout, obs_tensor, self._actor_state)
                 actions = rollout.actions_now()
                 clipped_actions = distribution.to_env(actions)
@@ -273,6 +278,8 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             if len(step.ended):
                 cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
                 finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
+                if attack is not None:
+                    step = attack.show_finals(step, self._actor_state)
             rollout.add(step, self._actor_state if shared_memory else None)
             self.episode_returns.add(n_steps, step)
             self._last_memory = self._actor_state
@@ -289,7 +296,9 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
                 return False
             if len(step.ended):  # episodes are reported where they end; looking at all others takes longer than stepping
                 self._update_info_buffer([infos[i] for i in step.ended], dones[step.ended])
-        rollout.observe(finite("observation", self._last_obs, n_rollout_steps))
+        last = rollout.observe(finite("observation", self._last_obs, n_rollout_steps))
+        if attack is not None:
+            attack.show(last, self._actor_state)
         if before is not None:
             self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))
         callback.update_locals(locals())
@@ -330,21 +339,27 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             batch = experience.normalised(self.policy)
         with self.profile.stage("update"):
             if self.adversary is not None:
-                self.adversary.begin(horizon(self._total_timesteps, self.n_steps, self.n_envs))
+                self.adversary.begin(self._horizon())
             log = self.update.run(batch, self._update_settings(), self.shuffler)
         self._n_updates += log.epochs
         for warning in log.warnings:
             self.logger.record(warning, 1.0)
         self._log_update(log.minibatches, experience, lr)
         if self.adversary is not None:
-            for name, value in (self.adversary.metrics() | self.adversary.certificate(batch)).items():
+            played = {} if self._attack is None else self._attack.metrics()
+            for name, value in (self.adversary.metrics() | self.adversary.certificate(batch) | played).items():
                 self.logger.record(name, value)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
             self._adapt_risk(*experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
-            self.policy.normalizer.update(rollout.obs[:-1, :, : self.policy.own_size])
+            own = rollout.obs[:-1, :, : self.policy.own_size]
+            self.policy.normalizer.update(own if self._attack is None else self._attack.true_observations())
             self._log_drift(*self.policy.normalizer.drift())
         self._critic_state = wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
+
+    def _horizon(self) -> int:
+        """Updates of the whole training."""
+        return horizon(self._total_timesteps, self.n_steps, self.n_envs)
 
     def _update_settings(self) -> UpdateSettings:
         return UpdateSettings(

@@ -211,6 +211,10 @@ class ObservationNormalizer(nn.Module):
         """``clip((x - mean) / sqrt(var + eps), -clip, clip)`` in float32, for ``x[..., size]``."""
         return torch.clamp((x.float() - self._shift) * self._factor, self._low, self._high)
 
+    def units(self) -> Tensor:
+        """How far a raw column has to be moved to move what :meth:`forward` makes of it by 1, ``[size]``; 1 for masked ones."""
+        return self._factor.reciprocal()
+
     def drift(self) -> tuple[float, float]:
         """How far the last update moved the mean and the standard deviation.
 

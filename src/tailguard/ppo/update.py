@@ -143,7 +143,7 @@ class Update:
             self.flat.place_gradients()
             losses = fused.gradient(batch, total_weight, settings.policy, settings.vf_coef)
             if (adversary := self._present_adversary()) is not None:
-                adversary.loss(batch, None, batch.weights / total_weight).backward()  # added to the gradient that is there
+                adversary.add_gradient(batch, batch.weights / total_weight)
             return torch.tensor([*losses, *gradient_norms(self.flat.gradient, self.critic_spans)])
         self.flat.zero_grad()
         measures, several = torch.zeros(len(LOSSES)), settings.microbatch < settings.minibatch

@@ -7,6 +7,7 @@ own.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -22,6 +23,18 @@ Objective = Callable[[Tensor], Tensor]
 # From inputs to what describes the distribution of actions; and KL(first || second) of two such descriptions.
 Outputs = Callable[[Tensor], Tensor]
 Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+class SlopedObjective(ABC):
+    """An :data:`Objective` that knows its own gradient, so that nobody has to ask torch for it."""
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """What the adversary wants to be large, for each sample, or for each of the last axes."""
+
+    @abstractmethod
+    def slope(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of its sum in `inputs`, and what the call itself returns."""
 
 
 class Perturbed(NamedTuple):
@@ -80,6 +93,10 @@ class StatePerturbation:
         """A move that knows nothing: uniform in the ball (``linf``), or in a random direction (``l2``)."""
         move = self.radius(epsilon).to(inputs) * self._start(inputs.detach(), True)
         return Perturbed(inputs.detach() + move, move, None)
+
+    def lengths(self, move: Tensor) -> Tensor:
+        """Of moves ``[..., D]``, in the norm of the ball."""
+        return move.abs().amax(-1) if self.config.norm == "linf" else move.norm(dim=-1)
 
     def _start(self, clean: Tensor, random: bool) -> Tensor:
         if not random:
@@ -175,6 +192,9 @@ def _feature_scale(config: PerturbationConfig, size: int) -> Tensor:
 
 def _slope(clean: Tensor, radius: Tensor, unit: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """The gradient of the objective in `unit`, and the objective."""
+    if isinstance(objective, SlopedObjective):
+        slope, value = objective.slope(clean + radius * unit)
+        return slope * radius, value
     with torch.enable_grad():
         point = (clean + radius * unit).requires_grad_()
         value = objective(point)

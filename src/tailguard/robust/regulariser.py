@@ -33,15 +33,19 @@ class RobustRegulariser:
 
     @property
     def active(self) -> bool:
-        """Whether the present update is any different from one without an adversary."""
-        return self.epsilon > 0.0
+        """Whether the present update is any different from one without an adversary, on the same rollout."""
+        return self.epsilon > 0.0 and self.config.in_updates
+
+    def epsilon_of_rollout(self, horizon: int) -> float:
+        """The radius in the rollout that the next update learns from, which is also that of the update."""
+        return epsilon_at(self.config, self.updates, horizon)
 
     def begin(self, horizon: int) -> None:
         """Start an update.
 
         :param horizon: updates of the whole training.
         """
-        self.epsilon = epsilon_at(self.config, self.updates, horizon)
+        self.epsilon = self.epsilon_of_rollout(horizon)
         self.updates += 1
         self._sums.zero_()
 
@@ -69,11 +73,20 @@ class RobustRegulariser:
         each = torch.where(counts, kl(clean, perturbed), 0.0)  # where nothing is learnt there may be anything
         mean = (chosen_share * each).sum() / chosen_share.sum().clamp(min=torch.finfo(share.dtype).tiny)
         mean = mean * share.sum()
-        norms = found.move.norm(p=torch.inf if self.config.norm == "linf" else 2.0, dim=-1)
-        norm = torch.where(counts, norms, 0.0).sum()
-        sums = (mean.detach(), share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
-        self._sums += torch.stack(sums).double()
+        self.record(found, mean.detach(), share, counts)
         return self.config.coefficient * mean
+
+    def record(self, found: Perturbed, mean: Tensor, share: Tensor, counts: Tensor) -> None:
+        """Remember a minibatch for :meth:`metrics`.
+
+        :param found: the perturbation of the chosen samples.
+        :param mean: their KL, as the minibatch's share of the loss has it.
+        :param share: of all samples in the minibatch's loss.
+        :param counts: which of the chosen ones count.
+        """
+        norm = torch.where(counts, self.perturbation.lengths(found.move), 0.0).sum()
+        sums = (mean, share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
+        self._sums += torch.stack([one.double() for one in sums])
 
     def metrics(self) -> dict[str, float]:
         """What the present update has met so far."""
@@ -81,7 +94,7 @@ class RobustRegulariser:
         samples, perturbed = max(sums[_SAMPLES], 1.0), max(sums[_PERTURBED], 1.0)
         kl = sums[_KL] / max(sums[_SHARE], 1e-8)
         return {
-            "sa_ppo/enabled": float(self.active),
+            "sa_ppo/enabled": float(self.epsilon > 0.0),
             "sa_ppo/update_count": float(self.updates),
             "sa_ppo/current_epsilon": self.epsilon,
             "sa_ppo/robust_kl": kl,

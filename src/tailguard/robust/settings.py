@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
+Part = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class PerturbationConfig(BaseModel):
@@ -56,15 +57,24 @@ class PerturbationConfig(BaseModel):
 
 
 class SAPPOConfig(PerturbationConfig):
-    """State-adversarial PPO (Zhang et al. 2020): training that keeps actions steady under the worst perturbation.
+    """State-adversarial training: a penalty on what moves the policy (SA-PPO, Zhang et al. 2020), attacked rollouts, or both.
 
-    The search is short and its last point counts, since it is repeated for every minibatch.
+    The penalty asks for steady actions and never sees what comes of unsteady ones. Attacked rollouts let some environments be
+    played under attack: the agent meets the consequences and learns what to do about them. The search is short and its last
+    point counts, since it is repeated for every minibatch or step.
 
-    :param enabled: False trains as if there were no adversary, bit for bit. So do `epsilon` 0 and `coefficient` 0.
+    :param enabled: False trains as if there were no adversary, bit for bit. So do `epsilon` 0, and `coefficient` 0 with
+        `rollouts` 0.
     :param mode: ``regularise`` leaves PPO's own loss on clean observations and adds `coefficient` times the mean of
         KL(policy(clean) || policy(perturbed)) of the same samples. ``mix`` perturbs a share of the samples inside PPO's loss
         as well, where clean and perturbed ones weigh the same.
-    :param coefficient: weight of that KL, at least 0. 0.02 to 1 are usual: more is steadier and learns more slowly.
+    :param coefficient: weight of that KL, at least 0. 0.02 to 1 are usual: more is steadier and learns more slowly. 0 leaves
+        attacked rollouts alone.
+    :param rollouts: share of the environments, the last ones, in which the policy is shown attacked observations while it
+        collects, in [0, 1]. It acts on them, they are stored, and everything is learnt from them; the environment goes on from
+        the true state. With memory the present observation is moved, given what memory has made of earlier moves. 0.5 to 0.8
+        are usual: what plays clean keeps the clean return.
+    :param rollout_objectives: what the adversary of the rollouts maximises, as in `objective`, a rollout each in turn.
     :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
         drawn anew each time, and they stand for the others. 0.5 halves what the adversary costs.
     :param warmup_updates: updates at the start without an adversary, while the policy knows nothing worth protecting.
@@ -77,6 +87,8 @@ class SAPPOConfig(PerturbationConfig):
     enabled: bool = True
     mode: Literal["regularise", "mix"] = "regularise"
     coefficient: NonNegativeFloat = 0.1
+    rollouts: Part = 0.0
+    rollout_objectives: Annotated[tuple[Literal["kl", "action"], ...], Field(min_length=1)] = ("kl", "action")
     adversarial_ratio: Share = 0.5
     warmup_updates: NonNegativeInt = 10
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -100,4 +112,9 @@ class SAPPOConfig(PerturbationConfig):
     def idle(self) -> bool:
         """Whether it can never change a training."""
         harmless = self.epsilon == 0.0 and not self.epsilon_final
-        return not self.enabled or harmless or (self.coefficient == 0.0 and self.mode == "regularise")
+        return not self.enabled or harmless or not (self.in_updates or self.rollouts)
+
+    @property
+    def in_updates(self) -> bool:
+        """Whether it adds to the loss, or changes what the loss looks at."""
+        return self.coefficient > 0.0 or self.mode == "mix"
