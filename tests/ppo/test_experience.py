@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_algorithm import collect, make, prepared
 
 from tailguard.ppo.experience import Batch
+from tailguard.ppo.targets import gae
 
 L, K, M, H = 5, 2, 3, 4
 
@@ -60,3 +62,26 @@ def test_a_split_keeps_the_order_and_one_part_is_the_batch_itself():
     assert torch.equal(torch.cat([part.weights for part in batch.split(4)], dim=1), batch.weights)
     (whole,) = batch.split(12)
     assert whole is batch
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_values_on_a_shared_memory_are_those_of_a_run_over_the_whole_strips(compiled, layers):
+    """The hidden states of acting stand for it, in the second rollout from a memory that is not 0; final observations too."""
+    model = make("shared lstm", policy_kwargs={"compiled": compiled, "n_lstm_layers": layers})
+    for _ in range(2):
+        collect(model)
+        experience = prepared(model)
+        rollout, policy = model.rollout_buffer, model.policy
+        layout, obs = rollout.strips()
+        assert layout.blanks.sum() > 0.0
+        with torch.no_grad():
+            features = policy.actor_trunk.sequence(obs, layout.blanks, model._rollout_start[0])
+            means = policy.raw_atoms(features) @ policy.law.masses
+        expected = torch.stack([layout.gather(one) for one in means])
+        torch.testing.assert_close(experience.per_critic, expected, atol=1e-5, rtol=1e-5)
+        following = layout.gather(model.critic.aggregate_values(means), offset=1)
+        ends = rollout.terminated, rollout.truncated
+        advantages = gae(rollout.rewards, experience.values, following, *ends, model.gamma, model.gae_lambda)
+        torch.testing.assert_close(experience.returns, advantages + experience.values, atol=1e-4, rtol=1e-4)
+        model.train()

@@ -64,10 +64,6 @@ class FlatParameters:
     def zero_grad(self) -> None:
         """Set all gradients to 0, and back into their place if somebody has cleared them the usual way."""
         self.gradient.zero_()
-        self.place_gradients()
-
-    def place_gradients(self) -> None:
-        """Let every parameter's gradient be its part of the flat one."""
         self.tensor.grad = self.gradient
         for parameter, view in self._views:
             parameter.grad = view

@@ -138,14 +138,13 @@ class Update:
         self, batch: Batch, total_weight: float, settings: UpdateSettings, fused: FusedGradient | None = None
     ) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
+        self.flat.zero_grad()
         self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
-        if fused is not None:  # which writes every number of the gradient
-            self.flat.place_gradients()
+        if fused is not None:
             losses = fused.gradient(batch, total_weight, settings.policy, settings.vf_coef)
             if (adversary := self._present_adversary()) is not None:
                 adversary.add_gradient(batch, batch.weights / total_weight)
             return torch.tensor([*losses, *gradient_norms(self.flat.gradient, self.critic_spans)])
-        self.flat.zero_grad()
         measures, several = torch.zeros(len(LOSSES)), settings.microbatch < settings.minibatch
         for part in batch.split(settings.microbatch):
             loss, measured = self._loss(part, total_weight, settings)
