@@ -83,7 +83,7 @@ BENCH = (
     Job("Optimizers", "optim.py --only quadratic", 1.0),
     Job("Optimizers", "optim.py --only digits --seeds 1", 5.0),
     Job("Population", "population.py toys --seeds 50", 4.0),
-    Job("Population", "population.py search --agent-seeds 2 --horizon 60", 6.0),
+    Job("Population", "population.py search --agent-seeds 2 --horizon 60", 6.0, 2),
 )
 CHECK = (
     Job("Environment speed", "env_speed.py --rounds 2 --seconds 0.1", 5.0, 0),

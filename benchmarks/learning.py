@@ -148,7 +148,8 @@ SIGNAL = {
     "policy_kwargs": {"log_std_init": 1.0},
 }
 # One step earns 0.0137 at best, and the noise of a return is 1: only large batches and many steps tell the two apart. A signal
-# lasts for 20 steps, and a shorter horizon than 100 makes the agent too slow to turn its position round.
+# lasts for 20 steps; with a shorter horizon than 100, or once exploration has died out, the agent is too slow to turn its position
+# round: at the ends of the box most moves are cut off, and who never tries the other side never learns what it is worth.
 HIDDEN = {
     "n_envs": 256,
     "n_steps": 128,
@@ -156,8 +157,9 @@ HIDDEN = {
     "n_epochs": 4,
     "gamma": 0.99,
     "gae_lambda": 0.95,
-    "learning_rate": LinearSchedule(1.5e-3, 1e-4),
-    "policy_kwargs": {"lstm_hidden_size": 32, "net_arch": [32], "log_std_init": -0.5},
+    "learning_rate": LinearSchedule(3e-3, 5e-5),
+    "entropy": {"initial": 0.006, "final": 0.006},
+    "policy_kwargs": {"lstm_hidden_size": 32, "net_arch": [32], "log_std_init": 0.3, "lstm_forget_bias": 1.0},
 }
 MIN = {"critic": {"aggregate": "min"}}
 BETTING = {"n_steps": 24, "batch_size": 1536, "n_epochs": 4, "gamma": 1.0, "gae_lambda": 0.95, "learning_rate": 1e-3}
