@@ -24,7 +24,7 @@ from tailguard.ppo.controls import LinearSchedule
 from tailguard.vec_env import GymVectorAdapter
 
 Row = list[str]
-PICTURE = "risk-frontier.svg"
+PICTURE = Path(__file__).parents[1] / "docs" / "risk-frontier.svg"
 GAMES = [{}, {"win_probability": 0.7}, {"win_probability": 0.8}, {"win_probability": 0.95}, {"chips": 8}, {"chips": 32}]
 BETTING_STEPS = 1_800_000
 DIAL = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -210,7 +210,8 @@ def table_dial(run: "Runner") -> None:
         shared = [frontier[i][1] for frontier in frontiers]
         best = BettingGame().solve(alpha).objective
         run.row(alpha, f"{best:.2f}", each(shared), each(separate), f"{np.median(shared) / np.median(separate):.3f}")
-    draw_frontier(frontiers)
+    if not run.quick:
+        draw_frontier(frontiers)
 
 
 def draw_frontier(frontiers: list[list[tuple[float, float]]]) -> None:
@@ -218,7 +219,7 @@ def draw_frontier(frontiers: list[list[tuple[float, float]]]) -> None:
     try:
         import matplotlib
     except ImportError:
-        print(f"\nmatplotlib is not installed: {PICTURE} is not drawn")
+        print(f"\nmatplotlib is not installed: {PICTURE.name} is not drawn")
         return
     matplotlib.use("svg")
     from matplotlib import pyplot
@@ -239,8 +240,8 @@ def draw_frontier(frontiers: list[list[tuple[float, float]]]) -> None:
     axes.set_xlabel("CVaR at the tail that the policy serves")
     axes.set_ylabel("mean of the result")
     axes.legend()
-    figure.savefig(PICTURE)
-    print(f"\n{Path(PICTURE)} shows the frontier")
+    figure.savefig(PICTURE, metadata={"Date": None})
+    print(f"\ndocs/{PICTURE.name} shows the frontier")
 
 
 # ------------------------------------------------------------------------------------------------ crash market
