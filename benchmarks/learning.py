@@ -148,8 +148,8 @@ SIGNAL = {
     "policy_kwargs": {"log_std_init": 1.0},
 }
 # One step earns 0.0137 at best, and the noise of a return is 1: only large batches and many steps tell the two apart. A signal
-# lasts for 20 steps; with a shorter horizon than 100, or once exploration has died out, the agent is too slow to turn its position
-# round: at the ends of the box most moves are cut off, and who never tries the other side never learns what it is worth.
+# lasts for 20 steps; with a shorter horizon than 100, or once exploration has died out, the agent is too slow to turn round: at
+# the ends of the box most moves are cut off, and who never tries the other side never learns what it is worth.
 HIDDEN = {
     "n_envs": 256,
     "n_steps": 128,
