@@ -37,7 +37,16 @@ def compiled(function: Function) -> Function:
     return cast(Function, decorate(function))
 
 
-@compiled
+def part(function: Function) -> Function:
+    """For functions that only compiled ones call: never cached, so that they are compiled together with whoever calls them.
+
+    A function that comes out of the cache is not inlined. Its callers would then differ, in the last bits of their sums, from
+    callers that were compiled together with it: two processes that meet half a cache would not agree.
+    """
+    return cast(Function, numba.njit(error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
+
+
+@part
 def _flushed(x: np.float32) -> np.float32:
     """0 for a denormal number, which would make every operation on it a hundred times slower.
 
@@ -121,7 +130,7 @@ def adam(
         weights[i] -= size * m / (math.sqrt(v) + eps)
 
 
-@compiled
+@part
 def _random_words(words: NDArray[np.uint64], key: np.uint64) -> None:
     """SplitMix64 from the state `key`; word i depends on key and i alone, so that they can be made side by side."""
     for i in range(len(words)):
@@ -149,7 +158,7 @@ def sum_of_squares(values: Floats) -> float:
     return float(total)
 
 
-@compiled
+@part
 def _step_share(utility: np.float32, correction: np.float32, centre: np.float32, slope: np.float32) -> np.float32:
     """1 - tanh(x) for |x| <= 1/2: tanh's continued fraction x / (1 + x^2 / (3 + x^2 / (5 + ..))) up to 9, right to 5e-11."""
     x = (utility * correction - centre) * slope
@@ -197,7 +206,7 @@ def move_with_noise(
 # ----------------------------------------------------------------------------------------------- variance of gradients
 
 
-@compiled
+@part
 def _measure_one(gradient: Floats, mean: Floats, rate: np.float32) -> tuple[float, float, float]:
     """Move the running mean of every element; returns the sums of g, of g^2 and of the mean's squares."""
     total, squares, mean_squares = np.float32(0.0), np.float32(0.0), np.float32(0.0)
@@ -211,7 +220,7 @@ def _measure_one(gradient: Floats, mean: Floats, rate: np.float32) -> tuple[floa
     return float(total), float(squares), float(mean_squares)
 
 
-@compiled
+@part
 def _largest(gradient: Floats) -> float:
     """The largest absolute value."""
     top = np.zeros(LANES, np.float32)
@@ -224,7 +233,7 @@ def _largest(gradient: Floats) -> float:
     return float(top.max())
 
 
-@compiled
+@part
 def _sums_of_one(gradient: Floats) -> tuple[float, float]:
     """The sums of g and of g^2."""
     total, squares = np.float32(0.0), np.float32(0.0)
@@ -249,7 +258,7 @@ def measure(sums: Doubles, gradients: Floats, starts: Integers, numel: Integers,
         begin += numel[k]
 
 
-@compiled
+@part
 def _fold(row: Doubles, sums: Doubles, numel: int, estimator: int, rate: float) -> None:
     """Fold the sums of one gradient into a tensor's row of running means.
 
@@ -270,7 +279,7 @@ def _fold(row: Doubles, sums: Doubles, numel: int, estimator: int, rate: float) 
     row[SIGNAL] = sums[MEAN_SQUARES] if estimator == ELEMENTWISE else row[FIRST] * row[FIRST]
 
 
-@compiled
+@part
 def _noise_and_signal(row: Doubles, beta: float) -> tuple[float, float, float]:
     """The variance of x, the square of its expectation, and the scale.
 

@@ -48,10 +48,10 @@ class InputMlp(FusedMlp):
         for layer in range(len(self._layers) - 1, 0, -1):
             weights, _, slopes = self._layers[layer]
             _, values, below = self._layers[layer - 1]
-            kernels.product(slopes, weights, below)
+            np.dot(slopes, weights, out=below)
             wishes.through_activation(values, self._activation, below)
         weights, _, slopes = self._layers[0]
-        kernels.product(slopes, weights, into_inputs)
+        np.dot(slopes, weights, out=into_inputs)
 
 
 class InputLstm(FusedLstm):

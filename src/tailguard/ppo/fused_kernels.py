@@ -28,6 +28,11 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath=FAST)(function))
 
 
+def part(function: Function) -> Function:
+    """Compile together with whoever calls it, and never alone: see :func:`tailguard.optim.kernels.part`."""
+    return cast(Function, numba.njit(error_model="numpy", fastmath=FAST)(function))
+
+
 def inlined(function: Function) -> Function:
     """Compile into every function that calls it."""
     return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath=FAST)(function))
@@ -61,8 +66,8 @@ def _tanh(x: Any) -> Any:
     return y * above / below
 
 
-@compiled
-def product(left: Floats, right: Floats, out: Floats) -> None:
+@part
+def _product(left: Floats, right: Floats, out: Floats) -> None:
     """``out = left @ right`` in even blocks of rows that BLAS takes as they are, where such blocks are worth having."""
     most = SMALL // max(right.shape[0] * right.shape[1], 1)
     if most < 8 or most >= len(left):
@@ -75,7 +80,7 @@ def product(left: Floats, right: Floats, out: Floats) -> None:
         np.dot(left[first:last], right, out[first:last])
 
 
-@compiled
+@part
 def _transpose(matrix: Floats, out: Floats) -> None:
     """``out = matrix.T`` in small squares, each of which stays in the fastest cache."""
     rows, columns = matrix.shape
@@ -86,7 +91,7 @@ def _transpose(matrix: Floats, out: Floats) -> None:
                     out[j, i] = matrix[i, j]
 
 
-@compiled
+@part
 def columns_sum(matrix: Floats, out: Floats) -> None:
     """Sums of the columns of ``[M, N]``, four rows at a time."""
     whole = len(matrix) // 4 * 4
@@ -119,7 +124,7 @@ def _sigmoid_slope(tangent: Any) -> Any:
     return QUARTER * (ONE - tangent * tangent)
 
 
-@compiled
+@part
 def _halve(weights: Floats) -> None:
     """What goes into the three gates with a sigmoid, in ``[M, 4, H]``."""
     for m in range(len(weights)):
@@ -144,14 +149,14 @@ def pack_lstm(
     _halve(bias.reshape(len(bias), 4, size))
 
 
-@compiled
+@part
 def _squash(gates: Floats, part: Floats, bias: Floats) -> None:
     """From what goes into the gates of a step to the gates, in place."""
     for j in range(len(gates)):
         gates[j] = _tanh(gates[j] + part[j] + bias[j])
 
 
-@compiled
+@part
 def _remember(gates: Floats, old: Floats, cell: Floats, hidden: Floats) -> None:
     """Cell and hidden states ``[B, H]`` after a step with these gates ``[B, 4, H]``."""
     for b in range(len(cell)):
@@ -175,8 +180,8 @@ def lstm_step(
     hidden: Floats,
 ) -> None:
     """One step of B environments, for acting; `part` and `gates`, ``[B, 4 H]``, are scratch."""
-    product(inputs, inward, gates)
-    product(old_hidden, recurrent, part)
+    _product(inputs, inward, gates)
+    _product(old_hidden, recurrent, part)
     _squash(gates.reshape(gates.size), part.reshape(gates.size), bias.reshape(gates.size))
     _remember(gates.reshape(len(cell), 4, cell.shape[1]), old_cell, cell, hidden)
 
@@ -204,10 +209,10 @@ def lstm_forward(
     together = min(max(SMALL // (n * n_inputs), 1), kept)  # steps whose inputs are one small product
     for first in range(0, rows, together):
         last, place = min(first + together, rows), first if kept == rows else 0
-        product(x[first * envs : last * envs], inward, by_env[place * envs : (place + last - first) * envs])
+        _product(x[first * envs : last * envs], inward, by_env[place * envs : (place + last - first) * envs])
         for t in range(first, last):
             k = place + t - first
-            product(hidden[t], recurrent, part)
+            _product(hidden[t], recurrent, part)
             _squash(by_step[k], parts, shift)
             _remember(gates[k], cells[t], cells[t + 1], hidden[t + 1])
             for b in range(envs):
@@ -216,7 +221,7 @@ def lstm_forward(
                     cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
 
 
-@compiled
+@part
 def _forget(gates: Floats, old: Floats, cell: Floats, slope: Floats, later: Floats, down: Floats, scratch: Floats) -> None:
     """The way back through :func:`_remember`, from the gates ``[B, 4, H]`` to the gradient of what went into them.
 
@@ -270,7 +275,7 @@ def lstm_backward(
     into_hidden[:], into_cell[:] = ZERO, ZERO
     for t in range(rows - 1, -1, -1):
         _forget(gates[t], cells[t], cells[t + 1], slopes[t], into_hidden, into_cell, scratch)
-        product(by_step[t], w_hidden, into_hidden)
+        _product(by_step[t], w_hidden, into_hidden)
     columns_sum(gates.reshape(rows * envs, 4 * size), into_bias)
 
 
@@ -302,7 +307,7 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, 
         weights = _rows_of(scratch, 0, n_in, n_out)
         _transpose(_rows_of(flat, at, n_out, n_in), weights)
         bias, y = flat[bias_at : bias_at + n_out], _rows_of(values, start, rows, n_out)
-        product(x, weights, y)
+        _product(x, weights, y)
         if layer == len(table) - 1:
             for m in range(rows):
                 row = y[m]
@@ -322,7 +327,7 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, 
         x, start = y, start + _padded(rows * n_out)
 
 
-@compiled
+@part
 def _outer(slopes: Floats, inputs: Floats, out: Floats, scratch: Floats) -> None:
     """``out = slopes.T @ inputs``, in blocks of rows whose products are added up in `scratch`."""
     n_out, n_in = out.shape
@@ -372,7 +377,7 @@ def mlp_backward(
         weights[:] = _rows_of(flat, at, n_out, n_in)
         if layer > 0:
             into = _rows_of(slopes, below, rows, n_in)
-            product(slope, weights, into)
+            _product(slope, weights, into)
             for m in range(rows):
                 one, y = into[m], x[m]
                 if activation == TANH:
@@ -382,10 +387,10 @@ def mlp_backward(
                     for j in range(n_in):
                         one[j] = one[j] if y[j] > ZERO else ZERO
         elif len(into_inputs) and not add:
-            product(slope, weights, into_inputs)
+            _product(slope, weights, into_inputs)
         elif len(into_inputs):
             into = _rows_of(scratch, _padded(n_in * n_out), rows, n_in)
-            product(slope, weights, into)
+            _product(slope, weights, into)
             for m in range(rows):
                 total, one = into_inputs[m], into[m]
                 for j in range(n_in):

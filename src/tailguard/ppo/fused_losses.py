@@ -31,6 +31,11 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
 
 
+def part(function: Function) -> Function:
+    """Compile together with whoever calls it, and never alone: see :func:`tailguard.optim.kernels.part`."""
+    return cast(Function, numba.njit(error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
+
+
 @compiled
 def mean_loss(values: Floats, targets: Floats, weights: Floats, scale: float, slopes: Floats) -> float:
     """The squared loss of ``values[M, 1]`` against ``targets[M, 1]``; fills its derivative times `scale`, ``slopes[M, 1]``."""
@@ -43,7 +48,7 @@ def mean_loss(values: Floats, targets: Floats, weights: Floats, scale: float, sl
     return 0.5 * total
 
 
-@compiled
+@part
 def _padded(values: Floats, multiple: int) -> Floats:
     """Followed by zeros up to a length that is a multiple of `multiple`."""
     longer = np.zeros(-(-len(values) // multiple) * multiple, np.float32)
@@ -51,7 +56,7 @@ def _padded(values: Floats, multiple: int) -> Floats:
     return longer
 
 
-@compiled
+@part
 def _count(y: Floats, p: Floats, q: Floats, below: Floats, negative: Floats, above: Floats) -> None:
     """Add up for each q the mass of the targets below it, p min(y - q, 0), and the mass of the targets above it."""
     for j in range(0, len(y), TOGETHER):
@@ -101,8 +106,8 @@ def quantile_loss(
 # Rows of outputs: means beside log standard deviations that all samples share.
 
 
-@compiled
-def beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
+@part
+def _beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
     """``out = [left, constant]``, the same constants ``[A]`` in every row."""
     size = left.shape[1]
     for m in range(len(left)):
@@ -111,9 +116,15 @@ def beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
 
 
 @compiled
+def beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
+    """``out = [left, constant]``, the same constants ``[A]`` in every row."""
+    _beside_constant(left, constant, out)
+
+
+@compiled
 def draw_gaussian(means: Floats, log_std: Floats, noise: Floats, outputs: Floats, actions: Floats) -> None:
     """The row of a rollout: ``outputs = [means, log_std]`` and ``actions = means + exp(log_std) noise``."""
-    beside_constant(means, log_std, outputs)
+    _beside_constant(means, log_std, outputs)
     for a in range(len(log_std)):
         std = np.exp(log_std[a])
         for b in range(len(means)):
