@@ -37,16 +37,16 @@ def compiled(function: Function) -> Function:
     return cast(Function, decorate(function))
 
 
-def part(function: Function) -> Function:
-    """For functions that only compiled ones call: never cached, so that they are compiled together with whoever calls them.
+def inlined(function: Function) -> Function:
+    """For functions that only compiled ones call: compiled into each of their callers.
 
-    A function that comes out of the cache is not inlined. Its callers would then differ, in the last bits of their sums, from
-    callers that were compiled together with it: two processes that meet half a cache would not agree.
+    A caller of a compiled function is not the same code when it has just been compiled and when it comes out of the cache, and
+    where sums may be reordered the two differ in the last bits: a run would not agree with its resumption.
     """
-    return cast(Function, numba.njit(error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
+    return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
 
 
-@part
+@inlined
 def _flushed(x: np.float32) -> np.float32:
     """0 for a denormal number, which would make every operation on it a hundred times slower.
 
@@ -130,7 +130,7 @@ def adam(
         weights[i] -= size * m / (math.sqrt(v) + eps)
 
 
-@part
+@inlined
 def _random_words(words: NDArray[np.uint64], key: np.uint64) -> None:
     """SplitMix64 from the state `key`; word i depends on key and i alone, so that they can be made side by side."""
     for i in range(len(words)):
@@ -158,7 +158,7 @@ def sum_of_squares(values: Floats) -> float:
     return float(total)
 
 
-@part
+@inlined
 def _step_share(utility: np.float32, correction: np.float32, centre: np.float32, slope: np.float32) -> np.float32:
     """1 - tanh(x) for |x| <= 1/2: tanh's continued fraction x / (1 + x^2 / (3 + x^2 / (5 + ..))) up to 9, right to 5e-11."""
     x = (utility * correction - centre) * slope
@@ -206,7 +206,7 @@ def move_with_noise(
 # ----------------------------------------------------------------------------------------------- variance of gradients
 
 
-@part
+@inlined
 def _measure_one(gradient: Floats, mean: Floats, rate: np.float32) -> tuple[float, float, float]:
     """Move the running mean of every element; returns the sums of g, of g^2 and of the mean's squares."""
     total, squares, mean_squares = np.float32(0.0), np.float32(0.0), np.float32(0.0)
@@ -220,7 +220,7 @@ def _measure_one(gradient: Floats, mean: Floats, rate: np.float32) -> tuple[floa
     return float(total), float(squares), float(mean_squares)
 
 
-@part
+@inlined
 def _largest(gradient: Floats) -> float:
     """The largest absolute value."""
     top = np.zeros(LANES, np.float32)
@@ -233,7 +233,7 @@ def _largest(gradient: Floats) -> float:
     return float(top.max())
 
 
-@part
+@inlined
 def _sums_of_one(gradient: Floats) -> tuple[float, float]:
     """The sums of g and of g^2."""
     total, squares = np.float32(0.0), np.float32(0.0)
@@ -258,7 +258,7 @@ def measure(sums: Doubles, gradients: Floats, starts: Integers, numel: Integers,
         begin += numel[k]
 
 
-@part
+@inlined
 def _fold(row: Doubles, sums: Doubles, numel: int, estimator: int, rate: float) -> None:
     """Fold the sums of one gradient into a tensor's row of running means.
 
@@ -279,7 +279,7 @@ def _fold(row: Doubles, sums: Doubles, numel: int, estimator: int, rate: float) 
     row[SIGNAL] = sums[MEAN_SQUARES] if estimator == ELEMENTWISE else row[FIRST] * row[FIRST]
 
 
-@part
+@inlined
 def _noise_and_signal(row: Doubles, beta: float) -> tuple[float, float, float]:
     """The variance of x, the square of its expectation, and the scale.
 

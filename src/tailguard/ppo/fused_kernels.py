@@ -28,13 +28,8 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath=FAST)(function))
 
 
-def part(function: Function) -> Function:
-    """Compile together with whoever calls it, and never alone: see :func:`tailguard.optim.kernels.part`."""
-    return cast(Function, numba.njit(error_model="numpy", fastmath=FAST)(function))
-
-
 def inlined(function: Function) -> Function:
-    """Compile into every function that calls it."""
+    """Compile into whoever calls it: see :func:`tailguard.optim.kernels.inlined`."""
     return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath=FAST)(function))
 
 
@@ -66,7 +61,7 @@ def _tanh(x: Any) -> Any:
     return y * above / below
 
 
-@part
+@inlined
 def _product(left: Floats, right: Floats, out: Floats) -> None:
     """``out = left @ right`` in even blocks of rows that BLAS takes as they are, where such blocks are worth having."""
     most = SMALL // max(right.shape[0] * right.shape[1], 1)
@@ -80,7 +75,7 @@ def _product(left: Floats, right: Floats, out: Floats) -> None:
         np.dot(left[first:last], right, out[first:last])
 
 
-@part
+@inlined
 def _transpose(matrix: Floats, out: Floats) -> None:
     """``out = matrix.T`` in small squares, each of which stays in the fastest cache."""
     rows, columns = matrix.shape
@@ -91,7 +86,7 @@ def _transpose(matrix: Floats, out: Floats) -> None:
                     out[j, i] = matrix[i, j]
 
 
-@part
+@inlined
 def columns_sum(matrix: Floats, out: Floats) -> None:
     """Sums of the columns of ``[M, N]``, four rows at a time."""
     whole = len(matrix) // 4 * 4
@@ -124,7 +119,7 @@ def _sigmoid_slope(tangent: Any) -> Any:
     return QUARTER * (ONE - tangent * tangent)
 
 
-@part
+@inlined
 def _halve(weights: Floats) -> None:
     """What goes into the three gates with a sigmoid, in ``[M, 4, H]``."""
     for m in range(len(weights)):
@@ -149,14 +144,14 @@ def pack_lstm(
     _halve(bias.reshape(len(bias), 4, size))
 
 
-@part
+@inlined
 def _squash(gates: Floats, part: Floats, bias: Floats) -> None:
     """From what goes into the gates of a step to the gates, in place."""
     for j in range(len(gates)):
         gates[j] = _tanh(gates[j] + part[j] + bias[j])
 
 
-@part
+@inlined
 def _remember(gates: Floats, old: Floats, cell: Floats, hidden: Floats) -> None:
     """Cell and hidden states ``[B, H]`` after a step with these gates ``[B, 4, H]``."""
     for b in range(len(cell)):
@@ -221,7 +216,7 @@ def lstm_forward(
                     cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
 
 
-@part
+@inlined
 def _forget(gates: Floats, old: Floats, cell: Floats, slope: Floats, later: Floats, down: Floats, scratch: Floats) -> None:
     """The way back through :func:`_remember`, from the gates ``[B, 4, H]`` to the gradient of what went into them.
 
@@ -327,7 +322,7 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, 
         x, start = y, start + _padded(rows * n_out)
 
 
-@part
+@inlined
 def _outer(slopes: Floats, inputs: Floats, out: Floats, scratch: Floats) -> None:
     """``out = slopes.T @ inputs``, in blocks of rows whose products are added up in `scratch`."""
     n_out, n_in = out.shape

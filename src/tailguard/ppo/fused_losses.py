@@ -31,9 +31,9 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
 
 
-def part(function: Function) -> Function:
-    """Compile together with whoever calls it, and never alone: see :func:`tailguard.optim.kernels.part`."""
-    return cast(Function, numba.njit(error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
+def inlined(function: Function) -> Function:
+    """Compile into whoever calls it: see :func:`tailguard.optim.kernels.inlined`."""
+    return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
 
 
 @compiled
@@ -48,7 +48,7 @@ def mean_loss(values: Floats, targets: Floats, weights: Floats, scale: float, sl
     return 0.5 * total
 
 
-@part
+@inlined
 def _padded(values: Floats, multiple: int) -> Floats:
     """Followed by zeros up to a length that is a multiple of `multiple`."""
     longer = np.zeros(-(-len(values) // multiple) * multiple, np.float32)
@@ -56,7 +56,7 @@ def _padded(values: Floats, multiple: int) -> Floats:
     return longer
 
 
-@part
+@inlined
 def _count(y: Floats, p: Floats, q: Floats, below: Floats, negative: Floats, above: Floats) -> None:
     """Add up for each q the mass of the targets below it, p min(y - q, 0), and the mass of the targets above it."""
     for j in range(0, len(y), TOGETHER):
@@ -106,7 +106,7 @@ def quantile_loss(
 # Rows of outputs: means beside log standard deviations that all samples share.
 
 
-@part
+@inlined
 def _beside_constant(left: Floats, constant: Floats, out: Floats) -> None:
     """``out = [left, constant]``, the same constants ``[A]`` in every row."""
     size = left.shape[1]

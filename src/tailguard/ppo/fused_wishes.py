@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tailguard.ppo.fused_kernels import RELU, compiled, part
+from tailguard.ppo.fused_kernels import RELU, compiled, inlined
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -104,7 +104,7 @@ def steady_means(
     return sum_of_all
 
 
-@part
+@inlined
 def _log_softmax(logits: Floats, out: Floats) -> None:
     top = logits.max()
     mass = ZERO
