@@ -1,6 +1,6 @@
 """Do variance scaling and UPGD pay inside PPO? `make bench-optim_ppo`
 
-CartPole-v1, `SignalMarket`, and a `SignalMarket` whose signal turns its sign every 120,000 steps, which is where optimizers for
+CartPole-v1, `SignalMarket`, and a `SignalMarket` whose signal turns its sign every 360,000 steps, which is where optimizers for
 continual learning should help. Five seeds, the same settings for all; the score of a run is the mean over its last third, as a
 share of the best possible: in the market that turns, two whole regimes, the time of learning anew included. Intervals are
 bootstrap percentiles of the mean over seeds, and of the difference to Adam seed by seed.
@@ -27,7 +27,7 @@ OPTIMIZERS = {
     "AdaptiveUPGD, noise": {"optimizer": {"name": "adaptive_upgd", "sigma": 0.01, "adaptive_noise": True}},
     "AdaptiveUPGD, noise, VGS": {"optimizer": {"name": "adaptive_upgd", "sigma": 0.01, "adaptive_noise": True}, "vgs": {}},
 }
-ENVS, STEPS, TURN = 32, 64, 120_000
+ENVS, STEPS, TURN = 32, 64, 360_000
 
 
 class TurningMarket(SignalMarket):
@@ -81,7 +81,7 @@ def pole(settings, seed):
 
 TASKS = {
     "SignalMarket, 240k": lambda settings, seed: market(SignalMarket, 240_000, settings, seed),
-    "SignalMarket that turns, 720k": lambda settings, seed: market(TurningMarket, 720_000, settings, seed),
+    "SignalMarket that turns, 2.16M": lambda settings, seed: market(TurningMarket, 6 * TURN, settings, seed),
     "CartPole-v1, 60k steps": pole,
 }
 

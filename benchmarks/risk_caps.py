@@ -11,7 +11,7 @@ from risk_market import tail_mean
 
 from tailguard.market import BettingGame
 from tailguard.market.betting_game import _Tree
-from tailguard.ppo.risk import Budget, RiskConfig, RiskObjective
+from tailguard.ppo.risk import Budget, Finished, RiskConfig, RiskObjective
 
 ROLLOUTS, EPISODES = 150, 1000
 LEVELS = (np.arange(EPISODES) + 0.5) / EPISODES
@@ -48,7 +48,7 @@ def searched(player: PerfectPlayer, alpha: float) -> float:
     objective = RiskObjective(config, Budget(config))
     for rollout in range(ROLLOUTS):
         returns = player.returns(objective.budget.caps.item())
-        objective.remember(list(returns[:, None]), np.ones(EPISODES))
+        objective.remember(Finished(returns, np.empty((0, 1)), np.ones(EPISODES), np.empty(0)))
         objective.adapt(rollout / ROLLOUTS, np.ones(1), 1.0)
     return player.cvar(objective.budget.caps.item(), alpha)
 

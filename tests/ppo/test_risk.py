@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_algorithm import B, Script, T, make, mlp_and_lstm, weights
 
-from tailguard.ppo.risk import ENOUGH_EPISODES, HOPELESS_MULTIPLIER, Budget, Returns, RiskConfig, RiskObjective
+from tailguard.ppo.risk import ENOUGH_EPISODES, HOPELESS_MULTIPLIER, Budget, Finished, Returns, RiskConfig, RiskObjective
 from tailguard.running_return import RunningReturn
 from tailguard.validation import build
+
+NO_LAWS = np.empty((0, 4))
+
+
+def ended(returns):
+    """Episodes that came to their end, played for the mean."""
+    return Finished(np.array(returns, float), NO_LAWS, np.ones(len(returns)), np.empty(0))
+
 
 DIAL = {"objective": "cvar", "alpha": (0.1, 0.4)}
 
@@ -134,7 +142,7 @@ def test_maximising_the_capped_return_at_the_var_is_maximising_the_cvar(seed, al
     """Rockafellar and Uryasev: C + E[min(R - C, 0)] / alpha is largest, and the CVaR, at C = VaR."""
     returns = Returns(100)
     sample = np.random.default_rng(seed).normal(size=40)
-    returns.values.extend(np.array([one]) for one in sample)
+    returns.add(sample, NO_LAWS)
     var, cvar = returns.tail(alpha, np.ones(1))
 
     def bound(cap):
@@ -196,7 +204,10 @@ def test_tails_are_those_of_a_bucket_filled_from_the_bottom(data, alpha):
         )
     )
     returns = Returns(1000)
-    returns.values.extend(np.array(sorted(one)) for one in episodes)
+    half = len(episodes) // 2
+    for rollout in (episodes[:half], episodes[half:]):
+        laws = [sorted(one) for one in rollout if len(one) > 1]
+        returns.add(np.array([one[0] for one in rollout if len(one) == 1]), np.array(laws).reshape(-1, 4))
     flat = [
         (value, mass / len(episodes))
         for one in episodes
@@ -209,19 +220,29 @@ def test_tails_are_those_of_a_bucket_filled_from_the_bottom(data, alpha):
 
 
 def test_only_the_last_episodes_are_remembered():
+    """Those of the fewest last rollouts that hold as many as are wanted."""
     returns = Returns(3)
-    returns.values.extend(np.array([float(k)]) for k in range(10))
+    for k in range(10):
+        returns.add(np.array([float(k)]), NO_LAWS)
     assert len(returns) == 3
     assert returns.tail(1.0, np.ones(1)) == (9.0, pytest.approx(8.0))
+    returns.add(np.array([10.0, 11.0]), NO_LAWS)
+    assert len(returns) == 3
+    returns.add(np.arange(20.0, 25.0), NO_LAWS)
+    assert len(returns) == 5
+    assert returns.tail(1.0, np.ones(1)) == (24.0, pytest.approx(22.0))
 
 
 def test_episodes_go_to_the_tail_they_were_played_for():
     """As it comes back from an observation: in float32."""
     risk = objective(alpha=(0.05, 0.8), levels=5)
     levels = risk.alphas.astype(np.float32).astype(np.float64)
-    risk.remember([np.array([float(k)]) for k in range(5)], levels)
-    assert [one.values[0].item() for one in risk.returns] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert all(len(one) == 1 for one in risk.returns)
+    laws = np.arange(10.0).reshape(5, 2)
+    risk.remember(Finished(np.arange(5.0), laws, levels, levels[::-1]))
+    found = [one.rollouts[0] for one in risk.returns]
+    assert [totals.tolist() for totals, _ in found] == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+    assert [law.tolist() for _, law in found] == [[row] for row in laws[::-1].tolist()]
+    assert all(len(one) == 2 for one in risk.returns)
 
 
 # Caps.
@@ -267,7 +288,7 @@ def test_an_agent_for_many_tails_can_be_trained_from_the_start(kind, alpha):
 
 def remembered(values, **config):
     risk = objective(**config)
-    risk.remember([np.array([float(value)]) for value in values], np.ones(len(values)))
+    risk.remember(ended(values))
     return risk
 
 
@@ -283,7 +304,7 @@ def test_the_first_cap_is_the_var_and_later_ones_follow_it_slowly():
     metrics = risk.adapt(0.5, np.ones(1), 1.0)
     assert risk.budget.caps.item() == metrics["risk/cap"] == 9.0
     assert metrics["risk/cvar"] == pytest.approx(4.5)
-    risk.remember([np.array([1000.0])] * 1000, np.ones(1000))
+    risk.remember(ended([1000.0] * 1000))
     caps = []
     for _ in range(3):
         risk.adapt(1.0, np.ones(1), 1.0)
@@ -315,18 +336,19 @@ def test_afterwards_the_cap_goes_to_where_the_tail_was_best():
     played = {0.0: (0.0, 0.0), 0.1: (1.0, 8.0), 0.2: (3.0, 5.0), 0.3: (2.0, 2.0)}  # progress: returns of the two halves
     caps = []
     for progress, halves in played.items():
-        risk.remember([np.array([half]) for half in halves] * 10, np.ones(20))
+        risk.remember(ended(halves * 10))
         risk.adapt(progress, np.ones(1), 1.0)
         caps.append(risk.budget.caps.item())
     # 0.0 sets the first cap; the returns of 0.2 have the best worse half, 3, and were played under the cap of 0.1.
     assert risk.best[0] == pytest.approx([3.0, caps[1]])
     risk.adapt(0.75, np.ones(1), 1.0)
     assert risk.budget.caps.item() == caps[1] == 8.0
-    assert risk.best[0, 0] == pytest.approx(2.0)  # what it brings now is not what it brought then
-    # It does not fall below that with the VaR, but rises with it.
-    for progress, values, cap in ((0.8, [1.0] * 20, 8.0), (0.9, [-50.0] * 9 + [9.0] * 11, 9.0)):
-        risk.remember([np.array([value]) for value in values], np.ones(20))
-        risk.adapt(progress, np.ones(1), 1.0)
+    assert risk.best[0, 0] == pytest.approx(3.0 - 0.1 * 1.0)  # what it brings now is not what it brought then: 2
+    # While it brings less it does not fall with the VaR, and rises with it only beyond doubt; as good as then, it follows.
+    worse, lucky, better = [1.0] * 20, [-50.0] * 9 + [9.0] * 11, [-50.0] * 5 + [9.0] * 15
+    for values, cap in ((worse, 8.0), (lucky, 8.0), (better, 9.0), ([4.0] * 20, 4.0), ([6.0] * 20, 6.0)):
+        risk.remember(ended(values))
+        risk.adapt(0.8, np.ones(1), 1.0)
         assert risk.budget.caps.item() == pytest.approx(cap)
 
 
@@ -347,11 +369,11 @@ def test_the_multiplier_grows_while_the_limit_is_missed_and_falls_to_zero_after(
     assert multipliers == pytest.approx([1.0, 3.0, 7.0])  # each time 0.5 (1 + itself) (1 + 3) / 2 more
     assert found[0]["risk/missing"] == pytest.approx(4.0)
     assert not any("warn/cvar_limit_infeasible" in metrics for metrics in found)
-    risk.remember([np.array([5.0])] * 20, np.ones(20))
+    risk.remember(ended([5.0] * 20))
     after = [risk.adapt(0.5, np.ones(1), 2.0)["risk/multiplier"] for _ in range(4)]
     assert after == pytest.approx([0.0, 0.0, 0.0, 0.0])  # 7 - 0.5 (1 + 7) (5 - 1) / 2 is below 0
     risk.multiplier = 7.0
-    risk.remember([np.array([2.0])] * 20, np.ones(20))
+    risk.remember(ended([2.0] * 20))
     assert risk.adapt(0.5, np.ones(1), 2.0)["risk/multiplier"] == pytest.approx(5.0)
 
 
@@ -366,7 +388,8 @@ def test_a_limit_that_cannot_be_reached_is_reported():
 
 def test_the_state_survives_a_round_trip():
     risk = objective(objective="constrained", limit=5.0, alpha=0.2)
-    risk.remember([np.array([1.5]), np.array([1.0, 2.0, 3.0])] * 15, np.ones(30))
+    for _ in range(3):
+        risk.remember(Finished(np.full(5, 1.5), np.tile([1.0, 2.0, 3.0], (5, 1)), np.ones(5), np.ones(5)))
     risk.adapt(0.5, np.full(3, 1.0 / 3.0), 1.0)
     assert risk.multiplier > 0.0
     twin = objective(objective="constrained", limit=5.0, alpha=0.2)
@@ -375,7 +398,7 @@ def test_the_state_survives_a_round_trip():
     assert twin.state_dict() == risk.state_dict()
     masses = np.full(3, 1.0 / 3.0)
     assert twin.adapt(0.7, masses, 1.0) == risk.adapt(0.7, masses, 1.0)
-    assert twin.returns[0].values.maxlen == risk.config.window
+    assert twin.returns[0].window == risk.config.window
 
 
 def test_the_state_of_another_number_of_tails_is_refused():

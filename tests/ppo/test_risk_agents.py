@@ -96,23 +96,25 @@ def test_finished_episodes_are_remembered_with_their_return_or_their_whole_law()
     env, gamma = Script(), 0.9
     model = make(env=env, gamma=gamma, risk={"objective": "cvar", "alpha": 0.2})
     collect(model)
-    values, alphas = prepared(model).finished
-    running, discount, expected = np.zeros(B), np.ones(B), []
+    finished = prepared(model).finished
+    running, discount, totals, laws = np.zeros(B), np.ones(B), [], []
     for t in range(T):
         running, discount = running + discount * env.rewards[t], discount * gamma
         for b in np.flatnonzero(env.dones[t]):
             if env.terminated[t, b]:
-                expected.append(running[b : b + 1].copy())
+                totals.append(running[b])
             else:
                 watched = np.concatenate((env.finals[t, b], [running[b], discount[b]])).astype(np.float32)
                 with torch.no_grad():
                     atoms = model.policy.raw_atoms(model.policy.inputs(torch.from_numpy(watched)))
-                expected.append(running[b] + discount[b] * atoms.sort(-1).values.mean(0).double().numpy())
+                laws.append(running[b] + discount[b] * atoms.sort(-1).values.mean(0).double().numpy())
             running[b], discount[b] = 0.0, 1.0
-    assert {len(one) for one in values} == {1, 6}
-    assert len(values) == len(alphas) == len(expected)
-    for one, other in zip(values, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert totals
+    np.testing.assert_allclose(finished.totals, totals, atol=1e-5)
+    np.testing.assert_allclose(finished.laws, laws, atol=1e-5)
+    assert finished.laws.shape[1] == 6
+    assert finished.totals_for.shape == (len(totals),)
+    assert finished.laws_for.shape == (len(laws),)
 
 
 # Neutral, and nearly so.

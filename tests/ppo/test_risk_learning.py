@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
+from test_risk import ended
 
 from tailguard import DistributionalPPO
-from tailguard.market import BettingGame
+from tailguard.market import BettingGame, CrashMarket
 from tailguard.ppo.controls import LinearSchedule
 from tailguard.ppo.experience import _same_scale
 from tailguard.ppo.risk import Budget, RiskConfig, RiskObjective
@@ -107,11 +110,10 @@ def test_every_tail_of_a_dial_has_advantages_of_one_scale() -> None:
 
 def test_a_limit_out_of_reach_is_reported_and_one_within_reach_is_not() -> None:
     masses = np.ones(1)
-    returns, alphas = [np.array([float(x)]) for x in range(100)], np.ones(100)
     for limit, hopeless in ((30.0, True), (5.0, False)):  # the worst fifth of 0 .. 99 has the mean 9.5
         config = RiskConfig(objective="constrained", alpha=ALPHA, limit=limit)
         objective = RiskObjective(config, Budget(config))
-        objective.remember(returns, alphas)
+        objective.remember(ended(np.arange(100.0)))
         seen = [objective.adapt(0.0, masses, 20.0) for _ in range(60)]
         assert seen[-1]["risk/cvar"] == pytest.approx(9.5)
         assert ("warn/cvar_limit_infeasible" in seen[-1]) is hopeless
@@ -125,10 +127,37 @@ def test_the_tail_starts_where_it_is_told_but_not_below_alpha() -> None:
     for start, first, at_half in ((1.0, 1.0, 0.1), (0.04, 0.04, 0.02), (0.001, 0.01, 0.01)):
         config = RiskConfig(objective="cvar", alpha=0.01, anneal=0.5, anneal_from=start)
         objective = RiskObjective(config, Budget(config))
-        objective.remember([np.array([float(x)]) for x in range(1000)], np.ones(1000))
+        objective.remember(ended(np.arange(1000.0)))
         tails = [objective.adapt(progress, masses, 1.0)["risk/alpha_annealed"] for progress in (0.0, 0.25, 0.5, 1.0)]
         assert tails == pytest.approx([first, at_half, 0.01, 0.01])
     config = RiskConfig(objective="cvar", alpha=0.01, anneal=0.5, anneal_from=0.5)
     objective = RiskObjective(config, Budget(config))
-    objective.remember([np.array([float(x)]) for x in range(1000)], np.ones(1000))
+    objective.remember(ended(np.arange(1000.0)))
     assert objective.adapt(0.0, masses, 1.0)["risk/cap"] == 499.0  # the median, as the first cap is taken at once
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["at once", "slow"])
+def test_the_cap_finds_the_best_position_of_the_crash_market_with_a_player_who_obeys_it(slow) -> None:
+    """Where every cap is its own VaR but for exploration, and the policy may lag behind the tail that shrinks."""
+    market, deviation, rollouts = CrashMarket(), 0.03, 120
+    crashes = round(1000 * market.crash_probability)
+    noise = deviation * norm.ppf((np.arange(1000 - crashes) + 0.5) / (1000 - crashes))
+
+    def best_mean(cap):
+        """Of positions around it: where E[min(R, cap)] has no slope."""
+        calm, crash = 1.0 - market.crash_probability, market.crash_probability
+        return brentq(lambda mean: calm * norm.cdf((cap - mean) / deviation) + crash * (1.0 - market.impact * mean), -1.0, 2.0)
+
+    config = RiskConfig(objective="cvar", alpha=ALPHA)
+    objective = RiskObjective(config, Budget(config))
+    mean, history = 0.5, []
+    for rollout in range(rollouts):
+        positions = np.concatenate((mean + noise, np.full(crashes, mean)))
+        lost = np.where(np.arange(1000) >= 1000 - crashes, market.impact * positions**2 / 2.0, 0.0)
+        objective.remember(ended(market.premium * positions - lost))
+        objective.adapt(rollout / rollouts, np.ones(1), 1.0)
+        wanted = best_mean(objective.budget.caps.item())
+        mean += np.clip(wanted - mean, -0.005, 0.005) if slow else wanted - mean
+        history.append(mean)
+    assert market.cvar(history[-1], ALPHA) >= 0.97 * market.solve(ALPHA).objective, history
+    assert market.cvar(history[len(history) // 2], ALPHA) < market.cvar(history[-1], ALPHA) or not slow

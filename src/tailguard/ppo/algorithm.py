@@ -31,7 +31,7 @@ from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.persistence import Persistent
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.reporting import TAIL, Reporting
-from tailguard.ppo.risk import RiskConfig, RiskObjective
+from tailguard.ppo.risk import Finished, RiskConfig, RiskObjective
 from tailguard.ppo.rollout import Rollout, finite
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
 from tailguard.ppo.surrogate import Coefficients
@@ -350,7 +350,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             for name, value in (self.adversary.metrics() | self.adversary.certificate(batch) | played).items():
                 self.logger.record(name, value)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
-            self._adapt_risk(*experience.finished)
+            self._adapt_risk(experience.finished)
         if isinstance(self.policy.normalizer, ObservationNormalizer):
             own = rollout.obs[:-1, :, : self.policy.own_size]
             self.policy.normalizer.update(own if self._attack is None else self._attack.true_observations())
@@ -371,8 +371,8 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             policy=Coefficients(self.clip_range, self.entropy.value, self.kl.coefficient),
         )
 
-    def _adapt_risk(self, returns: list[NDArray[np.float64]], alphas: NDArray[np.float64]) -> None:
-        self.objective.remember(returns, alphas)
+    def _adapt_risk(self, finished: Finished) -> None:
+        self.objective.remember(finished)
         masses = self.policy.law.masses.double().numpy()
         metrics = self.objective.adapt(1.0 - self._current_progress_remaining, masses, self._ret_std_snapshot)
         for name, value in metrics.items():

@@ -5,19 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.risk import RiskObjective
+from tailguard.ppo.risk import Finished, RiskObjective
 from tailguard.ppo.rollout import Rollout, Strips
 from tailguard.ppo.targets import gae, sr_lambda_targets
 from tailguard.ppo.trunk import LstmTrunk, State
-
-Finished = tuple[list[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Batch(NamedTuple):
@@ -207,11 +203,11 @@ def _finished_returns(rollout: Rollout, layout: Strips, columns: Tensor, atoms: 
     last = columns[rows, env].double()  # before the last step
     earned, discount = last[:, 0], last[:, 1]
     total = earned + discount * rollout.rewards[step, env]
-    law = atoms[:, rows + 1, env].sort(-1).values.mean(0) * (gamma * discount).unsqueeze(-1) + total.unsqueeze(-1)
-    cut = (rollout.truncated & ~rollout.terminated)[step, env].tolist()
-    values = [law[i].numpy() if is_cut else total[i : i + 1].numpy() for i, is_cut in enumerate(cut)]
-    alphas = last[:, 2] if last.shape[-1] == 3 else torch.ones(len(values))
-    return values, alphas.numpy()
+    cut = (rollout.truncated & ~rollout.terminated)[step, env]
+    to_come = atoms[:, rows[cut] + 1, env[cut]].sort(-1).values.mean(0)
+    laws = to_come * (gamma * discount[cut]).unsqueeze(-1) + total[cut].unsqueeze(-1)
+    alphas = last[:, 2] if last.shape[-1] == 3 else torch.ones_like(total)
+    return Finished(*(one.numpy() for one in (total[~cut], laws, alphas[~cut], alphas[cut])))
 
 
 def _lay_out(

@@ -19,4 +19,13 @@ def _to_version_3(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | {"agent": tree["agent"] | {"objective": objective | found}}
 
 
-MIGRATIONS: Migrations = {1: _to_version_2, 2: _to_version_3}
+def _to_version_4(tree: dict[str, Any]) -> dict[str, Any]:
+    """Version 3 kept returns episode by episode, each a list of one number or of all atoms: they are one rollout now."""
+    objective = tree["agent"]["objective"]
+    rollouts = [
+        [[[one[0] for one in level if len(one) == 1], [one for one in level if len(one) > 1]]] for level in objective["returns"]
+    ]
+    return tree | {"agent": tree["agent"] | {"objective": objective | {"returns": rollouts}}}
+
+
+MIGRATIONS: Migrations = {1: _to_version_2, 2: _to_version_3, 3: _to_version_4}

@@ -19,12 +19,14 @@ begins as half of the law, or all of it (`anneal_from`), and shrinks to alpha.
 
 The best policy for a cap has no reason to earn more than that. So a cap that follows the VaR can fall but hardly rise, and
 stays at the first local maximum of the expression above. Therefore the tail goes on shrinking for a while, what every cap has
-brought is noted, and then the cap goes back to the best of them. From there it rises with the VaR, but does not fall.
+brought is noted, and then the cap goes back to the best of them. As long as it brings less than the best has brought, it
+stays there, or rises with a VaR that has risen beyond doubt; once it is as good, it follows the VaR both ways.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -46,11 +48,16 @@ FINE_UNIT = 2.0
 FARTHEST = 1e30
 # A tail that has travelled as float32 is still the level that it was.
 AT_LEVEL = 1e-6
+# Luck fades this many times as slowly as a cap moves: a policy that has to go back to a better cap needs time.
+FADE = 0.1
+# A VaR that has risen by this many standard deviations of its rank has risen beyond doubt.
+BEYOND_DOUBT = 2.0
 # The tail shrinks this many times as far as to alpha, in logarithms, before the best cap is taken.
 PAST = 1.5
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
+Floats = NDArray[np.float64]
 Level = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -69,7 +76,8 @@ class RiskConfig(BaseModel):
         start and still sees success. 1 starts with the mean; where its way and that of the tail have nothing in common, the
         second is forgotten before it matters.
     :param cap_step: share of the way to the present VaR, or to the best cap, that the cap goes after each rollout.
-    :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
+    :param window: episodes (per tail) that the VaR is estimated from, or a rollout's if those are more. Too few make the cap
+        restless, too many make it lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
     :param multiplier_rate: how fast the multiplier of a violated constraint grows: by this share of one plus itself per
         rollout, for each standard deviation of the return that is missing.
@@ -110,7 +118,7 @@ class RiskConfig(BaseModel):
         """Whether the tail is annealed and the best cap searched."""
         return self.objective in ("cvar", "mean_cvar") and self.anneal > 0.0
 
-    def alphas(self) -> NDArray[np.float64]:
+    def alphas(self) -> Floats:
         """The tails that are learnt, rising."""
         if isinstance(self.alpha, tuple):
             return np.geomspace(*self.alpha, self.levels)
@@ -188,23 +196,46 @@ class Budget(nn.Module):
         return torch.from_numpy(shown)
 
 
-class Returns:
-    """Returns of finished episodes with weights: one for an ended episode, a whole law for one that was cut off.
+class Finished(NamedTuple):
+    """Returns of the episodes that ended in a rollout.
 
-    :param window: episodes to remember.
+    :param totals: ``[E]`` of those that came to their end.
+    :param laws: ``[C, M]`` the atoms of those that were cut off.
+    :param totals_for: ``[E]`` the tail that each was played for.
+    :param laws_for: ``[C]`` the same.
+    """
+
+    totals: Floats
+    laws: Floats
+    totals_for: Floats
+    laws_for: Floats
+
+
+class Returns:
+    """Returns of finished episodes: one number for an ended episode, a whole law for one that was cut off.
+
+    :param window: episodes to remember at least, by whole rollouts.
     """
 
     def __init__(self, window: int) -> None:
-        self.values: deque[NDArray[np.float64]] = deque(maxlen=window)
+        self.window = window
+        self.rollouts: deque[tuple[Floats, Floats]] = deque()  # totals ``[E]``, laws ``[C, M]``
 
     def __len__(self) -> int:
         """Episodes remembered."""
-        return len(self.values)
+        return sum(len(totals) + len(laws) for totals, laws in self.rollouts)
 
-    def tails(self, alphas: Sequence[float], masses: NDArray[np.float64]) -> list[tuple[float, float]]:
+    def add(self, totals: Floats, laws: Floats) -> None:
+        """Remember a rollout, and forget those that are no longer needed."""
+        self.rollouts.append((totals, laws))
+        while len(self) - sum(map(len, self.rollouts[0])) >= self.window:
+            self.rollouts.popleft()
+
+    def tails(self, alphas: Sequence[float], masses: Floats) -> list[tuple[float, float]]:
         """VaR and CVaR at each of `alphas` of all remembered episodes together, each of the same weight."""
-        values = np.concatenate(list(self.values))
-        weights = np.concatenate([masses if len(value) > 1 else np.ones(1) for value in self.values]) / len(self.values)
+        ended, cut = (sum(len(rollout[kind]) for rollout in self.rollouts) for kind in range(2))
+        values = np.concatenate([rollout[kind].ravel() for kind in range(2) for rollout in self.rollouts])
+        weights = np.concatenate((np.ones(ended), np.tile(masses, cut))) / (ended + cut)
         order = np.argsort(values)
         values, weights = values[order], weights[order]
         upto = np.cumsum(weights)
@@ -215,7 +246,7 @@ class Returns:
             found.append((float(var), float(in_tail @ values / in_tail.sum())))
         return found
 
-    def tail(self, alpha: float, masses: NDArray[np.float64]) -> tuple[float, float]:
+    def tail(self, alpha: float, masses: Floats) -> tuple[float, float]:
         """VaR and CVaR at one level."""
         return self.tails((alpha,), masses)[0]
 
@@ -287,16 +318,13 @@ class RiskObjective:
         capped = torch.minimum(atoms - shift, limit - shift) @ masses
         return (mean * (atoms @ masses) + tail * capped).to(atoms) if mean else (tail * capped).to(atoms)
 
-    def remember(self, values: list[NDArray[np.float64]], alphas: NDArray[np.float64]) -> None:
-        """Note the returns of finished episodes: a single number each, or all atoms of a law.
+    def remember(self, finished: Finished) -> None:
+        """Note the returns of the episodes that ended in a rollout, each at the level that is nearest to its tail."""
+        nearest = [np.abs(np.log(tails)[:, None] - np.log(self.alphas)).argmin(1) for tails in finished[2:]]
+        for level, returns in enumerate(self.returns):
+            returns.add(finished.totals[nearest[0] == level], finished.laws[nearest[1] == level])
 
-        :param alphas: the tail that each episode was played for.
-        """
-        nearest = np.abs(np.log(alphas)[:, None] - np.log(self.alphas)).argmin(1)
-        for level, value in zip(nearest, values, strict=True):
-            self.returns[level].values.append(value)
-
-    def adapt(self, progress: float, masses: NDArray[np.float64], std: float) -> dict[str, float]:
+    def adapt(self, progress: float, masses: Floats, std: float) -> dict[str, float]:
         """Move caps and multiplier after a rollout.
 
         :param progress: share of the training that is done.
@@ -310,11 +338,14 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            (var, _), (_, cvar), (_, mean) = returns.tails((self._annealed(alpha), alpha, 1.0), masses)
+            surely = max(alpha - BEYOND_DOUBT * math.sqrt(alpha * (1.0 - alpha) / len(returns)), 1.0 / len(returns))
+            levels = (self._annealed(alpha), alpha, 1.0, surely)
+            (var, _), (_, cvar), (_, mean), (least, _) = returns.tails(levels, masses)
             cap = self.budget.caps[level]
             if cap.isfinite() and config.searches:
                 self._compare(level, cap.item(), mean, cvar)
-                var = max(var, self.best[level, 1]) if self._searched else var
+                if self._searched and self.recent[level, 0] < self.best[level, 0]:
+                    var = max(least, self.best[level, 1])
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
             metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
@@ -337,7 +368,7 @@ class RiskObjective:
         if recent[0] > best[0]:
             best[:] = recent
         if self._searched:  # the cap is at the best one or on its way: what that brings is seen anew, and luck fades
-            best[0] += step * (recent[0] - best[0])
+            best[0] += FADE * step * (recent[0] - best[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings and the caps, in plain numbers."""
@@ -346,12 +377,12 @@ class RiskObjective:
             "share": self.share,
             "recent": self.recent.tolist(),
             "best": self.best.tolist(),
-            "returns": [[v.tolist() for v in one.values] for one in self.returns],
+            "returns": [[[totals.tolist(), laws.tolist()] for totals, laws in one.rollouts] for one in self.returns],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         self.multiplier, self.share = state["multiplier"], state["share"]
         self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
-        for one, values in zip(self.returns, state["returns"], strict=True):
-            one.values = deque((np.asarray(value) for value in values), maxlen=self.config.window)
+        for one, rollouts in zip(self.returns, state["returns"], strict=True):
+            one.rollouts = deque((np.array(totals), np.array(laws)) for totals, laws in rollouts)
