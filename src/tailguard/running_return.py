@@ -94,10 +94,10 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper, Stateful):
         """As arrays, with the dictionaries of the wrapped environments."""
         step, infos = step_with_arrays(self.venv, actions)
         self.running.add(step.rewards)
-        final_obs = self._watched(step.final_obs, step.ended)
         if len(step.ended):
+            step = step._replace(final_obs=self._watched(step.final_obs, step.ended))
             self._begin(step.ended)
-        return step._replace(obs=self._watched(step.obs, slice(None)), final_obs=final_obs), infos
+        return step._replace(obs=self._watched(step.obs, slice(None))), infos
 
     def state_dict(self) -> dict[str, Any]:
         """What the running episodes have earned, their tails, and the stream that tails are drawn from."""
@@ -122,9 +122,12 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper, Stateful):
         return np.ones(n) if self.alphas is None else self.generator.choice(self.alphas, n)
 
     def _watched(self, obs: NDArray[Any], which: Any) -> NDArray[np.float32]:
-        columns = self.running.columns()[which]
-        parts = [obs, columns] if self.alphas is None else [obs, columns, self.alpha[which, None]]
-        return np.concatenate(parts, axis=1).astype(np.float32)
+        own = obs.shape[1]
+        shown = np.empty((len(obs), *cast(tuple[int, ...], self.observation_space.shape)), np.float32)
+        shown[:, :own], shown[:, own], shown[:, own + 1] = obs, self.running.total[which], self.running.discount[which]
+        if self.alphas is not None:
+            shown[:, own + 2] = self.alpha[which]
+        return shown
 
 
 class WatchedEnv(gym.Wrapper[NDArray[Any], Any, NDArray[Any], Any]):

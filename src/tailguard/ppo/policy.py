@@ -127,7 +127,7 @@ class DistributionalPolicy(BasePolicy):
         if self.budget.features == 0 or obs.device.type != "cpu":
             return self.inputs(obs)
         scale = self.return_scale
-        shown = self.budget.rows(obs[:, self.own_size :], scale.mean_snapshot, scale.std_snapshot)
+        shown = self.budget.rows(obs.numpy()[:, self.own_size :], scale.mean_snapshot, scale.std_snapshot)
         return torch.cat((self.normalizer(obs[:, : self.own_size]), shown), dim=1)
 
     def act(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
