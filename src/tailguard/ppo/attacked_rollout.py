@@ -4,6 +4,9 @@ What the policy is shown is what it acts on, what is stored and what the critics
 after an episode that was cut, too, since an adversary would have been there as well. The environments, and the observations
 with which the next rollout begins, stay true; so do the statistics by which observations are normalised, or the adversary
 would widen its own ball.
+
+An agent that always meets the same adversary learns to read the truth from its moves, and falls to a weaker one. So one half of
+the attacked environments is attacked at every step, and each of the others at a share of its steps, drawn for every rollout.
 """
 
 import numpy as np
@@ -43,6 +46,7 @@ class AttackedRollout:
         self.rollout = rollout
         self.first = rollout.n_envs - max(round(adversary.config.rollouts * rollout.n_envs), 1)
         self._true = rollout.obs[:, self.first :].clone()
+        self._share = 2.0 * self._drawn(rollout.n_envs - self.first)  # of the steps that each environment is attacked at
         self._length, self._moves = 0.0, 0
 
     def show(self, row: Tensor, state: State) -> None:
@@ -53,7 +57,7 @@ class AttackedRollout:
         """
         mine = row[self.first :]
         self._true[self.rollout.filled] = mine
-        mine[:, : self.policy.own_size] += self._found(mine, _some(state, slice(self.first, None)))
+        mine[:, : self.policy.own_size] += self._found(mine, _some(state, slice(self.first, None)), self._share)
 
     def show_finals(self, step: StepArrays, state: State) -> StepArrays:
         """The step with moved final observations where an episode of an attacked environment was cut.
@@ -64,7 +68,8 @@ class AttackedRollout:
         if not len(cut):
             return step
         finals = np.array(step.final_obs, np.float32).reshape(len(step.ended), -1)
-        moves = self._found(torch.from_numpy(finals[cut]), _some(state, torch.as_tensor(step.ended[cut])))
+        envs = torch.as_tensor(step.ended[cut])
+        moves = self._found(torch.from_numpy(finals[cut]), _some(state, envs), self._share[envs - self.first])
         finals[cut, : self.policy.own_size] += moves.numpy()
         return step._replace(final_obs=finals.reshape(step.final_obs.shape))
 
@@ -84,16 +89,24 @@ class AttackedRollout:
         }
         return found | ({"sa_ppo/rollout_reward_clean": rewards[:, : self.first].mean().item()} if self.first else {})
 
-    def _found(self, obs: Tensor, state: State) -> Tensor:
-        """How far the adversary moves raw observations ``[n, obs_size]``, in their own units and columns."""
+    def _drawn(self, n: int) -> Tensor:
+        """``[n, 1]``, evenly between 0 and 1."""
+        return torch.rand(n, 1, generator=self.adversary.generator)
+
+    def _found(self, obs: Tensor, state: State, share: Tensor) -> Tensor:
+        """How far the adversary moves raw observations ``[n, obs_size]``, in their own units and columns.
+
+        :param share: ``[n, 1]``, how likely it moves each at all.
+        """
         adversary, own = self.adversary, self.policy.own_size
         with torch.inference_mode(False), torch.no_grad():
             inputs = self.policy.inputs(obs)
             memory = state[0].clone(), state[1].clone()  # inference tensors have no part in a gradient
             goal = adversary.of_step(self.objective, inputs, memory)
-            move = adversary.search(inputs, goal, self.epsilon).move[:, :own]
+            struck = self._drawn(len(obs)) < share
+            move = adversary.search(inputs, goal, self.epsilon).move[:, :own] * struck
             self._length += adversary.perturbation.lengths(move).sum().item()
-            self._moves += len(move)
+            self._moves += int(struck.sum())
             normalizer = self.policy.normalizer
             return move * normalizer.units() if isinstance(normalizer, ObservationNormalizer) else move
 
