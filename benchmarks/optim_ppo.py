@@ -1,6 +1,6 @@
 """Do variance scaling and UPGD pay inside PPO? `make bench-optim_ppo`
 
-CartPole-v1, `SignalMarket`, and a `SignalMarket` whose signal turns its sign every 360,000 steps, which is where optimizers for
+CartPole-v1, `SignalMarket`, and a `SignalMarket` whose signal turns its sign every 240,000 steps, which is where optimizers for
 continual learning should help. Five seeds, the same settings for all; the score of a run is the mean over its last third, as a
 share of the best possible: in the market that turns, two whole regimes, the time of learning anew included. Intervals are
 bootstrap percentiles of the mean over seeds, and of the difference to Adam seed by seed.
@@ -27,7 +27,7 @@ OPTIMIZERS = {
     "AdaptiveUPGD, noise": {"optimizer": {"name": "adaptive_upgd", "sigma": 0.01, "adaptive_noise": True}},
     "AdaptiveUPGD, noise, VGS": {"optimizer": {"name": "adaptive_upgd", "sigma": 0.01, "adaptive_noise": True}, "vgs": {}},
 }
-ENVS, STEPS, TURN = 32, 64, 360_000
+ENVS, STEPS, TURN = 32, 64, 240_000
 
 
 class TurningMarket(SignalMarket):
@@ -55,13 +55,12 @@ class Rewards(BaseCallback):
         self.means.append(self.model.rollout_buffer.rewards.mean().item())
 
 
-def market(make, steps, settings, seed):
+def market(make, steps, settings, seed, entropy=0.0):
     env = make(ENVS, episode_length=256, seed=seed)
     best = SignalMarket().solve().average_reward
     watch = Rewards()
-    DistributionalPPO("MlpPolicy", env, n_steps=STEPS, learning_rate=1e-3, gamma=0.95, seed=seed, **settings).learn(
-        steps, watch
-    )
+    settings = {"entropy": {"initial": entropy, "final": entropy}, "learning_rate": 1e-3, "gamma": 0.95, **settings}
+    DistributionalPPO("MlpPolicy", env, n_steps=STEPS, seed=seed, **settings).learn(steps, watch)
     return float(np.mean(watch.means[-len(watch.means) // 3 :])) / best
 
 
@@ -81,7 +80,8 @@ def pole(settings, seed):
 
 TASKS = {
     "SignalMarket, 240k": lambda settings, seed: market(SignalMarket, 240_000, settings, seed),
-    "SignalMarket that turns, 2.16M": lambda settings, seed: market(TurningMarket, 6 * TURN, settings, seed),
+    # Without a bonus exploration dies out in the first regime, and no optimizer relearns anything.
+    "SignalMarket that turns, 1.44M": lambda settings, seed: market(TurningMarket, 6 * TURN, settings, seed, 0.03),
     "CartPole-v1, 60k steps": pole,
 }
 
@@ -107,11 +107,10 @@ def main():
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("forkserver")) as pool:
         for task in (task for task in TASKS if arguments.only in task):
             print(f"\n{task}\n\n| optimizer | share of the best, mean of seeds | 95 % interval | less Adam | each seed |")
-            print("|---|---|---|---|---|")
-            scores = {
-                name: np.array(list(pool.map(one, [task] * len(seeds), [name] * len(seeds), seeds))) for name in OPTIMIZERS
-            }
-            for name, own in scores.items():
+            print("|---|---|---|---|---|", flush=True)
+            scores = {}
+            for name in OPTIMIZERS:  # Adam first
+                own = scores[name] = np.array(list(pool.map(one, [task] * len(seeds), [name] * len(seeds), seeds)))
                 low, high = interval(own)
                 less, more = interval(own - scores["Adam"])
                 each = ", ".join(f"{score:.3f}" for score in own)

@@ -1,16 +1,16 @@
 """What an adversary costs an agent, and what training against one saves: `python benchmarks/robustness.py [--quick]`.
 
 CartPole-v1 and Pendulum-v1, with and without memory, three seeds each. Two agents per seed, alike but for the adversary:
-"attacked" plays ten of sixteen environments on attacked observations (`rollouts`); a third (`--agents PPO attacked SA`) has
-the penalty of SA-PPO instead. Each is then played clean and under attacks of growing radius: random moves, FGSM and PGD on the
-KL (MAD), PGD on the critics, PGD towards the action that the policy likes least; PGD takes 20 steps and 2 restarts. The
+"attacked" plays ten of sixteen or six of eight environments on attacked observations (`rollouts`); a third (`--agents PPO attacked
+SA`) has the penalty of SA-PPO instead. Each is then played clean and under attacks of growing radius: random moves, FGSM and PGD
+on the KL (MAD), PGD on the critics, PGD towards the action that the policy likes least; PGD takes 20 steps and 2 restarts. The
 strongest counts: for each agent and radius, the attack with the lowest mean return. With memory the adversary moves the
 present observation and memory carries its earlier moves.
 
 CartPole is played raw: epsilon is metres, radians and their rates alike. On Pendulum it is in standard deviations of the
 observations, those of the plain agent for both agents: each has a normaliser of its own, and the attack must be the same in the
 units of the environment. Rewards are the environment's own. What an agent keeps is (attacked - floor) / (clean - floor), the
-floor being random actions. Settings were chosen on seed 100, never on the seeds reported.
+floor being random actions. Settings were chosen on seeds 100 to 102, never on the seeds reported.
 
 The last part trades a shipped market: the degradation of growth, Sharpe ratio and turnover with and without an adversary.
 """
@@ -45,7 +45,6 @@ SETTINGS = {
     "critic": {"num_quantiles": 8},
     "normalize_obs": True,
 }
-ENVS = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class Task:
     """An environment, how to train on it, and the adversaries: radius by policy, and what else each agent's is told."""
 
     env: str
+    n_envs: int
     steps: int
     settings: dict
     radius: dict
@@ -67,25 +67,27 @@ class Task:
         return {**growing, "steps": 3, "warmup_updates": 5, **self.agents[agent]}
 
 
-# A long lambda, since a cart drifts for long before it leaves the track.
-CARTPOLE = {**SETTINGS, "batch_size": 256, "n_epochs": 6, "gae_lambda": 0.98, "normalize_obs": False}
+CARTPOLE = {**SETTINGS, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "normalize_obs": False}
 PENDULUM = {**SETTINGS, "batch_size": 512, "n_epochs": 10, "gamma": 0.9}
-# Ten of sixteen environments.
+# Ten of sixteen environments; or six of eight, of which three now and then.
 ATTACKED = {"rollouts": 0.625, "coefficient": 0.0, "keep_best": True}
+MIXED = {"rollouts": 0.75, "rollout_presence": "mixed", "coefficient": 0.0, "keep_best": True}
 TASKS = {
     "CartPole-v1": Task(
         "CartPole-v1",
-        300_000,
+        8,
+        200_000,
         CARTPOLE,
-        {"MlpPolicy": 0.07, "MlpLstmPolicy": 0.07},
-        {"SA": {"coefficient": 0.2}, "attacked": ATTACKED},
-        (0.06, 0.07, 0.08, 0.1),
+        {"MlpPolicy": 0.07, "MlpLstmPolicy": 0.1},
+        {"SA": {"coefficient": 0.2}, "attacked": MIXED},
+        (0.05, 0.06, 0.07, 0.08, 0.1),
     ),
     "Pendulum-v1": Task(
         "Pendulum-v1",
+        16,
         200_000,
         PENDULUM,
-        {"MlpPolicy": 0.25, "MlpLstmPolicy": 0.35},
+        {"MlpPolicy": 0.25, "MlpLstmPolicy": 0.3},
         {"SA": {"coefficient": 0.003}, "attacked": ATTACKED},
         (0.25, 0.3, 0.35),
     ),
@@ -94,7 +96,7 @@ TASKS = {
 
 def train(task, policy, seed, agent, steps):
     kwargs = {"policy_kwargs": POLICIES[policy], **task.settings}
-    env = make_vec_env(task.env, ENVS, seed=seed)
+    env = make_vec_env(task.env, task.n_envs, seed=seed)
     return DistributionalPPO(policy, env, seed=seed, adversary=task.adversary(agent, policy), **kwargs).learn(steps)
 
 

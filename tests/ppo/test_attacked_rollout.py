@@ -93,13 +93,12 @@ def test_what_is_stored_is_what_the_policy_acted_on(policy, actions, compiled, o
     assert torch.equal(true[:, :FIRST], shown[:, :FIRST])
     moved = (own.inputs(shown) - own.inputs(true))[:, FIRST:].abs()
     assert (moved <= EPSILON + 1e-5).all()
-    struck = moved.amax(-1) > 0.0
-    assert moved.amax(-1)[struck].mean() > 0.9 * EPSILON
+    assert moved.amax(-1).mean() > 0.9 * EPSILON
 
 
 def test_some_environments_are_attacked_at_every_step_and_others_now_and_then():
     """Half of them at all steps, each of the others at a share of its own between none and all, drawn for every rollout."""
-    agent, shares = model(adversary=ROLLOUTS), []
+    agent, shares = model(adversary={**ROLLOUTS, "rollout_presence": "mixed"}), []
     for _ in range(40):
         agent.learn(STEPS * ENVS)
         shown, true = agent.rollout_buffer.obs[:-1], agent._attack.true_observations()
@@ -135,7 +134,7 @@ def test_a_linear_policy_is_moved_by_exactly_what_the_ball_allows():
     expected = clean - torch.where(clean > 0.0, reach, -reach)
     # Past the far end of the box the adversary has more than it wants, and turns back.
     inside = (clean.abs() - reach).abs() < 1.0
-    inside &= (agent.rollout_buffer.obs[:-1] != true).any(-1)
+    inside[:, :FIRST] = False
     shown = agent.rollout_buffer.outputs[..., 0]
     assert inside.sum() > 20
     torch.testing.assert_close(shown[inside], expected[inside], rtol=1e-4, atol=1e-4)
@@ -156,9 +155,8 @@ def test_final_observations_of_cut_episodes_are_attacked_too(policy):
         assert torch.equal(true[~mine], shown[~mine])
         move = (shown - true)[mine].abs()
         assert (move <= EPSILON + 1e-6).all()
-        length = move.amax(-1)
-        assert ((length == 0.0) | (length > 0.5 * EPSILON)).all()
-        met |= {"moved"} if length.any() else set()
+        assert (move.amax(-1) > 0.5 * EPSILON).all()
+        met |= {"moved"} if mine.any() else set()
     assert met
 
 

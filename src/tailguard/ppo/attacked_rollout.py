@@ -4,9 +4,6 @@ What the policy is shown is what it acts on, what is stored and what the critics
 after an episode that was cut, too, since an adversary would have been there as well. The environments, and the observations
 with which the next rollout begins, stay true; so do the statistics by which observations are normalised, or the adversary
 would widen its own ball.
-
-An agent that always meets the same adversary learns to read the truth from its moves, and falls to a weaker one. So one half of
-the attacked environments is attacked at every step, and each of the others at a share of its steps, drawn for every rollout.
 """
 
 import numpy as np
@@ -46,7 +43,10 @@ class AttackedRollout:
         self.rollout = rollout
         self.first = rollout.n_envs - max(round(adversary.config.rollouts * rollout.n_envs), 1)
         self._true = rollout.obs[:, self.first :].clone()
-        self._share = 2.0 * self._drawn(rollout.n_envs - self.first)  # of the steps that each environment is attacked at
+        # Of the steps, that each environment is attacked at; from 1 on it is all of them.
+        attacked = rollout.n_envs - self.first
+        mixed = adversary.config.rollout_presence == "mixed"
+        self._share = 2.0 * self._drawn(attacked) if mixed else torch.ones(attacked, 1)
         self._length, self._moves = 0.0, 0
 
     def show(self, row: Tensor, state: State) -> None:

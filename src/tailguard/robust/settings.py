@@ -75,6 +75,9 @@ class SAPPOConfig(PerturbationConfig):
         the true state. With memory the present observation is moved, given what memory has made of earlier moves. 0.5 to 0.8
         are usual: what plays clean keeps the clean return.
     :param rollout_objectives: what the adversary of the rollouts maximises, as in `objective`, a rollout each in turn.
+    :param rollout_presence: ``always`` attacks every step of these environments; ``mixed`` does so in one half of them, and in
+        each of the others at a share of its steps, drawn anew for every rollout. An agent that always meets the same adversary
+        can learn to read the truth from its moves, and then falls to a weaker one: on CartPole it does, on Pendulum it does not.
     :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
         drawn anew each time, and they stand for the others. 0.5 halves what the adversary costs.
     :param warmup_updates: updates at the start without an adversary, while the policy knows nothing worth protecting.
@@ -89,6 +92,7 @@ class SAPPOConfig(PerturbationConfig):
     coefficient: NonNegativeFloat = 0.1
     rollouts: Part = 0.0
     rollout_objectives: Annotated[tuple[Literal["kl", "action"], ...], Field(min_length=1)] = ("kl", "action")
+    rollout_presence: Literal["always", "mixed"] = "always"
     adversarial_ratio: Share = 0.5
     warmup_updates: NonNegativeInt = 10
     schedule: Literal["constant", "linear", "cosine"] = "constant"
