@@ -1,11 +1,11 @@
 """What an adversary costs an agent, and what training against one saves: `python benchmarks/robustness.py [--quick]`.
 
 CartPole-v1 and Pendulum-v1, with and without memory, three seeds each. Two agents per seed, alike but for the adversary:
-"attacked" plays ten of sixteen or six of eight environments on attacked observations (`rollouts`); a third (`--agents PPO attacked
-SA`) has the penalty of SA-PPO instead. Each is then played clean and under attacks of growing radius: random moves, FGSM and PGD
-on the KL (MAD), PGD on the critics, PGD towards the action that the policy likes least; PGD takes 20 steps and 2 restarts. The
-strongest counts: for each agent and radius, the attack with the lowest mean return. With memory the adversary moves the
-present observation and memory carries its earlier moves.
+"attacked" plays ten of sixteen or six of eight environments on attacked observations (`rollouts`); a third (`--agents PPO
+attacked SA`) has the penalty of SA-PPO instead. Each is then played clean and under attacks of growing radius: random moves,
+FGSM and PGD on the KL (MAD), PGD on the critics, PGD towards the action that the policy likes least; PGD takes 20 steps and 2
+restarts. The strongest counts: for each agent and radius, the attack with the lowest mean return. With memory the adversary
+moves the present observation and memory carries its earlier moves.
 
 CartPole is played raw: epsilon is metres, radians and their rates alike. On Pendulum it is in standard deviations of the
 observations, those of the plain agent for both agents: each has a normaliser of its own, and the attack must be the same in the
