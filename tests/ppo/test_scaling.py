@@ -294,6 +294,14 @@ class TestObservations:
         np.testing.assert_allclose(result, expected, atol=1e-6)
         assert result.abs().max() == 1.5
 
+    def test_rows_are_forward_to_the_last_bit(self):
+        normalizer = ObservationNormalizer(4, ObsNormConfig(clip=1.5), [False, False, True, False])
+        normalizer.update(random(20, 6, 4) * 3.0 + 2.0)
+        x, out = random(7, 5, seed=1).float() * 4.0, torch.empty(7, 6)
+        x[0, 0] = torch.nan
+        normalizer.rows(x.numpy()[:, :4], out.numpy()[:, :4])
+        torch.testing.assert_close(out[:, :4], normalizer(x[:, :4]), rtol=0.0, atol=0.0, equal_nan=True)
+
     def test_untrained_is_the_identity_up_to_the_clip(self):
         x = torch.tensor([0.0, 0.5, 30.0])
         torch.testing.assert_close(ObservationNormalizer(3, ObsNormConfig())(x), torch.tensor([0.0, 0.5, 10.0]))

@@ -124,11 +124,19 @@ class DistributionalPolicy(BasePolicy):
 
     def acting_inputs(self, obs: Tensor) -> Tensor:
         """The same as :meth:`inputs` for ``[B, obs_size]``, faster where it can be."""
-        if self.budget.features == 0 or obs.device.type != "cpu":
+        nothing_to_do = self.own_size == self.obs_size and isinstance(self.normalizer, nn.Identity)
+        if nothing_to_do or obs.device.type != "cpu":
             return self.inputs(obs)
-        scale = self.return_scale
-        shown = self.budget.rows(obs.numpy()[:, self.own_size :], scale.mean_snapshot, scale.std_snapshot)
-        return torch.cat((self.normalizer(obs[:, : self.own_size]), shown), dim=1)
+        scale, own = self.return_scale, self.own_size
+        inputs = torch.empty(len(obs), own + self.budget.features)
+        given, seen = obs.numpy(), inputs.numpy()
+        if isinstance(self.normalizer, ObservationNormalizer):
+            self.normalizer.rows(given[:, :own], seen[:, :own])
+        else:
+            seen[:, :own] = given[:, :own]
+        if self.budget.features:
+            self.budget.rows(given[:, own:], scale.mean_snapshot, scale.std_snapshot, seen[:, own:])
+        return inputs
 
     def act(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: the outputs that describe the action distribution, and the memory after it.

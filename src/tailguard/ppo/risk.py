@@ -187,13 +187,11 @@ class Budget(nn.Module):
             shown.append((2.0 * (columns[..., 2].double().log().clamp(low, high) - low) / (high - low) - 1.0).float())
         return torch.stack(shown, dim=-1)
 
-    def rows(self, columns: NDArray[np.float32], mean: Tensor, std: Tensor) -> Tensor:
-        """The same as :meth:`forward` for ``[B, 2 or 3]`` on the CPU, compiled: for acting, where nothing is differentiated."""
-        shown = np.empty((len(columns), self.features), np.float32)
+    def rows(self, columns: NDArray[np.float32], mean: Tensor, std: Tensor, shown: NDArray[np.float32]) -> None:
+        """Fill `shown` with what :meth:`forward` makes of ``[B, 2 or 3]``, compiled: for acting, without a gradient."""
         limits = (BUDGET_REACH, FINE, FINE_UNIT, AT_LEVEL)
         tables = (self.caps.numpy(), self.log_alphas.numpy())
         budget_rows(columns, *tables, mean.item(), std.item(), limits, self.observed, shown)
-        return torch.from_numpy(shown)
 
 
 class Finished(NamedTuple):

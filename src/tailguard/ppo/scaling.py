@@ -211,6 +211,13 @@ class ObservationNormalizer(nn.Module):
         """``clip((x - mean) / sqrt(var + eps), -clip, clip)`` in float32, for ``x[..., size]``."""
         return torch.clamp((x.float() - self._shift) * self._factor, self._low, self._high)
 
+    def rows(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Fill `out` with what :meth:`forward` makes of ``x[B, size]``, for acting: arrays of this size are twice as fast."""
+        np.subtract(x, self._shift.numpy(), out=out)
+        np.multiply(out, self._factor.numpy(), out=out)
+        np.maximum(out, self._low.numpy(), out=out)
+        np.minimum(out, self._high.numpy(), out=out)
+
     def units(self) -> Tensor:
         """How far a raw column has to be moved to move what :meth:`forward` makes of it by 1, ``[size]``; 1 for masked ones."""
         return self._factor.reciprocal()
