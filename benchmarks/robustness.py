@@ -69,7 +69,7 @@ class Task:
 
 CARTPOLE = {**SETTINGS, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "normalize_obs": False}
 PENDULUM = {**SETTINGS, "batch_size": 512, "n_epochs": 10, "gamma": 0.9}
-# Ten of sixteen environments; or six of eight, of which one or two now and then.
+# Ten of sixteen environments; or six of eight, of which three now and then.
 ATTACKED = {"rollouts": 0.625, "coefficient": 0.0, "keep_best": True}
 MIXED = {"rollouts": 0.75, "rollout_presence": "mixed", "coefficient": 0.0, "keep_best": True}
 TASKS = {

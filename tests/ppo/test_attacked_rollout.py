@@ -97,15 +97,15 @@ def test_what_is_stored_is_what_the_policy_acted_on(policy, actions, compiled, o
 
 
 def test_some_environments_are_attacked_at_every_step_and_others_now_and_then():
-    """Three quarters at all steps, each of the others at a share of its own between none and all, drawn for every rollout."""
+    """Half of them at all steps, each of the others at a share of its own between none and all, drawn for every rollout."""
     agent, shares = model(adversary={**ROLLOUTS, "rollout_presence": "mixed"}), []
-    for _ in range(60):
+    for _ in range(40):
         agent.learn(STEPS * ENVS)
         shown, true = agent.rollout_buffer.obs[:-1], agent._attack.true_observations()
         shares.append((shown != true).any(-1)[:, FIRST:].float().mean(0))
     shares = torch.cat(shares)
-    assert (shares == 1.0).float().mean().item() == pytest.approx(0.75, abs=0.1)
-    assert shares[shares < 1.0].mean().item() == pytest.approx(0.5, abs=0.1)
+    assert (shares == 1.0).float().mean().item() == pytest.approx(0.5, abs=0.12)
+    assert shares[shares < 1.0].mean().item() == pytest.approx(0.5, abs=0.08)
     assert shares[shares < 1.0].std().item() > 0.2
 
 

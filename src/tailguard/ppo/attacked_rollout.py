@@ -46,7 +46,7 @@ class AttackedRollout:
         # Of the steps, that each environment is attacked at; from 1 on it is all of them.
         attacked = rollout.n_envs - self.first
         mixed = adversary.config.rollout_presence == "mixed"
-        self._share = 4.0 * self._drawn(attacked) if mixed else torch.ones(attacked, 1)
+        self._share = 2.0 * self._drawn(attacked) if mixed else torch.ones(attacked, 1)
         self._length, self._moves = 0.0, 0
 
     def show(self, row: Tensor, state: State) -> None:

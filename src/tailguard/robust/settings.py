@@ -75,7 +75,7 @@ class SAPPOConfig(PerturbationConfig):
         the true state. With memory the present observation is moved, given what memory has made of earlier moves. 0.5 to 0.8
         are usual: what plays clean keeps the clean return.
     :param rollout_objectives: what the adversary of the rollouts maximises, as in `objective`, a rollout each in turn.
-    :param rollout_presence: ``always`` attacks every step of these environments; ``mixed`` does so in most of them, and in
+    :param rollout_presence: ``always`` attacks every step of these environments; ``mixed`` does so in one half of them, and in
         each of the others at a share of its steps, drawn anew for every rollout. An agent that always meets the same adversary
         can learn to read the truth from its moves, and then falls to a weaker one: on CartPole it does, on Pendulum not.
     :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
