@@ -355,16 +355,16 @@ def test_afterwards_the_cap_goes_to_where_the_tail_was_best():
 
 def test_the_search_goes_on_while_it_pays():
     """Past its time as long as better caps come, and then for as long as two caps take to follow; but not for ever."""
-    risk = objective(alpha=0.5, anneal=0.4, anneal_from=1.0, cap_step=0.5, window=20)
+    risk = objective(alpha=0.5, anneal=0.3, anneal_from=1.0, cap_step=0.5, window=20)
     found = []
     for k in range(12):
         risk.remember(ended([-10.0 + k if k <= 6 else -20.0] * 10 + [float(k)] * 10))
-        risk.adapt(0.61, np.ones(1), 1.0)
+        risk.adapt(0.5, np.ones(1), 1.0)
         found.append(bool(risk.found[0]))
     # Better until 6; half of the way each time means that a cap takes two rollouts to follow, so four more are waited for.
     assert found == [False] * 10 + [True] * 2
-    late = objective(alpha=0.5, anneal=0.4, anneal_from=1.0, cap_step=0.5, window=20)
-    for progress in (0.61, 0.62, 0.76):
+    late = objective(alpha=0.5, anneal=0.3, anneal_from=1.0, cap_step=0.5, window=20)
+    for progress in (0.58, 0.59, 0.61):
         late.remember(ended([100.0 * progress] * 20))
         late.adapt(progress, np.ones(1), 1.0)
     assert late.found[0]

@@ -157,7 +157,7 @@ def test_the_cap_finds_the_best_position_of_the_crash_market_with_a_player_who_o
         objective.remember(ended(market.premium * positions - lost))
         objective.adapt(rollout / rollouts, np.ones(1), 1.0)
         wanted = best_mean(objective.budget.caps.item())
-        mean += np.clip(wanted - mean, -0.005, 0.005) if slow else wanted - mean
+        mean += np.clip(wanted - mean, -0.006, 0.006) if slow else wanted - mean
         history.append(mean)
     assert market.cvar(history[-1], ALPHA) >= 0.97 * market.solve(ALPHA).objective, history
     assert market.cvar(history[len(history) // 2], ALPHA) < market.cvar(history[-1], ALPHA) or not slow

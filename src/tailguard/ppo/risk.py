@@ -52,7 +52,7 @@ PAST = 1.5
 # It stays there while that still pays: until nothing better has come for this many times as long as a cap takes to follow, and
 # no longer than for this share of the training.
 PATIENCE = 2.0
-LATEST = 0.75
+LATEST = 0.6
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
