@@ -227,7 +227,9 @@ def test_only_the_last_episodes_are_remembered():
     assert len(returns) == 3
     assert returns.tail(1.0, np.ones(1)) == (9.0, pytest.approx(8.0))
     returns.add(np.array([10.0, 11.0]), NO_LAWS)
+    returns.add(np.empty(0), NO_LAWS)
     assert len(returns) == 3
+    assert len(returns.rollouts) == 2  # a rollout in which nothing ended leaves no trace
     returns.add(np.arange(20.0, 25.0), NO_LAWS)
     assert len(returns) == 5
     assert returns.tail(1.0, np.ones(1)) == (24.0, pytest.approx(22.0))

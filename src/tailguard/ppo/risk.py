@@ -223,7 +223,9 @@ class Returns:
         return sum(len(totals) + len(laws) for totals, laws in self.rollouts)
 
     def add(self, totals: Floats, laws: Floats) -> None:
-        """Remember a rollout, and forget those that are no longer needed."""
+        """Remember a rollout, if any episode ended in it, and forget those that are no longer needed."""
+        if not len(totals) + len(laws):
+            return
         self.rollouts.append((totals, laws))
         while len(self) - sum(map(len, self.rollouts[0])) >= self.window:
             self.rollouts.popleft()
