@@ -20,16 +20,14 @@ def _to_version_3(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_version_4(tree: dict[str, Any]) -> dict[str, Any]:
-    """Version 3 knew no exploration that lasts, ended the search for a cap at a fixed time, and kept returns one by one, each a
-    list of one number or of all atoms: they are one rollout now."""
+    """Version 3 knew no exploration that lasts, and kept returns one by one, as a list of one number or of all atoms each: they
+    are one rollout now."""
     objective = tree["agent"]["objective"]
     rollouts = [
         [[[one[0] for one in level if len(one) == 1], [one for one in level if len(one) > 1]]] for level in objective["returns"]
     ]
-    n = len(rollouts)
-    changes = {"returns": rollouts, "found": [objective["share"] >= 1.5] * n, "waited": [0] * n}
     settings, run = tree["settings"] | {"exploration_memory": 0.0}, tree["run"] | {"lasting_noise": {"drift": 0.0}}
-    return tree | {"settings": settings, "run": run, "agent": tree["agent"] | {"objective": objective | changes}}
+    return tree | {"settings": settings, "run": run, "agent": tree["agent"] | {"objective": objective | {"returns": rollouts}}}
 
 
 MIGRATIONS: Migrations = {1: _to_version_2, 2: _to_version_3, 3: _to_version_4}

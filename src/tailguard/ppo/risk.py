@@ -19,8 +19,7 @@ begins as half of the law, or all of it (`anneal_from`), and shrinks to alpha.
 
 The best policy for a cap has no reason to earn more than that. So a cap that follows the VaR can fall but hardly rise, and
 stays at the first local maximum of the expression above. Therefore the tail goes on shrinking for a while, what every cap has
-brought is noted, and once nothing better comes, the cap goes back to the best of them. From there it rises with the VaR, but
-does not fall.
+brought is noted, and then the cap goes back to the best of them. From there it rises with the VaR, but does not fall.
 """
 
 from collections import deque
@@ -49,10 +48,6 @@ FARTHEST = 1e30
 AT_LEVEL = 1e-6
 # The tail shrinks this many times as far as to alpha, in logarithms, before the best cap is taken.
 PAST = 1.5
-# It stays there while that still pays: until nothing better has come for this many times as long as a cap takes to follow, and
-# no longer than for this share of the training.
-PATIENCE = 2.0
-LATEST = 0.6
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
@@ -69,14 +64,13 @@ class RiskConfig(BaseModel):
         :meth:`tailguard.DistributionalPPO.set_risk`.
     :param weight: of the CVaR in ``mean_cvar``.
     :param limit: least CVaR, in units of the return; ``constrained`` needs it.
-    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`. For half as long again, or
-        while that pays, it shrinks on, in search of the best cap. 0 starts with `alpha`, and does not search.
+    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`. For half as long again it
+        shrinks on, in search of the best cap. 0 starts with `alpha`, and does not search.
     :param anneal_from: the tail that training starts with; `alpha` if that is larger. 0.5 avoids what is dangerous from the
         start and still sees success. 1 starts with the mean; where its way and that of the tail have nothing in common, the
         second is forgotten before it matters.
     :param cap_step: share of the way to the present VaR, or to the best cap, that the cap goes after each rollout.
-    :param window: episodes (per tail) that the VaR is estimated from, or a rollout's if those are more. Too few make the cap
-        restless, too many make it lag.
+    :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha.
     :param multiplier_rate: how fast the multiplier of a violated constraint grows: by this share of one plus itself per
         rollout, for each standard deviation of the return that is missing.
@@ -211,7 +205,7 @@ class Finished(NamedTuple):
 class Returns:
     """Returns of finished episodes: one number for an ended episode, a whole law for one that was cut off.
 
-    :param window: episodes to remember at least, by whole rollouts.
+    :param window: episodes to remember.
     """
 
     def __init__(self, window: int) -> None:
@@ -223,12 +217,15 @@ class Returns:
         return sum(len(totals) + len(laws) for totals, laws in self.rollouts)
 
     def add(self, totals: Floats, laws: Floats) -> None:
-        """Remember a rollout, if any episode ended in it, and forget those that are no longer needed."""
-        if not len(totals) + len(laws):
-            return
-        self.rollouts.append((totals, laws))
-        while len(self) - sum(map(len, self.rollouts[0])) >= self.window:
-            self.rollouts.popleft()
+        """Remember the episodes that ended in a rollout, and forget the oldest that are too many."""
+        if len(totals) + len(laws):
+            self.rollouts.append((totals, laws))
+        surplus = len(self) - self.window
+        while surplus > 0:
+            totals, laws = self.rollouts.popleft()
+            if len(totals) + len(laws) > surplus:
+                self.rollouts.appendleft((totals[surplus:], laws[max(surplus - len(totals), 0) :]))
+            surplus -= len(totals) + len(laws)
 
     def tails(self, alphas: Sequence[float], masses: Floats) -> list[tuple[float, float]]:
         """VaR and CVaR at each of `alphas` of all remembered episodes together, each of the same weight."""
@@ -262,17 +259,22 @@ class RiskObjective:
         self.alphas = config.alphas()
         self.returns = [Returns(config.window) for _ in self.alphas]
         self.multiplier = 0.0
-        self.share = self._share(0.0)  # of the way to the tail, in logarithms
-        self.found = np.full(len(self.alphas), not config.searches)  # whether the search for the cap of a level is over
-        self.waited = np.zeros(len(self.alphas), np.int64)  # rollouts since there was a better one
+        self.share = self._share(0.0)  # of the way to the tail, in logarithms; PAST when that is over
         self.recent = np.full((len(self.alphas), 2), -np.inf)  # of each level, smoothed: what its cap is worth, and the cap
         self.best = np.full((len(self.alphas), 2), -np.inf)  # the same where it was worth most
 
     def _share(self, progress: float) -> float:
         return min(progress / self.config.anneal, PAST) if self.config.searches else PAST
 
+    @property
+    def _searched(self) -> bool:
+        """Whether the search for the cap is over."""
+        return self.share == PAST
+
     def _annealed(self, alpha: Any) -> Any:
-        """The tail that the search is at, for a tail or a tensor of them: evenly in the logarithm, and past it."""
+        """The tail that training is at, for a tail or a tensor of them: evenly in the logarithm, past it, and then the tail."""
+        if self._searched:
+            return alpha
         start = alpha.clamp(min=self.config.anneal_from) if isinstance(alpha, Tensor) else max(self.config.anneal_from, alpha)
         return start ** max(1.0 - self.share, 0.0) * alpha**self.share
 
@@ -332,12 +334,11 @@ class RiskObjective:
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            tail = alpha if self.found[level] else self._annealed(alpha)
-            (var, _), (_, cvar), (_, mean) = returns.tails((tail, alpha, 1.0), masses)
+            (var, _), (_, cvar), (_, mean) = returns.tails((self._annealed(alpha), alpha, 1.0), masses)
             cap = self.budget.caps[level]
             if cap.isfinite() and config.searches:
-                self._compare(level, cap.item(), mean, cvar, progress)
-                var = max(var, self.best[level, 1]) if self.found[level] else var
+                self._compare(level, cap.item(), mean, cvar)
+                var = max(var, self.best[level, 1]) if self._searched else var
             cap.copy_(cap + config.cap_step * (var - cap) if cap.isfinite() else torch.tensor(var, dtype=cap.dtype))
             name = f"_{alpha:.3g}" if config.dial else ""
             metrics |= {f"risk/cap{name}": cap.item(), f"risk/cvar{name}": cvar}
@@ -349,29 +350,24 @@ class RiskObjective:
             metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
             if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
                 metrics["warn/cvar_limit_infeasible"] = 1.0
-        metrics["risk/alpha_annealed"] = float(self.alphas[0] if self.found[0] else self._annealed(self.alphas[0]))
+        metrics["risk/alpha_annealed"] = float(self._annealed(self.alphas[0]))
         return metrics
 
-    def _compare(self, level: int, cap: float, mean: float, cvar: float, progress: float) -> None:
-        """Note what the cap of a level has brought, whether it is the best so far, and whether to go on looking."""
+    def _compare(self, level: int, cap: float, mean: float, cvar: float) -> None:
+        """Note what the cap of a level has brought, and whether it is the best so far."""
         weight, step = self.config.weight if self.config.objective == "mean_cvar" else 1.0, self.config.cap_step
         now, recent, best = np.array([(1.0 - weight) * mean + weight * cvar, cap]), self.recent[level], self.best[level]
         recent[:] = now if np.isinf(recent[0]) else recent + step * (now - recent)
-        self.waited[level] += 1
         if recent[0] > best[0]:
-            best[:], self.waited[level] = recent, 0
-        if self.found[level]:  # the cap is at the best one or on its way: what that brings is seen anew, and luck fades
+            best[:] = recent
+        if self._searched:  # the cap is at the best one or on its way: what that brings is seen anew, and luck fades
             best[0] += step * (recent[0] - best[0])
-        elif self.share == PAST:
-            self.found[level] = self.waited[level] * step >= PATIENCE or progress >= LATEST
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings and the caps, in plain numbers."""
         return {
             "multiplier": self.multiplier,
             "share": self.share,
-            "found": self.found.tolist(),
-            "waited": self.waited.tolist(),
             "recent": self.recent.tolist(),
             "best": self.best.tolist(),
             "returns": [[[totals.tolist(), laws.tolist()] for totals, laws in one.rollouts] for one in self.returns],
@@ -380,7 +376,6 @@ class RiskObjective:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         self.multiplier, self.share = state["multiplier"], state["share"]
-        self.found, self.waited = np.array(state["found"], bool), np.array(state["waited"], np.int64)
         self.recent, self.best = np.array(state["recent"]), np.array(state["best"])
         for one, rollouts in zip(self.returns, state["returns"], strict=True):
             one.rollouts = deque((np.array(totals), np.array(laws)) for totals, laws in rollouts)
