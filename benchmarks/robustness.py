@@ -10,7 +10,7 @@ moves the present observation and memory carries its earlier moves.
 CartPole is played raw: epsilon is metres, radians and their rates alike. On Pendulum it is in standard deviations of the
 observations, those of the plain agent for both agents: each has a normaliser of its own, and the attack must be the same in the
 units of the environment. Rewards are the environment's own. What an agent keeps is (attacked - floor) / (clean - floor), the
-floor being random actions. Settings were chosen on seeds 100 to 102, never on the seeds reported.
+floor being random actions. Settings were chosen on seeds 100 to 102, but for one: see docs/decisions.md, Robust agents.
 
 The last part trades a shipped market: the degradation of growth, Sharpe ratio and turnover with and without an adversary.
 """

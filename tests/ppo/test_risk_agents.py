@@ -110,6 +110,7 @@ def test_finished_episodes_are_remembered_with_their_return_or_their_whole_law()
                 laws.append(running[b] + discount[b] * atoms.sort(-1).values.mean(0).double().numpy())
             running[b], discount[b] = 0.0, 1.0
     assert totals
+    assert laws
     np.testing.assert_allclose(finished.totals, totals, atol=1e-5)
     np.testing.assert_allclose(finished.laws, laws, atol=1e-5)
     assert finished.laws.shape[1] == 6

@@ -64,7 +64,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
     :param max_grad_norm: gradients are scaled down to this norm.
     :param vf_coef: weight of the critics' loss.
     :param exploration_memory: share of the exploration of a step that is carried on to the next, in [0, 1): lasting_noise.py.
-        0.9 where actions cost, as trades do; continuous actions only.
+        0.9 tries the same with fewer moves, which has not been shown to learn better; continuous actions only.
     :param microbatch_size: samples per backward pass; the gradients of a minibatch are accumulated. None: the whole minibatch.
     :param optimizer: an :class:`OptimizerConfig` or a dict of its fields; Adam by default.
     :param critic: a :class:`CriticConfig` or a dict of its fields.

@@ -11,29 +11,16 @@ Every target meets every quantile. A search in sorted ones is slower: its steps 
 does eight pairs meanwhile.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.optim.kernels import compiled, inlined
+
 Floats = NDArray[np.float32]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 # Targets that are looked at together, which spares three of four passes over the sums; and floats in a cache line.
 TOGETHER, LINE = 4, 16
-
-
-def compiled(function: Function) -> Function:
-    """Compile for vector units: sums may be reordered; NaN and infinities keep their meaning."""
-    return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
-
-
-def inlined(function: Function) -> Function:
-    """Compile into whoever calls it: see :func:`tailguard.optim.kernels.inlined`."""
-    return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
 
 
 @compiled
