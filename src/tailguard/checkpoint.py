@@ -27,7 +27,7 @@ from torch import Tensor
 from tailguard.durable import atomic
 
 FORMAT = "tailguard"
-VERSION = 4
+VERSION = 5
 LIBRARIES = ("tailguard", "torch", "numpy", "stable-baselines3", "gymnasium")
 
 # From an old version to the next: a function of the tree. The owner of a kind of file knows how its trees have changed.

@@ -30,7 +30,6 @@ class TrainingConfig(BaseModel):
     :param n_steps: steps per account between updates.
     :param n_epochs: passes over them.
     :param gamma: discount; 0.95 looks about 20 bars ahead.
-    :param exploration_memory: share of the exploration of a bar that is carried on to the next; 0.9 spares trades.
     :param risk: the objective, such as ``{objective: cvar, alpha: 0.2}``; as all that follow, passed on to DistributionalPPO.
     :param critic: settings of the critics.
     :param optimizer: such as ``{name: adaptive_upgd}``.
@@ -52,7 +51,6 @@ class TrainingConfig(BaseModel):
     n_steps: Annotated[int, Field(ge=2)] = 128
     n_epochs: Annotated[int, Field(ge=1)] = 4
     gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
-    exploration_memory: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     # Checked where they are used: their classes would make every command wait for PyTorch.
     risk: dict[str, Any] = Field(default_factory=dict)
     critic: dict[str, Any] = Field(default_factory=dict)

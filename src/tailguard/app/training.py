@@ -93,7 +93,6 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
         n_steps=training.n_steps,
         n_epochs=training.n_epochs,
         gamma=training.gamma,
-        exploration_memory=training.exploration_memory,
         risk=training.risk,
         critic=training.critic,
         optimizer=training.optimizer,

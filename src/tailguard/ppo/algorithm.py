@@ -18,7 +18,6 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
-from tailguard.ppo.actions import Categorical
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
 from tailguard.ppo.batches import Batches
@@ -28,7 +27,6 @@ from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.experience import prepare
 from tailguard.ppo.fused_acting import acting_of
 from tailguard.ppo.health import EpisodeReturns, Moments, StageProfile, moments_drift
-from tailguard.ppo.lasting_noise import LastingNoise
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.persistence import Persistent
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
@@ -63,7 +61,6 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
     :param clip_range: how far the ratio of new to old probability may count.
     :param max_grad_norm: gradients are scaled down to this norm.
     :param vf_coef: weight of the critics' loss.
-    :param exploration_memory: share of the exploration of a step that is carried on to the next, in [0, 1): lasting_noise.py.
         0.9 tries the same with fewer moves, which has not been shown to learn better; continuous actions only.
     :param microbatch_size: samples per backward pass; the gradients of a minibatch are accumulated. None: the whole minibatch.
     :param optimizer: an :class:`OptimizerConfig` or a dict of its fields; Adam by default.
@@ -104,7 +101,6 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         clip_range: float = 0.2,
         max_grad_norm: float = 0.5,
         vf_coef: float = 0.5,
-        exploration_memory: float = 0.0,
         microbatch_size: int | None = None,
         optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
         critic: CriticConfig | Mapping[str, Any] | None = None,
@@ -131,9 +127,8 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         require(0.0 < clip_range < float("inf"), "clip_range", clip_range, "positive and finite")
         require(max_grad_norm > 0.0, "max_grad_norm", max_grad_norm, "positive")
         require(0.0 <= vf_coef < float("inf"), "vf_coef", vf_coef, "finite and not negative")
-        require(0.0 <= exploration_memory < 1.0, "exploration_memory", exploration_memory, "in [0, 1)")
         self.batch_size, self.microbatch_size, self.n_epochs = batch_size, microbatch_size, n_epochs
-        self.clip_range, self.exploration_memory = clip_range, exploration_memory
+        self.clip_range = clip_range
         self.critic = _settings(CriticConfig, critic)
         self.optimizer = _settings(OptimizerConfig, optimizer)
         self.vgs_config = VGSConfig(enabled=False) if vgs is None else _settings(VGSConfig, vgs)
@@ -189,11 +184,6 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         self._check_batches()
         distribution = self.policy.distribution
         action_size = int(np.prod(distribution.action_shape))
-        if isinstance(distribution, Categorical):
-            require(
-                self.exploration_memory == 0.0, "exploration_memory", self.exploration_memory, "0 for actions that are choices"
-            )
-        self.lasting_noise = LastingNoise(self.n_envs, action_size, self.exploration_memory)
         self.rollout_buffer = Rollout(  # type: ignore[assignment]
             self.n_steps, self.n_envs, self.policy.obs_size, action_size, distribution.n_outputs
         )
@@ -277,7 +267,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
                     attack.show(obs_tensor, self._actor_state)
                 self._actor_state = self.acting.step(rollout, obs_tensor, self._actor_state)
                 actions = rollout.actions_now()
-                clipped_actions = distribution.to_env(self.lasting_noise.carry(actions, rollout.outputs_now()))
+                clipped_actions = distribution.to_env(actions)
             with self.profile.stage("env"):
                 step, infos = step_with_arrays(env, clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
@@ -292,7 +282,6 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             self._last_memory = self._actor_state
             if len(step.ended):
                 self._actor_state = wipe(self._actor_state, dones)
-                self.lasting_noise.begin(step.ended)
             self.num_timesteps += env.num_envs
             self._last_obs, self._last_episode_starts = new_obs, dones
             callback.update_locals(locals())
@@ -317,7 +306,6 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         """Forget what was remembered of other episodes, in the environments that begin one, and in no other."""
         self._actor_state, self._critic_state = wipe(self._actor_state, starts), wipe(self._critic_state, starts)
         self.episode_returns.begin(starts)
-        self.lasting_noise.begin(starts)
 
     # -------------------------------------------------------------------------------------------------- training
 

@@ -20,14 +20,20 @@ def _to_version_3(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_version_4(tree: dict[str, Any]) -> dict[str, Any]:
-    """Version 3 knew no exploration that lasts, and kept returns one by one, as a list of one number or of all atoms each: they
-    are one rollout now."""
+    """Version 3 kept returns one by one, as a list of one number or of all atoms each: they are one rollout now."""
     objective = tree["agent"]["objective"]
     rollouts = [
         [[[one[0] for one in level if len(one) == 1], [one for one in level if len(one) > 1]]] for level in objective["returns"]
     ]
-    settings, run = tree["settings"] | {"exploration_memory": 0.0}, tree["run"] | {"lasting_noise": {"drift": 0.0}}
-    return tree | {"settings": settings, "run": run, "agent": tree["agent"] | {"objective": objective | {"returns": rollouts}}}
+    return tree | {"agent": tree["agent"] | {"objective": objective | {"returns": rollouts}}}
 
 
-MIGRATIONS: Migrations = {1: _to_version_2, 2: _to_version_3, 3: _to_version_4}
+def _to_version_5(tree: dict[str, Any]) -> dict[str, Any]:
+    """Version 4 could let exploration last for several steps, which never paid: files of version 3 lack the traces of it."""
+    settings, run = ({**tree[part]} for part in ("settings", "run"))
+    settings.pop("exploration_memory", None)
+    run.pop("lasting_noise", None)
+    return tree | {"settings": settings, "run": run}
+
+
+MIGRATIONS: Migrations = {1: _to_version_2, 2: _to_version_3, 3: _to_version_4, 4: _to_version_5}

@@ -26,7 +26,6 @@ from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.controls import EntropySchedule, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.health import EpisodeReturns
-from tailguard.ppo.lasting_noise import LastingNoise
 from tailguard.ppo.migrations import MIGRATIONS
 from tailguard.ppo.networks import require_same_shapes
 from tailguard.ppo.policy import DistributionalPolicy
@@ -72,8 +71,6 @@ class Persistent:
     shuffler: torch.Generator
     adversary: Adversary | None
     episode_returns: EpisodeReturns
-    lasting_noise: LastingNoise
-    exploration_memory: float
     calibration: Calibration
     optimizer: OptimizerConfig
     critic: CriticConfig
@@ -147,7 +144,6 @@ class Persistent:
             "last_obs": self._last_obs,
             "last_episode_starts": self._last_episode_starts,
             "episode_returns": self.episode_returns.state_dict(),
-            "lasting_noise": self.lasting_noise.state_dict(),
             "calibration": self.calibration.state_dict(),
             # Return and length; the clock time at which an episode ended belongs to the process.
             "episodes": [[{"r": e["r"], "l": e["l"]} for e in self.ep_info_buffer or []], list(self.ep_success_buffer or [])],
@@ -169,7 +165,6 @@ class Persistent:
         self._actor_state, self._critic_state = (actor[0], actor[1]), (critic[0], critic[1])
         self._last_obs, self._last_episode_starts = state["last_obs"], state["last_episode_starts"]
         self.episode_returns.load_state_dict(state["episode_returns"])
-        self.lasting_noise.load_state_dict(state["lasting_noise"])
         self.calibration.load_state_dict(state["calibration"])
 
     def _load_progress(self, state: Mapping[str, Any]) -> None:
@@ -197,7 +192,6 @@ class Persistent:
             "clip_range": self.clip_range,
             "max_grad_norm": self.max_grad_norm,
             "vf_coef": self.vf_coef,
-            "exploration_memory": self.exploration_memory,
             "microbatch_size": self.microbatch_size,
             "optimizer": self.optimizer.model_dump(),
             "critic": self.critic.model_dump(),

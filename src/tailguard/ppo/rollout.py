@@ -91,7 +91,7 @@ class Rollout:
         self.starts_with_episode = torch.ones(n_envs, dtype=torch.bool)
         # Rows and arrays on the same memory: indexing a tensor takes several times as long, and this is done at every step.
         self._obs_rows, self._obs = self.obs.unbind(), self.obs.numpy()
-        self._actions, self._outputs = self.actions.numpy(), self.outputs.numpy()
+        self._actions = self.actions.numpy()
         answers = self.rewards, self.terminated, self.truncated, self.weights
         self._rows = [tensor.numpy() for tensor in answers]
         self._finals: list[tuple[int, Tensor, Tensor]] = []
@@ -114,11 +114,6 @@ class Rollout:
         row = self._obs[self.filled]
         row[:] = obs.reshape(row.shape)
         return self._obs_rows[self.filled]
-
-    def outputs_now(self) -> NDArray[np.float32]:
-        """What describes the distribution of the actions of this step."""
-        now: NDArray[np.float32] = self._outputs[self.filled]
-        return now
 
     def actions_now(self) -> NDArray[np.float32]:
         """A copy of the actions that were written last, for this step."""
