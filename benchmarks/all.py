@@ -78,7 +78,7 @@ BENCH = (
     Job("Learning", "learning.py --seeds 2 --only 'SignalMarket, 1M'", 4.0, 2),
     Job("Learning", "learning.py --seeds 2 --only BettingGame", 2.0, 2),
     Job("Risk", "risk.py --seeds 2 --workers 2 --only betting,crash", 6.0, 2),
-    Job("Robustness", "robustness.py --tasks CartPole-v1 --policies MlpPolicy --seeds 0 --episodes 5 --market-steps 0", 8.0),
+    Job("Robustness", "robustness.py --tasks cartpole-mlp --seeds 0 --episodes 5 --market-steps 0", 8.0),
     Job("Optimizers", "optim.py --only gradients", 1.0),
     Job("Optimizers", "optim.py --only quadratic", 1.0),
     Job("Optimizers", "optim.py --only digits --seeds 1", 5.0),
@@ -91,7 +91,7 @@ CHECK = (
     Job("Optimizer speed", "optim.py --only speed --rounds 3", 5.0, 0),
     Job("Learning", "learning.py --seeds 1 --only BettingGame", 5.0),
     Job("Risk", "risk.py --quick --seeds 1 --workers 1 --only crash", 5.0),
-    Job("Robustness", "robustness.py --quick --tasks CartPole-v1 --policies MlpPolicy --agents PPO --market-steps 0", 5.0),
+    Job("Robustness", "robustness.py --quick --tasks cartpole-mlp --agents PPO --market-steps 0", 5.0),
     Job("Optimizers", "optim.py --only gradients --seeds 1", 5.0),
     Job("Population", "population.py toys --seeds 3", 5.0),
 )
