@@ -44,8 +44,10 @@ SEARCH = PerturbationConfig(steps=20, restarts=2)
 class Task:
     """An environment and a policy, how to train, and the adversaries.
 
+    :param settings: of the agent.
     :param radius: what the adversary of the training grows to.
-    :param agents: what else the adversary of each agent is told.
+    :param attacked: what the adversary of the agent "attacked" is told.
+    :param penalty: coefficient of the agent "SA".
     :param radii: of the attacks at the end.
     """
 
@@ -55,15 +57,16 @@ class Task:
     steps: int
     settings: dict
     radius: float
-    agents: dict
+    attacked: dict
+    penalty: float
     radii: tuple
 
     def adversary(self, agent):
         """From 0 to the radius in the first part of the training, and on with it."""
-        if agent == "PPO":
-            return None
         growing = {"schedule": "linear", "epsilon": 0.0, "epsilon_final": self.radius, "schedule_share": 0.6}
-        return {**growing, "steps": 3, "warmup_updates": 5, **self.agents[agent]}
+        common = {**growing, "steps": 3, "warmup_updates": 5}
+        rollouts = {"coefficient": 0.0, "keep_best": True, **self.attacked}
+        return {"PPO": None, "SA": {**common, "coefficient": self.penalty}, "attacked": {**common, **rollouts}}[agent]
 
     def train(self, agent, seed, steps):
         env = make_vec_env(self.env, self.n_envs, seed=seed)
@@ -71,32 +74,54 @@ class Task:
 
 
 COMMON = {"n_epochs": 10, "learning_rate": LinearSchedule(1e-3, 1e-4), "critic": {"num_quantiles": 8}}
-MLP = {"policy_kwargs": {"net_arch": [64, 64]}}
-LSTM = {"policy_kwargs": {"lstm_hidden_size": 32, "net_arch": [32]}}
-CARTPOLE = {**COMMON, "n_steps": 128, "batch_size": 256}
-PENDULUM = {**COMMON, "n_steps": 64, "batch_size": 1024, "gamma": 0.9, "normalize_obs": True}
-ATTACKED = {"rollouts": 0.9, "coefficient": 0.0, "keep_best": True}
-MIXED = {**ATTACKED, "rollouts": 0.75, "rollout_presence": "mixed"}
-ON_CARTPOLE = {"SA": {"coefficient": 0.2}, "attacked": MIXED}
-ON_PENDULUM = {"SA": {"coefficient": 0.003}, "attacked": ATTACKED}
+MLP = {**COMMON, "policy_kwargs": {"net_arch": [64, 64]}}
+LSTM = {**COMMON, "policy_kwargs": {"lstm_hidden_size": 32, "net_arch": [32]}}
+PENDULUM = {"n_steps": 64, "batch_size": 1024, "gamma": 0.9, "normalize_obs": True}
 TASKS = {
-    # gamma and lambda are those that SB3's zoo has for CartPole.
     "cartpole-mlp": Task(
-        "CartPole-v1",
-        "MlpPolicy",
-        8,
-        100_000,
-        {**CARTPOLE, **MLP, "gamma": 0.98, "gae_lambda": 0.8},
-        0.05,
-        ON_CARTPOLE,
-        (0.05, 0.06, 0.07, 0.08),
+        env="CartPole-v1",
+        policy="MlpPolicy",
+        n_envs=16,
+        steps=500_000,
+        # gamma and lambda are those of SB3's zoo.
+        settings={**MLP, "n_steps": 128, "batch_size": 512, "gamma": 0.98, "gae_lambda": 0.8},
+        radius=0.07,
+        attacked={"rollouts": 0.75, "rollout_presence": "mixed"},
+        penalty=0.2,
+        radii=(0.05, 0.06, 0.07),
     ),
     "cartpole-lstm": Task(
-        "CartPole-v1", "MlpLstmPolicy", 8, 200_000, {**CARTPOLE, **LSTM}, 0.1, ON_CARTPOLE, (0.06, 0.08, 0.1, 0.12)
+        env="CartPole-v1",
+        policy="MlpLstmPolicy",
+        n_envs=8,
+        steps=200_000,
+        settings={**LSTM, "n_steps": 128, "batch_size": 256},
+        radius=0.1,
+        attacked={"rollouts": 0.75, "rollout_presence": "mixed"},
+        penalty=0.2,
+        radii=(0.08, 0.1, 0.12),
     ),
-    "pendulum-mlp": Task("Pendulum-v1", "MlpPolicy", 32, 1_000_000, {**PENDULUM, **MLP}, 0.3, ON_PENDULUM, (0.3, 0.35, 0.4)),
+    "pendulum-mlp": Task(
+        env="Pendulum-v1",
+        policy="MlpPolicy",
+        n_envs=32,
+        steps=1_000_000,
+        settings={**MLP, **PENDULUM},
+        radius=0.3,
+        attacked={"rollouts": 0.9, "rollout_presence": "mixed"},
+        penalty=0.003,
+        radii=(0.3, 0.35, 0.4),
+    ),
     "pendulum-lstm": Task(
-        "Pendulum-v1", "MlpLstmPolicy", 32, 1_000_000, {**PENDULUM, **LSTM}, 0.3, ON_PENDULUM, (0.3, 0.35, 0.4)
+        env="Pendulum-v1",
+        policy="MlpLstmPolicy",
+        n_envs=32,
+        steps=1_000_000,
+        settings={**LSTM, **PENDULUM},
+        radius=0.3,
+        attacked={"rollouts": 0.9},
+        penalty=0.003,
+        radii=(0.3, 0.35, 0.4),
     ),
 }
 
@@ -182,7 +207,7 @@ def market(options):
     threats = {
         "PPO": None,
         "SA-PPO": {"epsilon": 0.3, "coefficient": 0.3},
-        "attacked": {"epsilon": 0.3, **ATTACKED, "rollouts": 0.625},
+        "attacked": {"epsilon": 0.3, "rollouts": 0.625, "coefficient": 0.0, "keep_best": True},
     }
     for name, adversary in threats.items():
         models = []

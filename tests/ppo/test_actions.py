@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import distributions as td
 
-from tailguard.ppo.actions import Categorical, Gaussian, action_distribution
+from tailguard.ppo.actions import Categorical, CensoredGaussian, Gaussian, action_distribution
 
 SIZE = 3
 COUNTS = [2, 5, 3]
@@ -44,6 +44,7 @@ def reference_categoricals(outputs):
 KINDS = {
     "gaussian": (Gaussian(box(), squash=False), gaussian_outputs),
     "squashed": (Gaussian(box(), squash=True), gaussian_outputs),
+    "censored": (CensoredGaussian(box()), gaussian_outputs),
     "discrete": (action_distribution(spaces.Discrete(4)), lambda rows, seed=0: 2.0 * random(rows, 4, seed=seed)),
     "multi": (action_distribution(spaces.MultiDiscrete(COUNTS)), lambda rows, seed=0: 2.0 * random(rows, 10, seed=seed)),
 }

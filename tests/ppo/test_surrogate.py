@@ -16,6 +16,7 @@ LAWS = {
     "one": action_distribution(spaces.Box(-1.0, 1.0, (1,))),
     "two": action_distribution(spaces.Box(-1.0, 1.0, (2,))),
     "three squashed": action_distribution(spaces.Box(-1.0, 1.0, (3,)), squash=True),
+    "two censored": action_distribution(spaces.Box(-1.0, np.array([1.0, 0.2], np.float32)), censored=True),
     "discrete": action_distribution(spaces.Discrete(4)),
     "single": action_distribution(spaces.Discrete(1)),
     "multi": action_distribution(spaces.MultiDiscrete([3, 1, 2])),

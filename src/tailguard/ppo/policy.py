@@ -38,6 +38,8 @@ class DistributionalPolicy(BasePolicy):
     :param log_std_init: initial log standard deviation of continuous actions.
     :param state_dependent_std: let the network choose it instead of learning one number per action.
     :param squash_output: tanh of a Gaussian instead of a clipped Gaussian.
+    :param censored: let actions beyond the box count as its end, which is what the environment gets. Less noise for agents that
+        go to the limits, such as a trader with costs (actions.py).
     :param lstm_hidden_size: size of the memory.
     :param n_lstm_layers: depth of the memory.
     :param lstm_forget_bias: added to the forget gates of a fresh memory; with 0 it
@@ -63,6 +65,7 @@ class DistributionalPolicy(BasePolicy):
         log_std_init: float = 0.0,
         state_dependent_std: bool = False,
         squash_output: bool = False,
+        censored: bool = False,
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
         lstm_forget_bias: float = 0.0,
@@ -74,7 +77,7 @@ class DistributionalPolicy(BasePolicy):
             raise ValueError(f"observations must be a Box space, got {observation_space}")
         self.compiled = compiled
         self.obs_size = int(np.prod(observation_space.shape))
-        self.distribution = action_distribution(action_space, squash_output)
+        self.distribution = action_distribution(action_space, squash_output, censored)
         actor_layers, critic_layers = _layers(net_arch)
         self.budget = Budget(risk or RiskConfig())
         self.own_size = self.obs_size - self.budget.columns  # columns of the environment's own

@@ -23,7 +23,7 @@ Array = NDArray[np.float32]
 _compile = numba.njit(cache=True, error_model="numpy")
 _inline = numba.njit(inline="always", error_model="numpy")
 
-NO_COUNTS = np.empty(0, np.int64)
+HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 # What a pass over the samples adds up, by the place in its array of totals.
 MEASURES = ("policy_gradient_loss", "entropy", "kl", "approx_kl", "clip_fraction")
 
@@ -76,14 +76,14 @@ def policy_rows(
 ) -> NDArray[np.float64]:
     """The same on arrays of M rows; fills the derivative of the loss in the outputs, `slopes`, and returns the measures."""
     if isinstance(distribution, Gaussian):
-        kernel, counts = _gaussian, NO_COUNTS
+        kernel, details = _gaussian, distribution.edges
     elif isinstance(distribution, Categorical):
-        kernel, counts = _categorical, np.array(distribution.counts)
+        kernel, details = _categorical, np.array(distribution.counts)
     else:
         raise TypeError(f"no closed form for {type(distribution).__name__}")
     totals = np.zeros(len(MEASURES))
     slopes.fill(0.0)
-    kernel(outputs, old_outputs, actions, advantages, weights, counts, *map(float, coefficients), slopes, totals)
+    kernel(outputs, old_outputs, actions, advantages, weights, details, *map(float, coefficients), slopes, totals)
     return totals
 
 
@@ -128,13 +128,78 @@ def _surrogate(log_ratio: float, advantage: float, weight: float, clip: float, t
     return -free if free <= clipped else 0.0
 
 
+@_inline
+def _tail(z: float) -> tuple[float, float]:
+    """log Phi(z) and its derivative, phi(z) / Phi(z)."""
+    if z < -20.0:  # where Phi is about to underflow, the first terms of its series
+        return -0.5 * z * z - math.log(-z) - HALF_LOG_TAU + math.log1p(-1.0 / (z * z)), -z / (1.0 - 1.0 / (z * z))
+    beyond = 0.5 * math.erfc(abs(z) * math.sqrt(0.5))
+    log_mass = math.log1p(-beyond) if z > 0.0 else math.log(beyond)
+    return log_mass, math.exp(-0.5 * z * z - HALF_LOG_TAU - log_mass)
+
+
+@_inline
+def _censored(
+    action: float,
+    mean: float,
+    log_std: float,
+    inverse: float,
+    old_mean: float,
+    old_log_std: float,
+    old_inverse: float,
+    edges: Any,
+    by_mean: Any,
+    by_log_std: Any,
+) -> tuple[float, float, float]:
+    """Log-ratio, entropy and KL of one number whose draws beyond the edges count as these; fills their derivatives."""
+    low, high = (edges[0] - mean) * inverse, (edges[1] - mean) * inverse
+    old_low, old_high = (edges[0] - old_mean) * old_inverse, (edges[1] - old_mean) * old_inverse
+    log_low, ratio_low = _tail(low)
+    log_high, ratio_high = _tail(-high)
+    old_log_low, _ = _tail(old_low)
+    old_log_high, _ = _tail(-old_high)
+    if action <= edges[0]:
+        more, by_mean[0], by_log_std[0] = log_low - old_log_low, -ratio_low, -low * ratio_low
+    elif action >= edges[1]:
+        more, by_mean[0], by_log_std[0] = log_high - old_log_high, ratio_high, high * ratio_high
+    else:
+        standard, old_standard = (action - mean) * inverse, (action - old_mean) * old_inverse
+        by_mean[0], by_log_std[0] = standard, standard**2 - 1.0
+        more = 0.5 * (old_standard**2 - standard**2) + old_log_std - log_std
+
+    at_low, at_high, mass, _, square = _inside(low, high, log_low, log_high)
+    level = log_std + HALF_LOG_TAU
+    entropy = level * mass + 0.5 * square - math.exp(log_low) * log_low - math.exp(log_high) * log_high
+    from_low = -at_low * (log_low + 1.0 + level + 0.5 * low * low)
+    from_high = at_high * (log_high + 1.0 + level + 0.5 * high * high)
+    by_mean[1], by_log_std[1] = -from_low - from_high, mass - low * from_low - high * from_high
+
+    _, _, mass, first, square = _inside(old_low, old_high, old_log_low, old_log_high)
+    p_low, p_high, away = math.exp(old_log_low), math.exp(old_log_high), (old_mean - mean) * inverse
+    growth = inverse / old_inverse
+    distance = growth**2 * square + 2.0 * growth * away * first + away**2 * mass
+    ends = p_low * (old_log_low - log_low) + p_high * (old_log_high - log_high)
+    kl = ends + (log_std - old_log_std) * mass + 0.5 * (distance - square)
+    by_mean[2] = p_low * ratio_low - p_high * ratio_high - growth * first - away * mass
+    by_log_std[2] = p_low * low * ratio_low - p_high * high * ratio_high + mass - distance
+    return more, entropy, kl
+
+
+@_inline
+def _inside(low: float, high: float, log_low: float, log_high: float) -> tuple[float, float, float, float, float]:
+    """Densities at both ends, and the integrals of 1, t and t^2 between them, t being the standard normal."""
+    at_low, at_high = math.exp(-0.5 * low * low - HALF_LOG_TAU), math.exp(-0.5 * high * high - HALF_LOG_TAU)
+    mass = 1.0 - math.exp(log_low) - math.exp(log_high)
+    return at_low, at_high, mass, at_low - at_high, mass - (high * at_high - low * at_low)
+
+
 def _gaussian_rows(
     outputs: Array,
     old: Array,
     actions: Array,
     advantages: Array,
     weights: Array,
-    _counts: NDArray[np.int64],
+    edges: NDArray[np.float64],
     clip: float,
     for_entropy: float,
     for_kl: float,
@@ -143,14 +208,17 @@ def _gaussian_rows(
 ) -> None:
     """Outputs are means and log standard deviations. What tanh adds to a density cancels in the ratio."""
     size = actions.shape[1]
-    inverse, standard, moved, spread = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    censored = np.isfinite(edges).any()
+    inverse = np.empty(size)
+    # Derivatives in the mean, in deviations, and in the log deviation: of the log-probability, the entropy and the KL.
+    by_mean, by_log_std = np.zeros((3, size)), np.ones((3, size))
     # Most often all samples share their standard deviations, whose exponentials would take half of the time.
     old_inverse, known, old_known = np.empty(size), np.full(size, np.nan), np.full(size, np.nan)
     for m in range(len(outputs)):
         weight = weights[m]
         if weight == 0.0:
             continue
-        log_ratio, entropy, kl = 0.0, 0.5 * size * math.log(2.0 * math.pi * math.e), 0.0
+        log_ratio, entropy, kl = 0.0, 0.0, 0.0
         for a in range(size):
             # In float64, or the two densities would be rounded differently and their ratio would never be exactly 1.
             action, mean, old_mean = np.float64(actions[m, a]), np.float64(outputs[m, a]), np.float64(old[m, a])
@@ -159,19 +227,37 @@ def _gaussian_rows(
                 known[a], inverse[a] = log_std, math.exp(-log_std)
             if old_log_std != old_known[a]:
                 old_known[a], old_inverse[a] = old_log_std, math.exp(-old_log_std)
-            standard[a], old_standard = (action - mean) * inverse[a], (action - old_mean) * old_inverse[a]
-            moved[a] = (mean - old_mean) * inverse[a]
-            spread[a] = (inverse[a] / old_inverse[a]) ** 2 + moved[a] ** 2
-            log_ratio += 0.5 * (old_standard**2 - standard[a] ** 2) + old_log_std - log_std
-            entropy += log_std
-            kl += 0.5 * (spread[a] - 1.0) - old_log_std + log_std
+            if censored:
+                more, disorder, distance = _censored(
+                    action,
+                    mean,
+                    log_std,
+                    inverse[a],
+                    old_mean,
+                    old_log_std,
+                    old_inverse[a],
+                    edges[:, a],
+                    by_mean[:, a],
+                    by_log_std[:, a],
+                )
+            else:
+                standard, old_standard = (action - mean) * inverse[a], (action - old_mean) * old_inverse[a]
+                away = (mean - old_mean) * inverse[a]
+                spread = (inverse[a] / old_inverse[a]) ** 2 + away**2
+                by_mean[0, a], by_log_std[0, a] = standard, standard**2 - 1.0
+                by_mean[2, a], by_log_std[2, a] = away, 1.0 - spread
+                more = 0.5 * (old_standard**2 - standard**2) + old_log_std - log_std
+                disorder, distance = log_std + HALF_LOG_TAU + 0.5, 0.5 * (spread - 1.0) - old_log_std + log_std
+            log_ratio += more
+            entropy += disorder
+            kl += distance
         totals[1] += weight * entropy
         totals[2] += weight * kl
         pull = _surrogate(log_ratio, advantages[m], weight, clip, totals)
         for a in range(size):
-            by_mean = (pull * standard[a] + for_kl * moved[a]) * inverse[a]
-            by_log_std = pull * (standard[a] ** 2 - 1.0) - for_entropy + for_kl * (1.0 - spread[a])
-            slope[m, a], slope[m, size + a] = weight * by_mean, weight * by_log_std
+            into_mean = pull * by_mean[0, a] - for_entropy * by_mean[1, a] + for_kl * by_mean[2, a]
+            into_log_std = pull * by_log_std[0, a] - for_entropy * by_log_std[1, a] + for_kl * by_log_std[2, a]
+            slope[m, a], slope[m, size + a] = weight * inverse[a] * into_mean, weight * into_log_std
 
 
 def _categorical_rows(
