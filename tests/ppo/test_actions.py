@@ -131,6 +131,58 @@ def test_components_are_drawn_independently():
     assert np.abs(np.corrcoef(samples.T) - np.eye(SIZE)).max() < 0.02
 
 
+# Censored Gaussian: what lies beyond an end counts as the end.
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.3, -0.5), (2.0, 0.3), (-4.0, 0.2), (0.9, -2.0)])
+def test_censored_law_is_that_of_clipped_draws(mean, log_std):
+    """Ends have the mass beyond them, all masses make 1, and entropy is that of ends and density together."""
+    distribution, outputs = CensoredGaussian(box(1)), torch.tensor([mean, log_std], dtype=torch.float64)
+    normal = stats.norm(mean, math.exp(log_std))
+
+    def log_prob(action):
+        return distribution.log_prob(outputs, torch.tensor([action], dtype=torch.float64)).item()
+
+    assert log_prob(1.0) == log_prob(7.0) == pytest.approx(normal.logsf(1.0))
+    assert log_prob(-1.0) == log_prob(-7.0) == pytest.approx(normal.logcdf(-1.0))
+    assert log_prob(0.2) == pytest.approx(normal.logpdf(0.2))
+    ends = [math.exp(log_prob(end)) for end in (-1.0, 1.0)]
+    inside, _ = integrate.quad(lambda action: math.exp(log_prob(action)), -0.999999, 0.999999)
+    assert sum(ends) + inside == pytest.approx(1.0, abs=1e-5)
+    disorder, _ = integrate.quad(lambda action: -normal.pdf(action) * normal.logpdf(action), -1.0, 1.0)
+    assert distribution.entropy(outputs).item() == pytest.approx(disorder - sum(p * math.log(p) for p in ends))
+
+
+def test_censoring_keeps_the_expected_gradient_and_takes_noise_out_of_it():
+    """Reward a clipped action by its square, where most draws lie beyond the end."""
+    mean_and_std = torch.tensor([2.5, 0.2], dtype=torch.float64).expand(400_000, -1)
+    torch.manual_seed(0)
+    actions = CensoredGaussian(box(1)).sample(mean_and_std)
+    rewards, gradients = actions.clamp(-1.0, 1.0).square().squeeze(-1), []
+    for law in (Gaussian(box(1), squash=False), CensoredGaussian(box(1))):
+        outputs = mean_and_std.clone().requires_grad_()
+        (rewards * law.log_prob(outputs, actions)).sum().backward()
+        gradients.append(outputs.grad)
+    plain, censored = gradients
+    error = (plain - censored).std(0) / math.sqrt(len(actions))
+    assert ((plain - censored).mean(0).abs() < 4.0 * error).all()
+    assert (censored.var(0) < 0.5 * plain.var(0)).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "squash", "message"),
+    [
+        (spaces.Box(-np.inf, 1.0, (1,)), False, "censored needs a bounded action space"),
+        (spaces.Box(-1.0, 1.0, (1,)), True, "choose squash_output or censored"),
+        (spaces.Discrete(3), False, "censored is for actions in a box"),
+    ],
+    ids=["unbounded", "squashed", "discrete"],
+)
+def test_censoring_needs_a_box_with_ends(space, squash, message):
+    with pytest.raises(ValueError, match=message):
+        action_distribution(space, squash, censored=True)
+
+
 # Squashed Gaussian: the stored action is the one before tanh, its density that of the one after.
 
 

@@ -28,10 +28,11 @@ from tailguard.vec_env import StepArrays
 
 FULL = {"optimizer": {"name": "adaptive_upgd", "sigma": 0.0}, "vgs": {"warmup_steps": 1}}
 SCALAR = {"num_quantiles": 1, "twin": False, "target": "lambda_return"}
-BOX, SQUASHED, ONE_OF, MANY = "box", "squashed", "discrete", "multi"
+BOX, SQUASHED, CENSORED, ONE_OF, MANY = "box", "squashed", "censored", "discrete", "multi"
 SPACES = {
     BOX: spaces.Box(-1.0, 1.0, (2,)),
     SQUASHED: spaces.Box(-1.0, 1.0, (1,)),
+    CENSORED: spaces.Box(-0.5, 0.8, (2,)),
     ONE_OF: spaces.Discrete(3),
     MANY: spaces.MultiDiscrete([3, 2]),
 }
@@ -43,7 +44,7 @@ def build(kind="lstm", actions=BOX, critic=None, inputs=5, seed=0, **options):
     config = CriticConfig(**(critic or {}))
     space = spaces.Box(-10.0, 10.0, (inputs,))
     memory = {} if kind == "mlp" else {"lstm_hidden_size": 6, "shared_lstm": kind == "shared lstm"}
-    options = {"net_arch": [7], "squash_output": actions == SQUASHED, **memory, **options}
+    options = {"net_arch": [7], "squash_output": actions == SQUASHED, "censored": actions == CENSORED, **memory, **options}
     policy = (DistributionalPolicy if kind == "mlp" else RecurrentDistributionalPolicy)(
         space, SPACES[actions], critic=config, **options
     )
@@ -255,11 +256,12 @@ def test_training_ends_at_the_same_weights(kind, options, critic):
     assert not torch.allclose(ends[0], weights(make(kind, critic=critic).policy), atol=1e-3)
 
 
-@pytest.mark.parametrize("actions", [BOX, ONE_OF])
+@pytest.mark.parametrize("actions", [BOX, CENSORED, ONE_OF])
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "shared lstm"])
 def test_on_the_first_pass_every_ratio_is_one(kind, actions):
     """Acting and learning are two compiled passes over the same weights; one reset in seven steps."""
-    model = make(kind, Script(action_space=SPACES[actions]), batch_size=T * B, n_epochs=1)
+    networks = {"censored": actions == CENSORED}
+    model = make(kind, Script(action_space=SPACES[actions]), batch_size=T * B, n_epochs=1, policy_kwargs=networks)
     for _ in range(3):
         collect(model)
         model.train()

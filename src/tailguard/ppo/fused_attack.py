@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tailguard.ppo import fused_kernels as kernels
 from tailguard.ppo import fused_wishes as wishes
-from tailguard.ppo.actions import Categorical
+from tailguard.ppo.actions import Categorical, CensoredGaussian
 from tailguard.ppo.fused_acting import FusedActing, acting_of
 from tailguard.ppo.fused_networks import FusedLstm, FusedMlp, Memory
 from tailguard.ppo.lstm_kernel import padded
@@ -27,8 +27,13 @@ Array = NDArray[np.float32]
 
 
 def fused_actor(policy: DistributionalPolicy, flat: FlatParameters) -> "FusedActor | None":
-    """The compiled actor of this policy, or None where torch has to do it: what can act compiled can be attacked compiled."""
-    return FusedActor(policy, flat) if isinstance(acting_of(policy, flat, 1), FusedActing) else None
+    """The compiled actor of this policy, or None where torch has to do it.
+
+    What can act compiled can be attacked compiled, but for censored actions, whose KL has no compiled slope of its own.
+    """
+    if isinstance(policy.distribution, CensoredGaussian) or not isinstance(acting_of(policy, flat, 1), FusedActing):
+        return None
+    return FusedActor(policy, flat)
 
 
 class InputMlp(FusedMlp):
