@@ -10,11 +10,13 @@ import all as everything
 import numpy as np
 import pytest
 from all import BENCH, CHECK, Job, Outcome, document, fits, run, shown
+from learning import share_of_best
 from soak import Memory, Round, report
 from soak_faults import Finding, _spoil
 from soak_subjects import Child
 
 from tailguard import checkpoint
+from tailguard.market import SignalMarket
 
 BENCHMARKS = Path(everything.__file__).parent
 
@@ -44,6 +46,29 @@ def test_both_plans_cover_everything():
     for plan in (BENCH, CHECK):
         named = {shlex.split(job.command)[0] for job in plan}
         assert {"speed.py", "learning.py", "risk.py", "optim.py", "robustness.py", "population.py", "env_speed.py"} <= named
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_the_best_has_a_share_of_one_who_does_nothing_of_zero_and_who_is_late_something_between(hidden):
+    """Measured on few signals already: what the noise of returns would do to a plain average is a hundred times as much."""
+    market = SignalMarket(256, hidden=hidden, episode_length=10_000)
+    best = market.solve()
+
+    class Trader:
+        def __init__(self, delay, held):
+            self.belief, self.delay, self.held = np.zeros(256), delay, held
+
+        def predict(self, obs, state, starts, deterministic):
+            self.belief = market.filter.step(self.belief, obs[:, 0]) if hidden else obs[:, 0]
+            wish = best.policy(self.belief / self.delay, obs[:, 1])
+            return (self.held * wish)[:, None].astype(np.float32), state
+
+    ideal, idle, late = (
+        share_of_best(trader, market, 3, 600) for trader in (Trader(1.0, 1.0), Trader(1.0, 0.0), Trader(2.0, 1.0))
+    )
+    assert ideal == pytest.approx(1.0, abs=1e-6)
+    assert idle == pytest.approx(0.0, abs=0.04)
+    assert 0.6 < late < 0.95
 
 
 def test_what_measures_time_runs_alone_and_the_rest_as_cores_allow():
