@@ -119,7 +119,7 @@ class Gaussian(ActionDistribution):
 
     @override
     def entropy(self, outputs: Tensor) -> Tensor:
-        return outputs[..., self.size :].sum(-1) + 0.5 * self.size * math.log(2.0 * math.pi * math.e)
+        return outputs[..., self.size :].sum(-1) + self.size * (HALF_LOG_TAU + 0.5)
 
     @override
     def kl(self, old: Tensor, new: Tensor) -> Tensor:

@@ -17,13 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.ppo.actions import ActionDistribution, Categorical, Gaussian
+from tailguard.ppo.actions import HALF_LOG_TAU, ActionDistribution, Categorical, Gaussian
 
 Array = NDArray[np.float32]
 _compile = numba.njit(cache=True, error_model="numpy")
 _inline = numba.njit(inline="always", error_model="numpy")
 
-HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 # What a pass over the samples adds up, by the place in its array of totals.
 MEASURES = ("policy_gradient_loss", "entropy", "kl", "approx_kl", "clip_fraction")
 

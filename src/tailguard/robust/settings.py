@@ -77,7 +77,7 @@ class SAPPOConfig(PerturbationConfig):
     :param rollout_objectives: what the adversary of the rollouts maximises, as in `objective`, a rollout each in turn.
     :param rollout_presence: ``always`` attacks every step of these environments; ``mixed`` does so in one half of them, and in
         each of the others at a share of its steps, drawn anew for every rollout. An agent that always meets the same adversary
-        can learn to read the truth from its moves, and then falls to a weaker one: on CartPole it does, on Pendulum not.
+        can learn to read the truth from its moves, and then falls to a weaker one: without memory it does.
     :param adversarial_ratio: share of the samples, or sequences, of a minibatch that are perturbed, in (0, 1]; which ones is
         drawn anew each time, and they stand for the others. 0.5 halves what the adversary costs.
     :param warmup_updates: updates at the start without an adversary, while the policy knows nothing worth protecting.
