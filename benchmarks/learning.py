@@ -159,7 +159,7 @@ HIDDEN = {
     "gamma": 0.995,
     "gae_lambda": 0.98,
     "learning_rate": LinearSchedule(3e-3, 3e-5),
-    "entropy": {"initial": 0.001, "boost_factor": 1.0},
+    "entropy": {"initial": 0.005, "boost_factor": 1.0},
     "policy_kwargs": {
         "lstm_hidden_size": 32,
         "net_arch": [32],
@@ -199,9 +199,9 @@ TASKS = [
     Task("SignalMarket, 1M, min", "", signal_task(1_000_000, False, DistributionalPPO, "MlpPolicy", **SIGNAL, **MIN)),
     Task("SignalMarket, 1M, SB3 PPO, of optimum", "", signal_task(1_000_000, False, PPO, "MlpPolicy", **SIGNAL)),
     Task(
-        "SignalMarket hidden, 32M, LSTM, share of the Kalman bound",
+        "SignalMarket hidden, 16M, LSTM, share of the Kalman bound",
         ">= 0.90",
-        signal_task(32_000_000, True, DistributionalPPO, "MlpLstmPolicy", **HIDDEN),
+        signal_task(16_000_000, True, DistributionalPPO, "MlpLstmPolicy", **HIDDEN),
     ),
     Task("BettingGame p = .88, 500k, share of optimum", ">= 0.90", betting_task(500_000, **BETTING)),
     Task("Random walk with fees, 500k, turnover per bar", "about 0", random_walk_task(500_000, **WALK)),

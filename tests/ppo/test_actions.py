@@ -169,6 +169,15 @@ def test_censoring_keeps_the_expected_gradient_and_takes_noise_out_of_it():
     assert (censored.var(0) < 0.5 * plain.var(0)).all()
 
 
+def test_far_beyond_an_end_an_adversary_of_censored_actions_still_sees_a_way():
+    """Or an attack would end where it began, and an agent would look sturdier than it is."""
+    law, outputs = CensoredGaussian(box(1)), torch.tensor([[30.0, 0.0]], dtype=torch.float64)
+    for divergence, seen in ((law.kl, False), (law.surprise, True), (law.sharp_kl, True)):
+        moved = (outputs - torch.tensor([[1.0, 0.0]])).requires_grad_()
+        divergence(outputs, moved).sum().backward()
+        assert bool(moved.grad[0, 0].abs() > 1e-6) is seen
+
+
 @pytest.mark.parametrize(
     ("space", "squash", "message"),
     [

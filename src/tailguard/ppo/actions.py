@@ -179,6 +179,16 @@ class CensoredGaussian(Gaussian):
         inside = (new_log_std - log_std) * mass + 0.5 * (distance * torch.exp(-2.0 * new_log_std) - square)
         return (ends + inside).sum(-1)
 
+    @override
+    def surprise(self, old: Tensor, new: Tensor) -> Tensor:
+        """Of the Gaussians behind: between two beyond the same end there is no KL, and an adversary would see no way."""
+        return super().kl(old, new)
+
+    @override
+    def sharp_kl(self, old: Tensor, new: Tensor) -> Tensor:
+        """Of the Gaussians behind, as :meth:`surprise`."""
+        return super().kl(old, new)
+
     def _ends(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         low, high = torch.from_numpy(self.edges).to(outputs)
         return low, high
