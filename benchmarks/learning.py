@@ -150,7 +150,7 @@ SIGNAL = {
 }
 # One step earns 0.0137 at best, and the noise of a return is 1: only large batches and many steps tell the two apart. A signal
 # lasts for 20 steps and a position for 100: shorter horizons turn round too late. Explained variances near 0 are the nature of
-# this task and no reason for more exploration.
+# this task and no reason for more exploration; with an entropy coefficient of 0.001 one agent of three never traded.
 HIDDEN = {
     "n_envs": 256,
     "n_steps": 128,
