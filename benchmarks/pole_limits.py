@@ -13,7 +13,7 @@ import numpy as np
 
 # What is drawn: position, velocity, angle and rate count about as much as in controllers that work.
 TYPICAL = np.array([0.1, 0.2, 1.0, 0.5])
-# Standard deviations of the observations of a PPO agent that plays well (robustness.py, seed 100, 200,000 steps).
+# Standard deviations of the observations of a PPO agent that plays well (seed 100, 200,000 steps).
 DEVIATIONS = np.array([0.40, 0.33, 0.026, 0.24])
 ADVERSARIES = ("always", "at times", "mostly", "to one side", "never")
 

@@ -2,15 +2,15 @@
 
 CartPole-v1 and Pendulum-v1, with and without memory, three seeds each. Two agents per seed, alike but for the adversary:
 "attacked" plays most of its environments on attacked observations (`rollouts`); a third (`--agents PPO attacked SA`) has the
-penalty of SA-PPO instead. Each is then played clean and under attacks of growing radius: random moves,
-FGSM and PGD on the KL (MAD), PGD on the critics, PGD towards the action that the policy likes least; PGD takes 20 steps and 2
-restarts. The strongest counts: for each agent and radius, the attack with the lowest mean return. With memory the adversary
-moves the present observation and memory carries its earlier moves.
+penalty of SA-PPO instead. Each is then played clean and under attacks of growing radius: random moves, FGSM and PGD on the KL
+(MAD), PGD on the critics, PGD towards the action that the policy likes least; PGD takes 20 steps and 2 restarts. The strongest
+counts: for each agent and radius, the attack with the lowest mean return. With memory the adversary moves the present
+observation and memory carries its earlier moves.
 
 CartPole is played raw: epsilon is metres, radians and their rates alike. On Pendulum it is in standard deviations of the
 observations, those of the plain agent for both agents: each has a normaliser of its own, and the attack must be the same in the
 units of the environment. Rewards are the environment's own. What an agent keeps is (attacked - floor) / (clean - floor), the
-floor being random actions. Settings were chosen on seeds 100 to 102, but for one: see docs/decisions.md, Robust agents.
+floor being random actions. How the settings were chosen: docs/decisions.md, Robust agents.
 
 The last part trades a shipped market: the degradation of growth, Sharpe ratio and turnover with and without an adversary.
 """

@@ -50,7 +50,7 @@ def test_both_plans_cover_everything():
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_the_best_has_a_share_of_one_who_does_nothing_of_zero_and_who_is_late_something_between(hidden):
-    """Measured on few signals already: what the noise of returns would do to a plain average is a hundred times as much."""
+    """On as few signals as these: the best and its rival trade on the same ones."""
     market = SignalMarket(256, hidden=hidden, episode_length=10_000)
     best = market.solve()
 

@@ -61,7 +61,6 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
     :param clip_range: how far the ratio of new to old probability may count.
     :param max_grad_norm: gradients are scaled down to this norm.
     :param vf_coef: weight of the critics' loss.
-        0.9 tries the same with fewer moves, which has not been shown to learn better; continuous actions only.
     :param microbatch_size: samples per backward pass; the gradients of a minibatch are accumulated. None: the whole minibatch.
     :param optimizer: an :class:`OptimizerConfig` or a dict of its fields; Adam by default.
     :param critic: a :class:`CriticConfig` or a dict of its fields.
