@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types pytest architecture bench bench-quick soak bench-env clean
+.PHONY: demo test test-avx2 lint types pytest architecture bench bench-quick soak bench-env clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
@@ -24,6 +24,9 @@ types: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest
+
+test-avx2: $(VENV)/.dev  # the tests as on a CPU without AVX-512
+	$(BIN)/python tools/isa.py avx2 $(BIN)/pytest
 
 architecture: $(VENV)/.made  # the drawings of docs/architecture.md, from the imports
 	$(BIN)/python tools/architecture.py

@@ -81,11 +81,14 @@ class AttackedPolicy:
         :param starts: ``[B]``, where an episode begins.
         """
         policy = self.policy
+
+        def perturb(inputs: Tensor, state: State) -> Tensor:
+            if self.kind in NATURAL:
+                return self._natural(inputs, starts)
+            return self._deliberate(inputs, state, starts)
+
         with torch.no_grad():
-            self.state = wipe(self.state, starts)
-            inputs = policy.inputs(torch.as_tensor(obs).float())
-            seen = self._natural(inputs, starts) if self.kind in NATURAL else self._deliberate(inputs, starts)
-            outputs, self.state = policy.act(seen, self.state)
+            outputs, self.state = policy.respond(obs, self.state, starts, perturb)
             actions = policy.distribution.mode(outputs) if self.deterministic else self._sampled(outputs)
             return policy.distribution.to_env(actions.numpy())
 
@@ -97,37 +100,37 @@ class AttackedPolicy:
             self.samples = torch.get_rng_state()
         return actions
 
-    def _deliberate(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Tensor:
+    def _deliberate(self, inputs: Tensor, state: State, starts: NDArray[np.bool_]) -> Tensor:
         if self.kind == "clean":
             return inputs
         if self.kind == "random":
             return self.perturbation.random(inputs, self.strength).inputs
         with frozen(self.policy.parameters()):
             n = self.restarts
-            objective = self._objective(inputs, starts)
+            objective = self._objective(inputs, state, starts)
             found = self.perturbation.attack(inputs.repeat(n, 1), objective, self.strength.repeat(n, 1))
         gain = cast(Tensor, found.gain).reshape(n, -1)  # [restarts, B]
         return found.inputs.reshape(n, *inputs.shape)[gain.argmax(0), torch.arange(len(inputs))]
 
-    def _objective(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Objective:
+    def _objective(self, inputs: Tensor, state: State, starts: NDArray[np.bool_]) -> Objective:
         policy, n = self.policy, self.restarts
         if self.kind == "critic":
-            return fear(self._values(inputs, starts))
-        state = _repeated(self.state, n)
+            return fear(self._values(inputs, state, starts))
+        repeated = _repeated(state, n)
 
         def outputs_of(moved: Tensor) -> Tensor:
-            return policy.act(moved, state)[0]
+            return policy.act(moved, repeated)[0]
 
         clean = outputs_of(inputs.repeat(n, 1))
         if self.kind == "action":
             return toward(outputs_of, policy.distribution.log_prob, unwanted_actions(policy, clean))
         return divergence(outputs_of, clean, policy.distribution.sharp_kl)
 
-    def _values(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Objective:
+    def _values(self, inputs: Tensor, state: State, starts: NDArray[np.bool_]) -> Objective:
         """What the critics expect of moved inputs; memory of their own lives on what is true, which the adversary knows."""
         policy, n = self.policy, self.restarts
         if policy.critic_trunk is None:
-            trunk, before = policy.actor_trunk, self.state
+            trunk, before = policy.actor_trunk, state
         else:
             assert self.critic_state is not None
             trunk, before = policy.critic_trunk, wipe(self.critic_state, starts)

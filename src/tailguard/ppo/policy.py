@@ -1,7 +1,7 @@
 """Actor and quantile critics on recurrent or feed-forward trunks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, cast
 
@@ -18,7 +18,7 @@ from tailguard.ppo.laws import MeanLaw, QuantileLaw
 from tailguard.ppo.networks import mlp
 from tailguard.ppo.risk import Budget, RiskConfig
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
-from tailguard.ppo.trunk import LstmTrunk, State
+from tailguard.ppo.trunk import LstmTrunk, State, wipe
 from tailguard.validation import require
 
 NetArch = dict[str, list[int]] | list[int] | None
@@ -152,6 +152,27 @@ class DistributionalPolicy(BasePolicy):
             features, state = self.actor_trunk.step(obs, state)
         return self.action_outputs(features), state
 
+    def respond(
+        self,
+        observations: NDArray[Any],
+        state: State,
+        starts: NDArray[np.bool_],
+        perturb: Callable[[Tensor, State], Tensor] | None = None,
+    ) -> tuple[Tensor, State]:
+        """Take raw observations to the parameters of the action distribution and the state after them.
+
+        This is the one way from an observation to a decision outside of training. The observations are copied into memory of
+        torch's own, since the last bit of a matrix product may depend on how its operands are aligned.
+
+        :param observations: ``[B, obs_size]``, raw.
+        :param state: recurrent state before them; set to 0 where an episode starts.
+        :param starts: ``[B]``, true where an episode starts.
+        :param perturb: what an adversary makes of the networks' inputs, given the state; None leaves them alone.
+        """
+        state = wipe(state, starts)
+        inputs = self.inputs(torch.tensor(observations, dtype=torch.float32, device=self.device))
+        return self.act(inputs if perturb is None else perturb(inputs, state), state)
+
     def action_outputs(self, features: Tensor) -> Tensor:
         """From trunk features ``[..., F]`` to what the action distribution needs."""
         raw: Tensor = self.actor(features)
@@ -244,7 +265,7 @@ class DistributionalPolicy(BasePolicy):
         single = observation.shape == shape
         if not single and observation.shape[1:] != shape:
             raise ValueError(f"observation must have the shape {shape} or (n, *{shape}), got {observation.shape}")
-        batch = observation.reshape(-1, self.obs_size).astype(np.float32)
+        batch = observation.reshape(-1, self.obs_size)
         n = len(batch)
         with torch.no_grad():
             memory = self.initial_state(n)
@@ -253,11 +274,8 @@ class DistributionalPolicy(BasePolicy):
                 if memory[0].shape != self.initial_state(n)[0].shape:
                     expected = tuple(self.initial_state(n)[0].shape)
                     raise ValueError(f"state must have the shape {expected}, got {tuple(memory[0].shape)}")
-                if episode_start is not None:
-                    keep = 1.0 - torch.as_tensor(np.asarray(episode_start, dtype=np.float32).reshape(1, n, 1)).to(self.device)
-                    memory = (memory[0] * keep, memory[1] * keep)
-            obs = self.inputs(torch.as_tensor(batch).to(self.device))
-            outputs, memory = self.act(obs, memory)
+            starts = np.zeros(n, np.bool_) if episode_start is None else np.asarray(episode_start, np.bool_).reshape(n)
+            outputs, memory = self.respond(batch, memory, starts)
             actions = self.distribution.mode(outputs) if deterministic else self.distribution.sample(outputs)
         chosen = self.distribution.to_env(actions.cpu().numpy())
         after = (memory[0].cpu().numpy(), memory[1].cpu().numpy()) if self.recurrent else None
