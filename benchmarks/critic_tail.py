@@ -10,9 +10,9 @@ from scipy.stats import gamma as gamma_law
 from scipy.stats import norm
 
 from tailguard import DistributionalPPO
-from tailguard.market.batched import BatchedEnv
-from tailguard.ppo.controls import LinearSchedule
+from tailguard.envs.batched import BatchedEnv
 from tailguard.ppo.quantiles import cvar
+from tailguard.ppo.schedules import LinearSchedule
 
 EVEN: dict[str, Any] = {"num_quantiles": 51, "tail_quantiles": 0}
 CRITICS: dict[str, dict[str, Any]] = {f"{n} quantiles, 5 in the tail": {"num_quantiles": n} for n in (21, 32, 51, 101)}

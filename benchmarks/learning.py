@@ -21,9 +21,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor
 
 from tailguard import DistributionalPPO, TradingVecEnv
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import BettingGame, SignalMarket, random_walk
-from tailguard.ppo.controls import LinearSchedule
-from tailguard.vec_env import GymVectorAdapter
+from tailguard.ppo.schedules import LinearSchedule
 
 
 class WithoutVelocities(gym.ObservationWrapper):

@@ -14,13 +14,13 @@ from signal_learner import DEFAULTS, N_ENVS, N_STEPS, SEARCH, SignalFactory
 from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard import DistributionalPPO
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import SignalMarket
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.process import ProcessEngine
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.exploit import Orders, exploit, member_state
 from tailguard.population.files import FileStore
-from tailguard.vec_env import GymVectorAdapter
 
 MEMBERS, INTERVAL = 4, 15
 T_QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # Student, 97.5 %, by number of seeds

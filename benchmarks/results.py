@@ -11,9 +11,9 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tailguard.app.walkforward import walkforward
 from tailguard.config import load_config
 from tailguard.evaluate.walkforward import WalkforwardConfig
+from tailguard.experiments.walkforward import walkforward
 from tailguard.market.data import load_source
 
 FEES = {"nasdaq-1d": 0.0005, "aapl-1d+ibm-1d+msft-1d": 0.0005, "btcusd-1h": 0.001, "eurusd-1h": 0.0001}

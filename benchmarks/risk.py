@@ -19,9 +19,9 @@ from risk_market import SEEDS, even_tail, market_weeks, tail_mean, training_cost
 from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard import DistributionalPPO, ReturnObserver
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import BettingGame, CrashMarket, GuardedMaze
-from tailguard.ppo.controls import LinearSchedule
-from tailguard.vec_env import GymVectorAdapter
+from tailguard.ppo.schedules import LinearSchedule
 
 Row = list[str]
 PICTURE = Path(__file__).parents[1] / "docs" / "risk-frontier.svg"
@@ -80,7 +80,7 @@ def betting_law(model: DistributionalPPO, game: BettingGame, alpha: float | None
     chips, mass, p = np.array([float(game.chips)]), np.ones(1), game.win_probability
     for played in range(game.rounds):
         columns = [chips / game.cap, np.full(len(chips), played / game.rounds)]
-        if model.risk.watches_return:
+        if model.risk.return_augmented:
             columns += [chips - game.chips, np.ones(len(chips))]
         if model.risk.dial:
             columns.append(np.full(len(chips), alpha))
@@ -141,7 +141,7 @@ def maze_way(risk: dict[str, Any], seed: int, steps: int) -> tuple[float, float]
     model.learn(steps)
     maze = GuardedMaze(500)
     env = GymVectorAdapter(maze, seed + 1000)
-    env = ReturnObserver(env, 1.0) if model.risk.watches_return else env
+    env = ReturnObserver(env, 1.0) if model.risk.return_augmented else env
     obs, total, arrived, open_ = env.reset(), np.zeros(500), np.zeros(500, bool), np.ones(500, bool)
     for _ in range(maze.max_steps):
         obs, rewards, dones, infos = env.step(model.predict(obs, deterministic=True)[0])

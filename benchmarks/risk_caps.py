@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from risk_market import tail_mean
 
+from tailguard.envs.betting_game import _Tree
 from tailguard.market import BettingGame
-from tailguard.market.betting_game import _Tree
 from tailguard.ppo.risk import Budget, Finished, RiskConfig, RiskObjective
 
 ROLLOUTS, EPISODES = 150, 1000

@@ -27,13 +27,13 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tailguard import DistributionalPPO
-from tailguard.app.training import build_model, default_split, prepare_market
 from tailguard.config import load_config
 from tailguard.evaluate.attack import AttackPlan, attack_market
 from tailguard.evaluate.attacked import AttackedPolicy
+from tailguard.experiments.training import build_model, default_split, prepare_market
 from tailguard.market import load_dataset
-from tailguard.ppo.controls import LinearSchedule
 from tailguard.ppo.scaling import ObservationNormalizer
+from tailguard.ppo.schedules import LinearSchedule
 from tailguard.robust import PerturbationConfig
 
 ATTACKS = ("random", "fgsm", "pgd_kl", "critic", "action")

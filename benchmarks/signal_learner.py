@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from tailguard import DistributionalPPO
-from tailguard.app.dials import ModelDials
+from tailguard.envs.vec_env import GymVectorAdapter
+from tailguard.experiments.tunables import ModelDials
+from tailguard.io.random_state import OwnRandomness
 from tailguard.market import SignalMarket
 from tailguard.population import HyperparamConfig
 from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_member_state, member_state
-from tailguard.randomness import OwnRandomness
-from tailguard.vec_env import GymVectorAdapter
 
 N_ENVS, N_STEPS = 16, 64
 DEFAULTS = {"learning_rate": 3e-4, "entropy_coef": 1e-3, "gae_lambda": 0.95}

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tailguard.checkpoint import CheckpointError, load
+from tailguard.io.checkpoint import CheckpointError, load
 from tailguard.population.lineage import read
 from tailguard.ppo.persistence import KIND
 

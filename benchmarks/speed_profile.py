@@ -11,26 +11,28 @@ import torch
 from speed import ENGINES, ENVS, STEPS
 
 from tailguard.optim import adam
-from tailguard.ppo import algorithm, experience, fused_kernels, fused_losses, fused_update, health, rollout, surrogate, update
+from tailguard.ppo import algorithm, diagnostics, experience, loss, rollout, update
 from tailguard.ppo.acting import TorchActing
 from tailguard.ppo.actions import Gaussian
-from tailguard.ppo.fused_acting import FusedActing
+from tailguard.ppo.compiled import kernels, losses
+from tailguard.ppo.compiled import update as compiled_update
+from tailguard.ppo.compiled.acting import CompiledActing
 
 PASSES = [
-    (fused_kernels, "pack_lstm"),
-    (fused_kernels, "lstm_forward"),
-    (fused_kernels, "lstm_step"),
-    (fused_kernels, "lstm_backward"),
-    (fused_kernels, "mlp_forward"),
-    (fused_kernels, "mlp_backward"),
+    (kernels, "pack_lstm"),
+    (kernels, "lstm_forward"),
+    (kernels, "lstm_step"),
+    (kernels, "lstm_backward"),
+    (kernels, "mlp_forward"),
+    (kernels, "mlp_backward"),
     (torch, "mm"),
     (torch, "cat"),
-    (fused_losses, "mean_loss"),
-    (fused_losses, "quantile_loss"),
-    (fused_update, "policy_rows"),
-    (surrogate, "policy_rows"),
-    (fused_update.FusedGradient, "gradient"),
-    (FusedActing, "step"),
+    (losses, "mean_loss"),
+    (losses, "quantile_loss"),
+    (compiled_update, "policy_rows"),
+    (loss, "policy_rows"),
+    (compiled_update.CompiledGradient, "gradient"),
+    (CompiledActing, "step"),
     (TorchActing, "step"),
     (Gaussian, "to_env"),
     (rollout.Rollout, "add"),
@@ -45,7 +47,7 @@ PASSES = [
     (update.Update, "_step"),
     (update.Update, "run"),
     (adam.Adam, "_move"),
-    (health.EpisodeReturns, "add"),
+    (diagnostics.EpisodeReturns, "add"),
     (algorithm.DistributionalPPO, "collect_rollouts"),
     (algorithm.DistributionalPPO, "train"),
 ]

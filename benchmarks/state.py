@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from tailguard import DistributionalPPO
-from tailguard.app.run import Run, train
-from tailguard.app.training import build_model, default_split, prepare_market
 from tailguard.config import load_config
+from tailguard.experiments.run import Run, train
+from tailguard.experiments.training import build_model, default_split, prepare_market
 from tailguard.market import load_dataset
 
 DATA = "nasdaq-1d"

@@ -19,13 +19,13 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 import numpy as np
 import pandas as pd
 
-from tailguard.app.walkforward import Job, Pair, run_pairs, walkforward
 from tailguard.config import load_config
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
+from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.record import Provenance
-from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.walkforward import WalkforwardConfig, longest_lookback, make_folds
+from tailguard.experiments.walkforward import Job, Pair, run_pairs, walkforward
 from tailguard.market.baselines import strategy
 from tailguard.market.rules import TradingRules
 from tailguard.market.synthetic import ar1_returns, random_walk
@@ -93,10 +93,10 @@ def judged(bars, policy, seed, draws):
         weights = strategy("random_positions", turnover=0.1, seed=seed)(bars)
     else:
         weights = np.sign(np.diff(bars["close"].to_numpy(), prepend=bars["close"].iloc[0]))
-    venue = Venue(bars, TradingRules(fee=0.0), (HISTORY, len(bars)))
+    window = BacktestWindow(bars, TradingRules(fee=0.0), (HISTORY, len(bars)))
     targets = weights[HISTORY:-1, None]
     effort = Effort(draws=draws, permutations=PERMUTATIONS, seed=seed)
-    return assess(venue, {"seed 0": targets}, [len(targets)], EMPTY, effort=effort).verdict.outcome
+    return assess(window, {"seed 0": targets}, [len(targets)], EMPTY, effort=effort).verdict.outcome
 
 
 def trained(options):

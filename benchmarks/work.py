@@ -8,7 +8,7 @@ are spread over time as in any real task.
 import numpy as np
 from gymnasium import spaces
 
-from tailguard.vec_env import ArrayVecEnv, StepArrays
+from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
 
 N_BARS, N_FEATURES, EPISODE, COST, VOLATILITY = 20_000, 31, 512, 1e-4, 1e-3
 

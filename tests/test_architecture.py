@@ -1,4 +1,4 @@
-"""The arrows of the house: who may import whom. Read from the source, so that a lazy import counts too."""
+"""Who may import whom. Read from the source, so that a lazy import counts too."""
 
 import ast
 import re
@@ -10,8 +10,7 @@ import pytest
 import tailguard
 
 SOURCE = Path(tailguard.__file__).parent
-LONG = 400
-# A room may not import what its row names. A test engine never belongs in the product.
+# A package may not import what its row names. A test engine never belongs in the product.
 FORBIDDEN = {
     "": ("vectorbt", "backtesting", "empyrical", "arch", "statsmodels", "ffn"),
     "optim": ("gymnasium", "stable_baselines3"),
@@ -44,7 +43,7 @@ def test_all_arrows_lead_to_a_lower_layer():
     assert {path.relative_to(SOURCE).with_suffix("").parts[0] for path in SOURCE.rglob("*.py")} - {"__init__"} <= {
         module.partition(".")[0] for module in graph
     }
-    assert architecture.backward(architecture.room_graph(graph)) == []
+    assert architecture.backward(architecture.package_graph(graph)) == []
     assert architecture.cycle(graph) == []
 
 
@@ -55,18 +54,18 @@ def test_the_drawings_are_what_the_imports_say():
     assert all(drawing in text for drawing in drawn.values())
 
 
-def test_every_room_and_every_station_is_explained():
+def test_every_package_and_every_station_is_explained():
     text = architecture.DOCUMENT.read_text(encoding="utf-8")
-    rooms = set(architecture.room_graph(architecture.module_graph())) - {"__main__"}
-    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == rooms
-    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text.partition("## The rooms")[0].partition("## How data")[2]))
+    packages = set(architecture.package_graph(architecture.module_graph())) - {"__main__"}
+    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == packages
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text.partition("## The packages")[0].partition("## How data")[2]))
     assert len(named) > 10
     assert [name for name in sorted(named) if not (SOURCE / name).exists()] == []
 
 
 @pytest.fixture
-def house(tmp_path, monkeypatch):
-    """A small house: who imports what, as the text of its files."""
+def package_tree(tmp_path, monkeypatch):
+    """A small tree of packages: who imports what, as the text of its files."""
     monkeypatch.setattr(architecture, "SOURCE", tmp_path)
 
     def build(**files):
@@ -79,8 +78,8 @@ def house(tmp_path, monkeypatch):
     return build
 
 
-def test_imports_are_found_wherever_they_stand(house):
-    graph = house(
+def test_imports_are_found_wherever_they_stand(package_tree):
+    graph = package_tree(
         validation="",
         durable="import tailguard.validation\n",
         market__in____init__="VALUE = 1\n",
@@ -106,16 +105,18 @@ def test_imports_are_found_wherever_they_stand(house):
         ("optim__in__run", "from tailguard.config import Config\n"),
     ],
 )
-def test_an_arrow_that_does_not_lead_down_is_found(house, name, text):
+def test_an_arrow_that_does_not_lead_down_is_found(package_tree, name, text):
     files = dict.fromkeys(("validation", "market__in__data", "optim__in__run", "ppo__in__run", "config"), "")
-    inits = {f"{room}__in____init__": "" for room in ("market", "optim", "ppo")}
-    assert architecture.backward(architecture.room_graph(house(**files, **inits))) == []
-    assert len(architecture.backward(architecture.room_graph(house(**{name: text})))) == 1
+    inits = {f"{package}__in____init__": "" for package in ("market", "optim", "ppo")}
+    assert architecture.backward(architecture.package_graph(package_tree(**files, **inits))) == []
+    assert len(architecture.backward(architecture.package_graph(package_tree(**{name: text})))) == 1
 
 
-def test_a_circle_of_modules_is_found(house):
+def test_a_circle_of_modules_is_found(package_tree):
     init = {"market__in____init__": ""}
-    graph = house(**init, market__in__a="from tailguard.market.b import x", market__in__b="def f(): import tailguard.market.a")
+    graph = package_tree(
+        **init, market__in__a="from tailguard.market.b import x", market__in__b="def f(): import tailguard.market.a"
+    )
     assert set(architecture.cycle(graph)) == {"market.a", "market.b"}
 
 
@@ -124,22 +125,15 @@ def test_implied_arrows_are_left_out():
     assert architecture.reduced(graph) == {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": set()}
 
 
-def test_a_relative_import_is_refused(house):
+def test_a_relative_import_is_refused(package_tree):
     with pytest.raises(ValueError, match="relative import"):
-        house(market__in____init__="", market__in__a="from . import b\n")
+        package_tree(market__in____init__="", market__in__a="from . import b\n")
 
 
 def test_a_drawing_without_a_place_is_refused():
     with pytest.raises(ValueError, match="places for"):
         architecture.redrawn("<!-- drawn: a -->\n<!-- end -->", {"a": "x", "b": "y"})
     assert architecture.redrawn("<!-- drawn: a -->\nold\n<!-- end -->.", {"a": "x"}) == "<!-- drawn: a -->\nx\n<!-- end -->."
-
-
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_long_file_states_its_reason(path):
-    text = path.read_text(encoding="utf-8")
-    about = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
-    assert len(text.splitlines()) <= LONG or f"More than {LONG} lines, because" in about
 
 
 def test_only_the_outside_of_the_algorithm_knows_sb3():

@@ -15,7 +15,7 @@ from soak import Memory, Round, report
 from soak_faults import Finding, _spoil
 from soak_subjects import Child
 
-from tailguard import checkpoint
+from tailguard.io import checkpoint
 from tailguard.market import SignalMarket
 
 BENCHMARKS = Path(everything.__file__).parent

@@ -9,7 +9,7 @@ PROGRAM = """
 import hashlib
 import numpy as np
 from tailguard.optim import kernels
-from tailguard.ppo import fused_losses
+from tailguard.ppo.compiled import losses as fused_losses
 
 rng = np.random.default_rng(0)
 quantiles, targets = (rng.standard_normal((64, n)).astype(np.float32) for n in (32, 64))

@@ -27,13 +27,13 @@ RELIED_ON = {
     ],
     "tailguard.evaluate": ["statistics"],
     # What a dict given to DistributionalPPO is checked against.
-    "tailguard.optim.settings": ["OptimizerConfig", "VGSConfig"],
-    "tailguard.ppo.controls": ["EntropyConfig", "KLConfig"],
+    "tailguard.optim.config": ["OptimizerConfig", "VGSConfig"],
+    "tailguard.ppo.schedules": ["EntropyConfig", "KLConfig"],
     "tailguard.ppo.critic": ["CriticConfig"],
     "tailguard.ppo.risk": ["RiskConfig"],
     "tailguard.ppo.scaling": ["ObsNormConfig"],
     "tailguard.config": ["Config", "TrainingConfig", "CheckpointConfig"],
-    "tailguard.vec_env": ["GymVectorAdapter"],
+    "tailguard.envs.vec_env": ["GymVectorAdapter"],
     "tailguard.population.learner": ["Learner"],
 }
 

@@ -1,7 +1,7 @@
-"""Draw the house from its imports: `python tools/architecture.py` rewrites the drawings of docs/architecture.md.
+"""Draw the packages from their imports: `python tools/architecture.py` rewrites the drawings of docs/architecture.md.
 
 Every import statement in the source counts, also those inside functions and under ``TYPE_CHECKING``: an import that waits for
-its first use is an arrow all the same. The only file that is left out is the front door, ``tailguard/__init__.py``: it names
+its first use is an arrow all the same. The only file that is left out is ``tailguard/__init__.py``: it names
 what is public, and loads it on first use.
 """
 
@@ -18,23 +18,25 @@ SOURCE = ROOT / "src" / "tailguard"
 DOCUMENT = ROOT / "docs" / "architecture.md"
 NAME = "tailguard"
 FOUNDATION = "foundation"
-# From the ground up. A room imports from layers below its own, and the rooms of one layer do not know each other.
+# From the ground up. A package imports from layers below its own, and the packages of one layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (FOUNDATION,),
+    ("envs",),
+    ("io",),
     ("market", "optim", "population", "robust"),
     ("ppo",),
     ("evaluate",),
     ("config",),
-    ("app",),
+    ("experiments",),
     ("cli",),
     ("__main__",),
 )
-ALONE = ("config", "__main__")  # files beside the packages that are rooms of their own; all others are the foundation
+ALONE = ("config", "__main__")  # files beside the packages that are packages of their own; all others are the foundation
 Graph = dict[str, set[str]]
 
 
 def modules(source: Path = SOURCE) -> dict[str, Path]:
-    """Every module but the front door, by its name without ``tailguard.``; a package stands for its ``__init__``."""
+    """Every module but ``tailguard/__init__.py``, by its name without ``tailguard.``; a package stands for its ``__init__``."""
     found = {}
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
@@ -45,7 +47,7 @@ def modules(source: Path = SOURCE) -> dict[str, Path]:
 
 
 def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """The modules of the house that a file names in an import, wherever the statement stands.
+    """The modules of Tailguard that a file names in an import, wherever the statement stands.
 
     :param path: the file.
     :param known: all modules, from :func:`modules`.
@@ -64,7 +66,7 @@ def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
 
 
 def _module_of(name: str, known: Mapping[str, Path], path: Path) -> str | None:
-    """The module that a dotted name lies in; None for a name of the front door, such as the version."""
+    """The module that a dotted name lies in; None for a name of ``tailguard/__init__.py``, such as the version."""
     if name in known:
         return name
     owner, dot, _ = name.rpartition(".")
@@ -81,27 +83,29 @@ def module_graph(source: Path = SOURCE) -> Graph:
     return {name: imported(path, known) - {name} for name, path in known.items()}
 
 
-def room_of(module: str) -> str:
-    """The package of a module, or the file itself where it is a room of its own."""
+def package_of(module: str) -> str:
+    """The package of a module, or the file itself where it is a package of its own."""
     head, dot, _ = module.partition(".")
     return head if dot or head in ALONE or (SOURCE / head).is_dir() else FOUNDATION
 
 
-def room_graph(graph: Graph) -> Graph:
-    """Who imports whom, room by room."""
-    rooms: Graph = {room_of(module): set() for module in graph}
+def package_graph(graph: Graph) -> Graph:
+    """Who imports whom, package by package."""
+    packages: Graph = {package_of(module): set() for module in graph}
     for module, targets in graph.items():
-        rooms[room_of(module)] |= {room_of(target) for target in targets} - {room_of(module)}
-    return rooms
+        packages[package_of(module)] |= {package_of(target) for target in targets} - {package_of(module)}
+    return packages
 
 
-def backward(rooms: Graph) -> list[tuple[str, str]]:
-    """The arrows that do not lead to a lower layer; a room without a layer counts as a mistake, too."""
-    height = {room: level for level, layer in enumerate(LAYERS) for room in layer}
-    missing = sorted(set(rooms) - set(height))
+def backward(packages: Graph) -> list[tuple[str, str]]:
+    """The arrows that do not lead to a lower layer; a package without a layer counts as a mistake, too."""
+    height = {package: level for level, layer in enumerate(LAYERS) for package in layer}
+    missing = sorted(set(packages) - set(height))
     if missing:
-        raise ValueError(f"rooms without a layer: {', '.join(missing)}")
-    return sorted((room, target) for room, targets in rooms.items() for target in targets if height[target] >= height[room])
+        raise ValueError(f"packages without a layer: {', '.join(missing)}")
+    return sorted(
+        (package, target) for package, targets in packages.items() for target in targets if height[target] >= height[package]
+    )
 
 
 def cycle(graph: Graph) -> list[str]:
@@ -122,37 +126,6 @@ def reduced(graph: Graph) -> Graph:
     return {node: {t for t in targets if not any(t in reach[u] for u in targets - {t})} for node, targets in graph.items()}
 
 
-def within(graph: Graph, package: str) -> Graph:
-    """What lies in a package and the arrows between; a package inside it is one place, whatever it holds.
-
-    :param graph: from :func:`module_graph`.
-    :param package: its name; or :data:`FOUNDATION`, for the files beside the packages.
-    """
-    places = {module: _place(module, package) for module in graph}
-    inside: Graph = {place: set() for place in sorted({place for place in places.values() if place is not None})}
-    for module, targets in graph.items():
-        here = places[module]
-        if here is not None:
-            inside[here] |= {there for target in targets if (there := places[target]) is not None and there != here}
-    return inside
-
-
-def _place(module: str, package: str) -> str | None:
-    """The part of a package that a module belongs to; None if it lies elsewhere."""
-    if package == FOUNDATION:
-        return module if room_of(module) == FOUNDATION else None
-    if module == package:
-        return module
-    head, own = f"{package}.", module.removeprefix(f"{package}.")
-    return head + own.partition(".")[0] if own != module else None
-
-
-def packages(graph: Graph) -> list[str]:
-    """The foundation and all packages, those inside others too."""
-    owners = {module.rpartition(".")[0] for module in graph} - {""}
-    return [FOUNDATION, *sorted(owners)]
-
-
 def mermaid(graph: Graph, labels: Mapping[str, str]) -> str:
     """A drawing; arrows lead from a module to what it imports."""
     ids = {name: re.sub(r"\W", "_", name).strip("_") + "_" for name in graph}  # "end" and the like are words of mermaid
@@ -164,28 +137,20 @@ def mermaid(graph: Graph, labels: Mapping[str, str]) -> str:
 
 def drawings(graph: Graph) -> dict[str, str]:
     """The text of every drawing, by the name of its markers."""
-    rooms = room_graph(graph)
-    label = {room: f"{room}.py" if room in ALONE else room for room in rooms}
-    table = ["| room | imports |", "|---|---|"]
-    ordered = [room for layer in reversed(LAYERS) for room in layer]
-    table += [f"| `{label[room]}` | {_names(rooms[room])} |" for room in ordered]
+    packages = package_graph(graph)
+    label = {package: f"{package}.py" if package in ALONE else package for package in packages}
+    table = ["| package | imports |", "|---|---|"]
+    ordered = [package for layer in reversed(LAYERS) for package in layer]
+    table += [f"| `{label[package]}` | {_names(packages[package])} |" for package in ordered]
     layers = [f"{number}. {_names(layer)}" for number, layer in enumerate(LAYERS, start=1)]
-    drawn = {
+    return {
         "layers": "\n".join(layers),
-        "rooms": "\n\n".join([mermaid(reduced(rooms), label), "\n".join(table)]),
+        "packages": "\n\n".join([mermaid(reduced(packages), label), "\n".join(table)]),
     }
-    for package in packages(graph):
-        inside = within(graph, package)
-        drawn[package] = mermaid(reduced(inside), {place: _short(place, package) for place in inside})
-    return drawn
 
 
-def _short(place: str, package: str) -> str:
-    return f"{package}, what it offers" if place == package else place.removeprefix(f"{package}.")
-
-
-def _names(rooms: Iterable[str]) -> str:
-    return ", ".join(f"`{room}`" for room in sorted(rooms)) or "nothing"
+def _names(packages: Iterable[str]) -> str:
+    return ", ".join(f"`{package}`" for package in sorted(packages)) or "nothing"
 
 
 def redrawn(text: str, drawn: Mapping[str, str]) -> str:
@@ -197,7 +162,7 @@ def redrawn(text: str, drawn: Mapping[str, str]) -> str:
     """
     places = re.findall(r"<!-- drawn: ([\w.]+) -->", text)
     if sorted(places) != sorted(drawn):
-        raise ValueError(f"the document has places for {sorted(places)}, the house needs {sorted(drawn)}")
+        raise ValueError(f"the document has places for {sorted(places)}, the imports need {sorted(drawn)}")
     for name, drawing in drawn.items():
         start, end = f"<!-- drawn: {name} -->", "<!-- end -->"
         head, _, rest = text.partition(start)
@@ -214,7 +179,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when something has changed")
     check = parser.parse_args().check
     graph = module_graph()
-    wrong = [f"{room} imports {target}, which is not below it" for room, target in backward(room_graph(graph))]
+    wrong = [f"{package} imports {target}, which is not below it" for package, target in backward(package_graph(graph))]
     wrong += [f"modules that import each other: {' -> '.join(found)}"] if (found := cycle(graph)) else []
     if wrong:
         sys.exit("\n".join(wrong))

@@ -5,20 +5,20 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tailguard.envs.return_observer import ReturnAugmentedEnv, ReturnObserver
     from tailguard.market.env import TradingEnv, TradingVecEnv
     from tailguard.ppo.algorithm import DistributionalPPO
-    from tailguard.running_return import ReturnObserver, WatchedEnv
 
 __version__ = version("tailguard")
-__all__ = ["DistributionalPPO", "ReturnObserver", "TradingEnv", "TradingVecEnv", "WatchedEnv", "__version__"]
+__all__ = ["DistributionalPPO", "ReturnAugmentedEnv", "ReturnObserver", "TradingEnv", "TradingVecEnv", "__version__"]
 
 # Loaded on first use, so that `tailguard --help` does not wait for PyTorch.
 _ON_FIRST_USE = {
     "DistributionalPPO": "tailguard.ppo.algorithm",
     "TradingEnv": "tailguard.market.env",
     "TradingVecEnv": "tailguard.market.env",
-    "ReturnObserver": "tailguard.running_return",
-    "WatchedEnv": "tailguard.running_return",
+    "ReturnObserver": "tailguard.envs.return_observer",
+    "ReturnAugmentedEnv": "tailguard.envs.return_observer",
 }
 
 

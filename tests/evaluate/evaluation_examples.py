@@ -7,6 +7,7 @@ import pandas as pd
 
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import (
+    AccountHistory,
     Calibration,
     CostPoint,
     Delay,
@@ -15,7 +16,6 @@ from tailguard.evaluate.record import (
     Figure,
     Provenance,
     Sanity,
-    Track,
 )
 
 PERIODS = 252.0
@@ -75,7 +75,7 @@ def example_evaluation(bars=600, assets=1, seeds=3, seed=0, full=True):
 def _track(name, times, moves, weights):
     traded = np.abs(np.diff(weights, axis=0, prepend=np.zeros((1, weights.shape[1])))).sum(axis=1)
     costs = 0.0005 * traded
-    return Track(name, times, (weights * moves).sum(axis=1) - costs, np.array(weights), traded, costs)
+    return AccountHistory(name, times, (weights * moves).sum(axis=1) - costs, np.array(weights), traded, costs)
 
 
 def _statistics(tracks):

@@ -89,7 +89,7 @@ def test_a_warm_up_ends_where_features_begin(bars, features):
 
 def test_what_has_been_earned_is_counted_from_the_first_bar_that_counts(bars, features):
     agent = Scripted(lambda count: np.array(0.9))
-    played = play(agent, "agent", bars, features, TradingSettings(), (100, 250), watched_gamma=0.9, warmup=30)
+    played = play(agent, "agent", bars, features, TradingSettings(), (100, 250), return_gamma=0.9, warmup=30)
     earned, discounts = np.array(agent.seen)[:, -2], np.array(agent.seen)[:, -1]
     for first, last in ((0, 30), (30, 80)):  # counting begins with the warm-up, and again after it
         powers = 0.9 ** np.arange(last - first)

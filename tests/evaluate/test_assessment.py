@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from test_record import assert_same
 
-from tailguard.app.out_of_sample import fold_table
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
+from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.record import Provenance
 from tailguard.evaluate.record_files import load, save
-from tailguard.evaluate.venue import Venue
 from tailguard.evaluate.walkforward import Fold
+from tailguard.experiments.out_of_sample import fold_table
 from tailguard.market import TradingRules, ar1_returns, random_walk
 
 QUICK = Effort(draws=300, permutations=99)
@@ -34,10 +34,10 @@ def momentum(bars, seed=0, noise=0.0):
 
 
 def assessed(bars, decide, span=(300, 1800), fee=0.0, context=CONTEXT, seeds=3, effort=QUICK):
-    venue = Venue(bars, TradingRules(fee=fee), span)
+    window = BacktestWindow(bars, TradingRules(fee=fee), span)
     targets = {f"seed {i}": decide(bars, i)[span[0] : span[1] - 1] for i in range(seeds)}
     n = span[1] - span[0] - 1
-    return assess(venue, targets, [n // 2, n - n // 2], context, effort=effort)
+    return assess(window, targets, [n // 2, n - n // 2], context, effort=effort)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +77,11 @@ def test_buy_and_hold_in_disguise_has_no_skill():
 def test_the_agent_is_the_mean_of_its_seeds():
     bars = random_walk(900, seed=0)
     sides = {"seed 0": 1.0, "seed 1": -0.5}
-    venue = Venue(bars, TradingRules(fee=0.001), (300, 900))
-    record = assess(venue, {name: np.full((599, 1), side) for name, side in sides.items()}, [599], CONTEXT, effort=QUICK)
-    np.testing.assert_array_equal(record.agent.returns, venue.trade("x", np.full((599, 1), 0.25)).returns)
+    window = BacktestWindow(bars, TradingRules(fee=0.001), (300, 900))
+    record = assess(window, {name: np.full((599, 1), side) for name, side in sides.items()}, [599], CONTEXT, effort=QUICK)
+    np.testing.assert_array_equal(record.agent.returns, window.trade("x", np.full((599, 1), 0.25)).returns)
     assert [track.name for track in record.seeds] == list(sides)
-    np.testing.assert_array_equal(record.seeds[1].returns, venue.trade("x", np.full((599, 1), -0.5)).returns)
+    np.testing.assert_array_equal(record.seeds[1].returns, window.trade("x", np.full((599, 1), -0.5)).returns)
 
 
 def test_every_figure_comes_from_its_function(skilled):
@@ -169,6 +169,6 @@ def test_the_record_survives_the_disk(skilled, tmp_path):
 
 
 def test_no_seed_is_refused():
-    venue = Venue(random_walk(900, seed=0), TradingRules(), (300, 900))
+    window = BacktestWindow(random_walk(900, seed=0), TradingRules(), (300, 900))
     with pytest.raises(ValueError, match="at least one seed"):
-        assess(venue, {}, [599], CONTEXT)
+        assess(window, {}, [599], CONTEXT)

@@ -274,7 +274,7 @@ def test_agents_of_a_tail_are_attacked_with_what_they_have_earned(market):
     for risk in ({"objective": "cvar", "alpha": 0.2}, {"objective": "cvar", "alpha": (0.1, 0.9)}):
         model = agent(market, "MlpLstmPolicy", risk=risk, gamma=0.95)
         made = attack_market(model, market, plan)
-        watched = 0.95 if model.risk.watches_return else None
+        watched = 0.95 if model.risk.return_augmented else None
         alone = play(model, "agent", market.bars, market.features, RULES, market.split.test, watched)
         assert made.rows[0].total_return == pytest.approx(np.expm1(alone.rewards.sum()))
         assert math.isfinite(made.rows[1].total_return)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from evaluation_examples import example_evaluation
 
-from tailguard.evaluate.record import Figure, Track
+from tailguard.evaluate.record import AccountHistory, Figure
 from tailguard.evaluate.record_files import load, save
 
 
@@ -98,7 +98,7 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ValueError, match="market is 'agent'"):
         dataclasses.replace(record, market="agent")
     short = record.seeds[0]
-    cut = Track(short.name, short.times[1:], short.returns[1:], short.weights[1:], short.turnover[1:], short.costs[1:])
+    cut = AccountHistory(short.name, short.times[1:], short.returns[1:], short.weights[1:], short.turnover[1:], short.costs[1:])
     with pytest.raises(ValueError, match="times of seed 0"):
         dataclasses.replace(record, seeds=[cut])
     with pytest.raises(ValueError, match="shape of costs"):

@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tailguard.evaluate import performance, sanity
-from tailguard.evaluate.record import Track
-from tailguard.evaluate.venue import Venue
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.record import AccountHistory
 from tailguard.market import TradingRules, load_bars, random_walk
 
 RULES = TradingRules(fee=0.0005)
 
 
 @pytest.fixture(scope="module")
-def venue():
-    return Venue(random_walk(900, seed=5), RULES, (300, 900))
+def window():
+    return BacktestWindow(random_walk(900, seed=5), RULES, (300, 900))
 
 
 @pytest.fixture(scope="module")
-def prophet(venue):
+def prophet(window):
     """Knows over which bars the price rises from open to open, which is what a trade at the open earns."""
-    opens = venue.bars["open"].to_numpy()
+    opens = window.bars["open"].to_numpy()
     rises = np.append(np.diff(opens), 0.0)[301:900]  # decided at row t, bought at the open of t + 1
     return np.sign(rises)[:, None]
 
@@ -49,62 +49,62 @@ def test_every_row_gets_everywhere():
     assert stats.chisquare(np.bincount(places, minlength=7)).pvalue > 0.001
 
 
-def test_timing_is_found_where_it_is_and_not_where_it_is_not(venue, prophet, coin):
-    periods = venue.periods_per_year
+def test_timing_is_found_where_it_is_and_not_where_it_is_not(window, prophet, coin):
+    periods = window.periods_per_year
 
     def p_value(targets):
-        sharpes, track = sanity.permutations(venue, targets, count=99)
+        sharpes, track = sanity.permutations(window, targets, count=99)
         assert performance.sharpe(track.returns, periods) == pytest.approx(np.median(sharpes))
-        own = performance.sharpe(venue.trade("agent", targets).returns, periods)
+        own = performance.sharpe(window.trade("agent", targets).returns, periods)
         return (1.0 + (sharpes >= own).sum()) / 100.0
 
     assert p_value(prophet) == 0.01
     assert p_value(coin) > 0.05
-    constant, _ = sanity.permutations(venue, np.full((599, 1), 0.5), count=9)
+    constant, _ = sanity.permutations(window, np.full((599, 1), 0.5), count=9)
     assert np.ptp(constant) == 0.0
 
 
-def test_costs_as_tested_are_one_times_the_costs(venue, coin):
-    curve = sanity.cost_curve(venue, coin)
-    own = venue.trade("agent", coin)
+def test_costs_as_tested_are_one_times_the_costs(window, coin):
+    curve = sanity.cost_curve(window, coin)
+    own = window.trade("agent", coin)
     at = {point.multiple: point for point in curve}
     assert at[1.0].total_return == sanity.total_return(own)
-    assert at[1.0].sharpe == performance.sharpe(own.returns, venue.periods_per_year)
+    assert at[1.0].sharpe == performance.sharpe(own.returns, window.periods_per_year)
     assert [point.multiple for point in curve] == [0.0, 0.5, 1.0, 2.0, 3.0, 5.0]
     returns = [point.total_return for point in curve]
     assert returns == sorted(returns, reverse=True)
-    free = replace(venue, rules=TradingRules(fee=0.0)).trade("agent", coin)
+    free = replace(window, rules=TradingRules(fee=0.0)).trade("agent", coin)
     assert at[0.0].total_return == sanity.total_return(free)
 
 
-def test_at_the_break_even_cost_nothing_is_left(venue, prophet):
-    fee = sanity.break_even_cost(venue, prophet)
-    at_that = replace(venue, rules=TradingRules(fee=fee)).trade("agent", prophet)
-    gross = replace(venue, rules=TradingRules(fee=0.0)).trade("agent", prophet)
+def test_at_the_break_even_cost_nothing_is_left(window, prophet):
+    fee = sanity.break_even_cost(window, prophet)
+    at_that = replace(window, rules=TradingRules(fee=fee)).trade("agent", prophet)
+    gross = replace(window, rules=TradingRules(fee=0.0)).trade("agent", prophet)
     assert gross.returns.mean() > 0.005
     # Turnover is measured with the costs off; with them on, the account is smaller when it trades. Second order in the fee.
     assert abs(at_that.returns.mean()) < 0.02 * gross.returns.mean()
-    assert sanity.break_even_cost(venue, -prophet) < 0.0
-    assert sanity.break_even_cost(venue, np.zeros((599, 1))) is None
+    assert sanity.break_even_cost(window, -prophet) < 0.0
+    assert sanity.break_even_cost(window, np.zeros((599, 1))) is None
 
 
-def test_a_prophet_who_is_late_is_none(venue, prophet):
-    agent = venue.trade("agent", prophet)
-    delay = sanity.delayed(venue, prophet, agent)
+def test_a_prophet_who_is_late_is_none(window, prophet):
+    agent = window.trade("agent", prophet)
+    delay = sanity.delayed(window, prophet, agent)
     assert delay.sharpe_before > 10.0
     assert abs(delay.sharpe) < 3.0
     assert (delay.bars, delay.total_return_before) == (1, sanity.total_return(agent))
     by_hand = np.roll(prophet, 2, axis=0)
     by_hand[:2] = 0.0
-    two = sanity.delayed(venue, prophet, agent, bars=2)
-    assert two.total_return == sanity.total_return(venue.trade("x", by_hand))
+    two = sanity.delayed(window, prophet, agent, bars=2)
+    assert two.total_return == sanity.total_return(window.trade("x", by_hand))
     with pytest.raises(ValueError, match="bars is 0"):
-        sanity.delayed(venue, prophet, agent, bars=0)
+        sanity.delayed(window, prophet, agent, bars=0)
 
 
-def test_years_make_up_the_whole(venue, coin):
-    agent, market = venue.trade("agent", coin), venue.trade("market", np.ones((599, 1)))
-    table = sanity.regimes(venue, agent, market)
+def test_years_make_up_the_whole(window, coin):
+    agent, market = window.trade("agent", coin), window.trade("market", np.ones((599, 1)))
+    table = sanity.regimes(window, agent, market)
     years = table[table["kind"] == "year"]
     assert years["bars"].sum() == 599
     assert (years["bars"] >= sanity.FEWEST_REGIME_BARS).all()
@@ -113,7 +113,7 @@ def test_years_make_up_the_whole(venue, coin):
     np.testing.assert_allclose(table["exposure"], 1.0, atol=0.01)
     one = table[table["regime"] == years["regime"].iloc[0]].iloc[0]
     inside = agent.times.year == int(one["regime"])
-    assert one["agent_sharpe"] == performance.sharpe(agent.returns[inside], venue.periods_per_year)
+    assert one["agent_sharpe"] == performance.sharpe(agent.returns[inside], window.periods_per_year)
 
 
 def test_volatility_regimes_know_only_the_past():
@@ -125,10 +125,10 @@ def test_volatility_regimes_know_only_the_past():
     wild[["open", "high", "low", "close"]] = (
         bars[["open", "high", "low", "close"]].to_numpy() * (np.exp(np.cumsum(growth)) * close[0] / close)[:, None]
     )
-    venue = Venue(wild, RULES, (300, 900))
+    window = BacktestWindow(wild, RULES, (300, 900))
     weights = np.where(np.arange(599) < 321, 0.0, 1.0)[:, None]  # in the market while it is wild, a month later
-    agent = venue.trade("agent", weights)
-    table = sanity.regimes(venue, agent, agent).set_index("regime")
+    agent = window.trade("agent", weights)
+    table = sanity.regimes(window, agent, agent).set_index("regime")
     assert table.loc["stormy", "exposure"] > 0.9
     assert table.loc["calm", "exposure"] == 0.0
     assert table.loc[["calm", "usual", "stormy"], "bars"].sum() == 599 - 21
@@ -145,7 +145,7 @@ def test_interquartile_mean_of_a_multiple_of_four_is_the_trimmed_mean():
 def track(name, returns):
     n = len(returns)
     times = random_walk(n, seed=0).index
-    return Track(name, times, np.asarray(returns), np.zeros((n, 1)), np.zeros(n), np.zeros(n))
+    return AccountHistory(name, times, np.asarray(returns), np.zeros((n, 1)), np.zeros(n), np.zeros(n))
 
 
 def test_dispersion_by_hand():
@@ -168,11 +168,11 @@ def test_dispersion_by_hand():
 def test_there_are_enough_baselines_and_they_trade_as_they_should(assets):
     bars = random_walk(900, seed=1)
     bars = bars if assets == 1 else load_bars({"a": bars, "b": random_walk(900, seed=2)})
-    venue = Venue(bars, RULES, (400, 900))
+    window = BacktestWindow(bars, RULES, (400, 900))
     targets = np.random.default_rng(0).uniform(0.0, 1.0 / assets, (499, assets))
-    agent = venue.trade("agent", targets)
-    _, permuted = sanity.permutations(venue, targets, count=9)
-    tracks = {each.name: each for each in sanity.baselines(venue, agent, permuted)}
+    agent = window.trade("agent", targets)
+    _, permuted = sanity.permutations(window, targets, count=9)
+    tracks = {each.name: each for each in sanity.baselines(window, agent, permuted)}
     assert len(tracks) >= 7
     assert {"buy_and_hold", "own_mix", "own_permuted", "random_positions", "cash"} <= set(tracks)
     np.testing.assert_allclose(tracks["own_mix"].weights.mean(axis=0), agent.weights.mean(axis=0), rtol=0.02)

@@ -16,6 +16,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import (
     BettingGame,
     FeatureSet,
@@ -28,7 +29,6 @@ from tailguard.market import (
     simulate,
 )
 from tailguard.market.rules import FILLS
-from tailguard.vec_env import GymVectorAdapter
 
 every_fill = pytest.mark.parametrize("fill", FILLS)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tailguard.optim import VarianceGradientScaler
-from tailguard.optim.settings import VGSConfig
+from tailguard.optim.config import VGSConfig
 from tailguard.ppo.networks import FlatParameters
 
 ESTIMATORS = ["elementwise", "mean", "norm"]

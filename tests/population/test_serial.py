@@ -11,7 +11,7 @@ from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.files import FileStore
 from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import replay
-from tailguard.population.seat import Train
+from tailguard.population.worker import Train
 
 ROUNDS, INTERVAL = 20, 10  # 200 steps, as in the paper
 

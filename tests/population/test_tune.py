@@ -2,9 +2,9 @@
 
 import pytest
 
-from tailguard.app.market_learner import MarketFactory, with_validation
-from tailguard.app.training import default_split, prepare_market
 from tailguard.config import load_config
+from tailguard.experiments.population_member import MarketFactory, with_validation
+from tailguard.experiments.training import default_split, prepare_market
 from tailguard.market import random_walk
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "tailguard[ray]"')

@@ -6,11 +6,11 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 
 from tailguard import DistributionalPPO, TradingVecEnv
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import BettingGame, SignalMarket, random_walk
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.experience import prepare
 from tailguard.robust import SAPPOConfig
-from tailguard.vec_env import GymVectorAdapter
 
 STEPS, ENVS = 16, 8
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
@@ -102,7 +102,7 @@ def test_the_loss_is_the_mean_kl_between_clean_and_perturbed_of_the_same_samples
                 rows.append(agent.policy.action_outputs(features))
                 if memory == "step":  # the next step remembers what truly was
                     _, after = agent.policy.actor_trunk.step(batch.obs[row], state)
-                keep = 1.0 - batch.blanks[row]
+                keep = 1.0 - batch.resets[row]
                 state = (after[0] * keep, after[1] * keep)
             perturbed = torch.stack(rows)
         assert (outputs[..., 0].abs() < 1.0).all()  # inside the box, where clipping means changes nothing

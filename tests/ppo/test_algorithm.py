@@ -17,9 +17,9 @@ from torch import distributions as td
 from torch import nn
 
 from tailguard import DistributionalPPO
+from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
 from tailguard.ppo.experience import prepare
-from tailguard.ppo.rollout import Strips
-from tailguard.vec_env import ArrayVecEnv, StepArrays
+from tailguard.ppo.rollout import SequenceLayout
 
 T, B, D = 16, 4, 3
 
@@ -270,7 +270,7 @@ def at_steps(model, rows):
     """From the layout of a batch, ``[K, L, B, ...]`` or ``[K, T B, ...]``, to ``[K, T, B, ...]``."""
     if not model.policy.recurrent:
         return rows.unflatten(1, (T, B))
-    layout = Strips.of(model.rollout_buffer.terminated | model.rollout_buffer.truncated)
+    layout = SequenceLayout.of(model.rollout_buffer.terminated | model.rollout_buffer.truncated)
     return torch.stack([layout.gather(one) for one in rows])
 
 

@@ -8,10 +8,10 @@ import torch
 from gymnasium import spaces
 from test_algorithm import B, Script, T, collect, make, mlp_and_lstm, prepared, weights
 
+from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.health import reserve_metrics
+from tailguard.ppo.diagnostics import reserve_metrics
 from tailguard.ppo.quantiles import uniform_levels
-from tailguard.vec_env import ArrayVecEnv, StepArrays
 
 
 def before_and_after(model):

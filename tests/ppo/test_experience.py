@@ -22,8 +22,8 @@ def numbered(n, memory):
 
     of_critics = torch.stack([rows(M)] * K)
     states = [number.reshape(1, n, 1).expand(2, n, H)] * 4 if memory else [torch.empty(0)] * 4
-    blanks = rows(1) if memory else torch.empty(0)
-    return Batch(rows(6), rows(1), rows(2), rows(), rows(), of_critics, of_critics, blanks, *states)
+    resets = rows(1) if memory else torch.empty(0)
+    return Batch(rows(6), rows(1), rows(2), rows(), rows(), of_critics, of_critics, resets, *states)
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -74,9 +74,9 @@ def test_values_on_a_shared_memory_are_those_of_a_run_over_the_whole_strips(comp
         experience = prepared(model)
         rollout, policy = model.rollout_buffer, model.policy
         layout, obs = rollout.strips()
-        assert layout.blanks.sum() > 0.0
+        assert layout.resets.sum() > 0.0
         with torch.no_grad():
-            features = policy.actor_trunk.sequence(obs, layout.blanks, model._rollout_start[0])
+            features = policy.actor_trunk.sequence(obs, layout.resets, model._rollout_start[0])
             means = policy.raw_atoms(features) @ policy.law.masses
         expected = torch.stack([layout.gather(one) for one in means])
         torch.testing.assert_close(experience.per_critic, expected, atol=1e-5, rtol=1e-5)

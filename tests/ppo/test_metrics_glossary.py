@@ -8,8 +8,8 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard import DistributionalPPO
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import BettingGame
-from tailguard.vec_env import GymVectorAdapter
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 

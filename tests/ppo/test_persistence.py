@@ -15,13 +15,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from torch import nn
 
 from tailguard import DistributionalPPO, TradingVecEnv, checkpoint
-from tailguard.checkpoint import CheckpointError
-from tailguard.env_state import load_normalization, save_normalization
+from tailguard.envs.crash_market import CrashMarket
+from tailguard.envs.vec_env import GymVectorAdapter
+from tailguard.io.checkpoint import CheckpointError
+from tailguard.io.env_state import load_normalization, save_normalization
+from tailguard.io.random_state import random_state
 from tailguard.market import BettingGame, GuardedMaze, SignalMarket
-from tailguard.market.crash_market import CrashMarket
 from tailguard.market.synthetic import random_walk
-from tailguard.randomness import random_state
-from tailguard.vec_env import GymVectorAdapter
 
 T, B = 16, 4
 EVERYTHING = {

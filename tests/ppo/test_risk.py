@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_algorithm import B, Script, T, make, mlp_and_lstm, weights
 
+from tailguard.envs.return_observer import RunningReturn
 from tailguard.ppo.risk import ENOUGH_EPISODES, HOPELESS_MULTIPLIER, Budget, Finished, Returns, RiskConfig, RiskObjective
-from tailguard.running_return import RunningReturn
 from tailguard.validation import build
 
 NO_LAWS = np.empty((0, 4))

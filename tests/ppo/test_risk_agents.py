@@ -278,7 +278,7 @@ def test_an_agent_of_one_objective_has_no_dial():
 def test_an_agent_that_must_see_the_return_says_how_to_show_it(risk):
     model = make(env=Script(), risk=risk)
     for obs in (np.zeros(D), np.zeros((5, D))):
-        with pytest.raises(ValueError, match="WatchedEnv"):
+        with pytest.raises(ValueError, match="ReturnAugmentedEnv"):
             model.predict(obs)
 
 

@@ -7,9 +7,9 @@ from test_risk import ended
 
 from tailguard import DistributionalPPO
 from tailguard.market import BettingGame
-from tailguard.ppo.controls import LinearSchedule
 from tailguard.ppo.experience import _same_scale
 from tailguard.ppo.risk import Budget, RiskConfig, RiskObjective
+from tailguard.ppo.schedules import LinearSchedule
 
 ALPHA = 0.2
 
@@ -40,7 +40,7 @@ def exact_law(model: DistributionalPPO) -> tuple[np.ndarray, np.ndarray]:
     for played in range(game.rounds):
         chips = np.array([amount for amount, _ in nodes])
         columns = [chips / game.cap, np.full(len(chips), played / game.rounds)]
-        if model.risk.watches_return:
+        if model.risk.return_augmented:
             columns += [chips - game.chips, np.ones(len(chips))]
         bets = model.predict(np.column_stack(columns).astype(np.float32), deterministic=True)[0]
         won, lost = game.outcomes(chips, bets)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tailguard.ppo.rollout import Rollout, Strips
-from tailguard.vec_env import StepArrays
+from tailguard.envs.vec_env import StepArrays
+from tailguard.ppo.rollout import Rollout, SequenceLayout
 
 laws = settings(max_examples=100, deadline=None)
 
@@ -26,17 +26,17 @@ def episode_ends(draw):
 @given(dones=episode_ends())
 @laws
 def test_every_step_stands_in_one_row_of_its_own_in_order(dones):
-    layout = Strips.of(dones)
+    layout = SequenceLayout.of(dones)
     assert layout.positions.shape == dones.shape
     assert (layout.positions[0] == 0).all()
     assert (layout.positions.diff(dim=0) > 0).all()
-    assert layout.positions.max() < len(layout.blanks)
+    assert layout.positions.max() < len(layout.resets)
 
 
 @given(dones=episode_ends())
 @laws
 def test_below_a_step_stands_the_next_step_or_a_final_observation_and_a_blank(dones):
-    layout = Strips.of(dones)
+    layout = SequenceLayout.of(dones)
     for env in range(dones.shape[1]):
         expected_blanks, row = [], 0
         for t in range(len(dones)):
@@ -45,19 +45,19 @@ def test_below_a_step_stands_the_next_step_or_a_final_observation_and_a_blank(do
             if dones[t, env] and not last:
                 expected_blanks.append(row + 2)
             row += 3 if dones[t, env] else 1
-        assert layout.blanks[:, env, 0].nonzero().flatten().tolist() == expected_blanks
+        assert layout.resets[:, env, 0].nonzero().flatten().tolist() == expected_blanks
 
 
 @given(dones=episode_ends())
 @laws
 def test_strips_are_no_longer_than_the_longest_needs(dones):
-    assert len(Strips.of(dones).blanks) == len(dones) + 1 + 2 * int(dones[:-1].sum(0).max())
+    assert len(SequenceLayout.of(dones).resets) == len(dones) + 1 + 2 * int(dones[:-1].sum(0).max())
 
 
 @given(dones=episode_ends(), width=st.integers(1, 3))
 @laws
 def test_gather_undoes_spread_and_the_rest_is_zero(dones, width):
-    layout = Strips.of(dones)
+    layout = SequenceLayout.of(dones)
     values = torch.rand(*dones.shape, width) + 1.0
     rows = layout.spread(values)
     assert torch.equal(layout.gather(rows), values)
@@ -110,7 +110,7 @@ def test_observations_stand_at_their_steps_and_what_they_led_to_below_them(dones
                 assert after[t, env].tolist() == [t + 1, env]
             elif cut[t, env]:  # nobody asks what comes after a termination
                 assert after[t, env].tolist() == [t + 1000, env]
-    assert (obs[layout.blanks.squeeze(-1).bool()] == 0.0).all()
+    assert (obs[layout.resets.squeeze(-1).bool()] == 0.0).all()
 
 
 def test_rows_in_a_small_case_written_out():
@@ -119,7 +119,7 @@ def test_rows_in_a_small_case_written_out():
     # Env 0: s0 s1 final blank s2 next. Env 1: s0 final blank s1 s2 final.
     assert obs[:, 0, 0].tolist() == [0, 1, 1001, 0, 2, 3]
     assert obs[:, 1, 0].tolist() == [0, 1000, 0, 1, 2, 1002]
-    assert layout.blanks.squeeze(-1).T.tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]
+    assert layout.resets.squeeze(-1).T.tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]
 
 
 def test_laying_out_twice_changes_nothing_in_the_rollout():

@@ -21,8 +21,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 from tailguard import DistributionalPPO, TradingVecEnv
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import random_walk
-from tailguard.vec_env import GymVectorAdapter
 
 T, B = 8, 4
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch import nn
 
-from tailguard.ppo.laws import rescale_affine
+from tailguard.ppo.return_distribution import rescale_affine
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale, ReturnScaleConfig
 
 means = st.floats(-1e4, 1e4)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerance import rounding
 from torch import nn
 
 from tailguard.ppo.trunk import LstmTrunk
+from tolerance import rounding
 
 L, B, D, H = 7, 4, 3, 5
 
@@ -41,18 +41,18 @@ def make_trunk(n_layers, dtype=torch.float32, compiled=True):
 
 
 def make_blanks(rows, dtype=torch.float32):
-    blanks = torch.zeros(L, B, 1, dtype=dtype)
+    resets = torch.zeros(L, B, 1, dtype=dtype)
     for env, places in enumerate(rows):
-        blanks[places, env] = 1.0
-    return blanks
+        resets[places, env] = 1.0
+    return resets
 
 
-def loop(trunk, inputs, blanks, state):
+def loop(trunk, inputs, resets, state):
     """PyTorch's own LSTM one step at a time; at a blank the state is set to zero and nothing is read."""
     cells = [nn.LSTMCell(D if layer == 0 else H, H).to(inputs.dtype) for layer in range(trunk.n_layers)]
     hidden, memory = list(state[0]), list(state[1])
     outputs, states = [], []
-    for row, blank in zip(inputs, blanks.bool(), strict=True):
+    for row, blank in zip(inputs, resets.bool(), strict=True):
         for layer, cell in enumerate(cells):
             parameters = {name: getattr(trunk.lstm, f"{name}_l{layer}") for name, _ in cell.named_parameters()}
             row, new = torch.func.functional_call(cell, parameters, (row, (hidden[layer], memory[layer])))
@@ -74,11 +74,11 @@ def gradients(trunk, inputs, state, outputs):
 @pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
 def test_sequence_is_the_step_loop_forwards_and_backwards(n_layers, rows, compiled, dtype, tolerance):
     trunk, inputs, state = make_trunk(n_layers, dtype, compiled)
-    blanks = make_blanks(rows, dtype)
+    resets = make_blanks(rows, dtype)
     leaves = [inputs, *state]
     for leaf in leaves:
         leaf.requires_grad_()
-    fused, (stepped, _) = trunk.sequence(inputs, blanks, state), loop(trunk, inputs, blanks, state)
+    fused, (stepped, _) = trunk.sequence(inputs, resets, state), loop(trunk, inputs, resets, state)
     torch.testing.assert_close(fused, stepped, atol=tolerance, rtol=0.0)
     pairs = zip(gradients(trunk, inputs, state, fused), gradients(trunk, inputs, state, stepped), strict=True)
     for got, expected in pairs:
@@ -90,9 +90,9 @@ def test_sequence_is_the_step_loop_forwards_and_backwards(n_layers, rows, compil
 @settings(max_examples=50, deadline=None)
 def test_sequence_is_the_step_loop_wherever_the_resets_are(compiled, dtype, tolerance, pattern, n_layers):
     trunk, inputs, state = make_trunk(n_layers, dtype, compiled)
-    blanks = torch.tensor(pattern, dtype=dtype).unsqueeze(-1)
-    expected, _ = loop(trunk, inputs, blanks, state)
-    torch.testing.assert_close(trunk.sequence(inputs, blanks, state), expected, atol=tolerance, rtol=0.0)
+    resets = torch.tensor(pattern, dtype=dtype).unsqueeze(-1)
+    expected, _ = loop(trunk, inputs, resets, state)
+    torch.testing.assert_close(trunk.sequence(inputs, resets, state), expected, atol=tolerance, rtol=0.0)
 
 
 @pytest.mark.parametrize("n_layers", [1, 2])
@@ -113,11 +113,11 @@ def test_blanks_give_exactly_zero_whatever_was_before(n_layers, learning, hidden
     """In training and in evaluation: PyTorch takes different kernels for the two."""
     torch.manual_seed(1)
     trunk = LstmTrunk(D, hidden_size, n_layers, compiled).train(learning)
-    blanks = make_blanks(PLACES["consecutive"])
+    resets = make_blanks(PLACES["consecutive"])
     state = (torch.full((n_layers, B, hidden_size), 1e3), torch.full((n_layers, B, hidden_size), -1e3))
     with torch.set_grad_enabled(learning):
-        outputs = trunk.sequence(1e3 * random(L, B, D, seed=4), blanks, state)
-    wiped = blanks.squeeze(-1).bool()
+        outputs = trunk.sequence(1e3 * random(L, B, D, seed=4), resets, state)
+    wiped = resets.squeeze(-1).bool()
     assert (outputs[wiped] == 0.0).all()
     assert (outputs[~wiped] != 0.0).any()
 
@@ -127,14 +127,14 @@ def test_blanks_give_exactly_zero_whatever_was_before(n_layers, learning, hidden
 def test_after_a_blank_nothing_before_it_can_be_felt(n_layers, compiled):
     """Bit for bit: another past gives the same outputs, and the gradient with respect to the past is exactly zero."""
     trunk, inputs, state = make_trunk(n_layers, compiled=compiled)
-    blanks = make_blanks([[3]] * B)
+    resets = make_blanks([[3]] * B)
     other = inputs.clone()
     other[:3] = random(3, B, D, seed=9) * 50.0
     far = (state[0] - 3.0, state[1] * 7.0)
-    assert torch.equal(trunk.sequence(inputs, blanks, state)[4:], trunk.sequence(other, blanks, far)[4:])
+    assert torch.equal(trunk.sequence(inputs, resets, state)[4:], trunk.sequence(other, resets, far)[4:])
 
     leaves = [inputs.requires_grad_(), *(part.requires_grad_() for part in state)]
-    late = trunk.sequence(inputs, blanks, state)[4:].square().sum()
+    late = trunk.sequence(inputs, resets, state)[4:].square().sum()
     past, *initial = torch.autograd.grad(late, leaves)
     assert (past[:4] == 0.0).all()
     assert (past[4:] != 0.0).all()
@@ -144,9 +144,9 @@ def test_after_a_blank_nothing_before_it_can_be_felt(n_layers, compiled):
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
 def test_the_input_of_a_blank_is_ignored(compiled):
     trunk, inputs, state = make_trunk(2, compiled=compiled)
-    blanks = make_blanks(PLACES["inside"])
-    changed = torch.where(blanks.bool(), 20.0, inputs)
-    assert torch.equal(trunk.sequence(changed, blanks, state), trunk.sequence(inputs, blanks, state))
+    resets = make_blanks(PLACES["inside"])
+    changed = torch.where(resets.bool(), 20.0, inputs)
+    assert torch.equal(trunk.sequence(changed, resets, state), trunk.sequence(inputs, resets, state))
 
 
 @pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
@@ -154,9 +154,9 @@ def test_the_input_of_a_blank_is_ignored(compiled):
 @settings(max_examples=60, deadline=None)
 def test_states_after_chosen_rows_are_those_of_the_step_loop(compiled, dtype, tolerance, rows, places):
     trunk, inputs, state = make_trunk(2, dtype, compiled)
-    blanks = make_blanks(PLACES[places], dtype)
-    expected, states = loop(trunk, inputs, blanks, state)
-    outputs, (hidden, cell) = trunk.sequence_and_states(inputs, blanks, state, torch.tensor(rows))
+    resets = make_blanks(PLACES[places], dtype)
+    expected, states = loop(trunk, inputs, resets, state)
+    outputs, (hidden, cell) = trunk.sequence_and_states(inputs, resets, state, torch.tensor(rows))
     torch.testing.assert_close(outputs, expected, atol=tolerance, rtol=0.0)
     for env, row in enumerate(rows):
         torch.testing.assert_close(hidden[:, env], states[row][0][:, env], atol=tolerance, rtol=0.0)
@@ -169,13 +169,13 @@ def test_one_environment_never_changes_another(env, compiled):
     trunk, inputs, state = make_trunk(2, compiled=compiled)
     rows = torch.tensor([6, 5, 6, 4])
     others = [i for i in range(B) if i != env]
-    blanks = make_blanks(PLACES["inside"])
-    before, states_before = trunk.sequence_and_states(inputs, blanks, state, rows)
+    resets = make_blanks(PLACES["inside"])
+    before, states_before = trunk.sequence_and_states(inputs, resets, state, rows)
 
     inputs[:, env] += 5.0
     state[0][:, env] -= 1.0
-    blanks[:, env] = 1.0 - blanks[:, env]
-    after, states_after = trunk.sequence_and_states(inputs, blanks, state, rows)
+    resets[:, env] = 1.0 - resets[:, env]
+    after, states_after = trunk.sequence_and_states(inputs, resets, state, rows)
     assert torch.equal(after[:, others], before[:, others])
     assert not torch.equal(after[:, env], before[:, env])
     for old, new in zip(states_before, states_after, strict=True):
@@ -185,10 +185,10 @@ def test_one_environment_never_changes_another(env, compiled):
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
 def test_permuting_environments_permutes_the_outputs(compiled):
     trunk, inputs, state = make_trunk(2, compiled=compiled)
-    blanks, rows, order = make_blanks(PLACES["consecutive"]), torch.tensor([6, 3, 4, 6]), torch.tensor([2, 0, 3, 1])
-    outputs, states = trunk.sequence_and_states(inputs, blanks, state, rows)
+    resets, rows, order = make_blanks(PLACES["consecutive"]), torch.tensor([6, 3, 4, 6]), torch.tensor([2, 0, 3, 1])
+    outputs, states = trunk.sequence_and_states(inputs, resets, state, rows)
     turned = (state[0][:, order], state[1][:, order])
-    permuted, states_permuted = trunk.sequence_and_states(inputs[:, order], blanks[:, order], turned, rows[order])
+    permuted, states_permuted = trunk.sequence_and_states(inputs[:, order], resets[:, order], turned, rows[order])
     torch.testing.assert_close(permuted, outputs[:, order], atol=SINGLE, rtol=0.0)
     for got, expected in zip(states_permuted, states, strict=True):
         torch.testing.assert_close(got, expected[:, order], atol=SINGLE, rtol=0.0)
@@ -197,11 +197,11 @@ def test_permuting_environments_permutes_the_outputs(compiled):
 @pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
 def test_a_sequence_can_be_cut_anywhere_and_carried_on(compiled, dtype, tolerance):
     trunk, inputs, state = make_trunk(2, dtype, compiled)
-    blanks = make_blanks(PLACES["inside"], dtype)
-    whole = trunk.sequence(inputs, blanks, state)
+    resets = make_blanks(PLACES["inside"], dtype)
+    whole = trunk.sequence(inputs, resets, state)
     for cut in range(1, L):
-        head, middle = trunk.sequence_and_states(inputs[:cut], blanks[:cut], state, torch.full((B,), cut - 1))
-        tail = trunk.sequence(inputs[cut:], blanks[cut:], middle)
+        head, middle = trunk.sequence_and_states(inputs[:cut], resets[:cut], state, torch.full((B,), cut - 1))
+        tail = trunk.sequence(inputs[cut:], resets[cut:], middle)
         torch.testing.assert_close(torch.cat((head, tail)), whole, atol=tolerance, rtol=0.0)
 
 
@@ -244,14 +244,14 @@ def test_the_kernel_agrees_with_double_precision_at_any_size(size):
     """Long sequences, large inputs, states far out: as close to float64 as torch's own float32 LSTM, give or take."""
     torch.manual_seed(0)
     trunk = LstmTrunk(D, size, 1)
-    inputs, blanks = 3.0 * random(200, B, D, seed=1), (random(200, B, 1, seed=2) > 2.0).float()
+    inputs, resets = 3.0 * random(200, B, D, seed=1), (random(200, B, 1, seed=2) > 2.0).float()
     state = (random(1, B, size, seed=3), 30.0 * random(1, B, size, seed=4))
     slopes = random(200, B, size, seed=5)
 
     def run(dtype, compiled):
         trunk.compiled = compiled
         trunk.to(dtype).zero_grad()
-        outputs = trunk.sequence(inputs.to(dtype), blanks.to(dtype), (state[0].to(dtype), state[1].to(dtype)))
+        outputs = trunk.sequence(inputs.to(dtype), resets.to(dtype), (state[0].to(dtype), state[1].to(dtype)))
         (outputs * slopes.to(dtype)).sum().backward()
         return [outputs.detach().double(), *(p.grad.double().clone() for p in trunk.parameters())]
 

@@ -8,7 +8,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from tailguard import DistributionalPPO
-from tailguard.vec_env import ArrayVecEnv, StepArrays
+from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
 
 T, B, H = 12, 4, 5
 

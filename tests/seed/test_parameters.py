@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tailguard import DistributionalPPO
-from tailguard.app.watching import PATIENCE, Alarm
 from tailguard.config import load_config
+from tailguard.experiments.callbacks import PATIENCE, Alarm
 from tailguard.market import SignalMarket
 
 T, B = 16, 4

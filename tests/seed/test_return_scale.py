@@ -7,7 +7,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard import DistributionalPPO
-from tailguard.vec_env import ArrayVecEnv, StepArrays
+from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
 
 T, B = 8, 3
 

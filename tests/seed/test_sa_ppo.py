@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tailguard import DistributionalPPO
+from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import SignalMarket
 from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.robust import PerturbationConfig, StatePerturbation
 from tailguard.robust.attacks import divergence, frozen
-from tailguard.vec_env import GymVectorAdapter
 
 STEPS, ENVS = 16, 8
 

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from torch import nn
 
 from tailguard import DistributionalPPO
-from tailguard.ppo.health import twin_metrics
-from tailguard.vec_env import ArrayVecEnv, StepArrays
+from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
+from tailguard.ppo.diagnostics import twin_metrics
 
 T, B = 8, 3
 WARNINGS = ("warn/critic1_vanishing_gradients", "warn/critic2_vanishing_gradients", "warn/twin_critics_gradient_imbalance")

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from tailguard import __version__
-from tailguard.app.interruption import Interrupted
 from tailguard.cli import markets, populations, runs, verdicts
 from tailguard.cli.terminal import ConfigOption, SetOption
 from tailguard.config import dump_config, load_config
+from tailguard.experiments.interruption import Interrupted
 from tailguard.market.data import DataWarning
 
 USER_ERROR, INTERRUPTED = 2, 130

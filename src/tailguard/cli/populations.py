@@ -12,7 +12,7 @@ from tailguard.cli.terminal import ConfigArgument, DataOption, QuietOption, SetO
 from tailguard.config import load_config
 
 if TYPE_CHECKING:
-    from tailguard.app.evolve import Standing
+    from tailguard.experiments.population import Standing
 
 
 class EngineName(StrEnum):
@@ -37,7 +37,7 @@ def run_population(
     quiet: QuietOption = False,
 ) -> None:
     """Train a population whose members copy each other and change their settings; the winner is an ordinary run."""
-    from tailguard.app.evolve import PopulationRun
+    from tailguard.experiments.population import PopulationRun
 
     if folder is not None and folder.exists():
         population = PopulationRun.open(folder)

@@ -27,7 +27,7 @@ from tailguard.config import load_config
 from tailguard.market.data import load_source
 
 if TYPE_CHECKING:
-    from tailguard.app.run import Run
+    from tailguard.experiments.run import Run
 
 
 class ExportFormat(StrEnum):
@@ -46,8 +46,8 @@ def run_train(
     quiet: QuietOption = False,
 ) -> None:
     """Train an agent on the first part of a series and compare it with the baselines on the rest, which it has never seen."""
-    from tailguard.app.run import Run  # PyTorch is loaded only when it is needed
-    from tailguard.app.training import default_split, prepare_market
+    from tailguard.experiments.run import Run  # PyTorch is loaded only when it is needed
+    from tailguard.experiments.training import default_split, prepare_market
 
     tree = load_config(config, settings or [])
     bars = load_source(data)
@@ -57,15 +57,15 @@ def run_train(
 
 def run_resume(run: RunArgument, output: FormatOption = Format.TABLE, quiet: QuietOption = False) -> None:
     """Go on with a training that was stopped or killed, as if nothing had happened."""
-    from tailguard.app.run import Run
+    from tailguard.experiments.run import Run
 
     _train(Run.open(run), output, quiet)
 
 
 def _train(run: "Run", output: Format, quiet: bool) -> None:
     """Train a run to its end and show its agent beside the baselines."""
-    from tailguard.app.run import train
-    from tailguard.app.training import test
+    from tailguard.experiments.run import train
+    from tailguard.experiments.training import test
 
     console(stderr=True).print(f"run: {run.path}", highlight=False)
     steps = run.config.training.steps
@@ -88,8 +88,8 @@ def run_export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; by default RUN/agent.")] = None,
 ) -> None:
     """Write an agent as a graph that other programs run: features and account in, target position and memory out."""
-    from tailguard.app.export import export, observation_names
-    from tailguard.app.run import Run
+    from tailguard.experiments.export import export, observation_names
+    from tailguard.experiments.run import Run
 
     opened = Run.open(run)
     model, scaler = opened.trained_model(), opened.scaler
@@ -105,9 +105,9 @@ def run_act(
     since: Annotated[str | None, typer.Option("--since", help="Print decisions from this time on only.")] = None,
 ) -> None:
     """Read bars (CSV or JSON lines), print what to hold after each: one JSON object per line."""
-    from tailguard.app.acting import Trader
-    from tailguard.app.bar_stream import bar_chunks
-    from tailguard.app.run import Run
+    from tailguard.experiments.acting import Trader
+    from tailguard.experiments.bar_stream import bar_chunks
+    from tailguard.experiments.run import Run
     from tailguard.market.data import symbols_of
 
     opened = Run.open(run)

@@ -27,9 +27,9 @@ REPORT = "report.html"
 
 def run_evaluate(run: RunArgument) -> None:
     """Judge a trained agent on the bars that it has never seen: a verdict, its reasons, and a report to look at."""
-    from tailguard.app.judging import evaluate_run
-    from tailguard.app.run import Run
     from tailguard.evaluate.record_files import RECORD, save
+    from tailguard.experiments.evaluation import evaluate_run
+    from tailguard.experiments.run import Run
 
     opened = Run.open(run)
     with console(stderr=True).status("judging"):
@@ -46,7 +46,7 @@ def run_walkforward(
     quiet: QuietOption = False,
 ) -> None:
     """Train and test fold by fold and seed by seed, and judge the method: a verdict, its reasons, and a report."""
-    from tailguard.app.walkforward import walkforward
+    from tailguard.experiments.walkforward import walkforward
 
     tree = load_config(config, settings or [])
     source = one_source(data, tree)
@@ -64,9 +64,9 @@ def run_attack(
     quiet: QuietOption = False,
 ) -> None:
     """Trade the unseen bars with observations that are attacked, stale, missing or noisy, and compare."""
-    from tailguard.app.judging import ATTACK, attack_table
-    from tailguard.app.run import Run
     from tailguard.evaluate.attack import AttackPlan, attack_market
+    from tailguard.experiments.evaluation import ATTACK, attack_table
+    from tailguard.experiments.run import Run
     from tailguard.validation import build
 
     opened = Run.open(run)

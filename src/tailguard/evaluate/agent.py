@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tailguard.evaluate.record import Floats, Track
-from tailguard.evaluate.venue import Venue
+from tailguard.envs.return_observer import RunningReturn
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.record import AccountHistory, Floats
 from tailguard.market.env import TradingEnv
 from tailguard.market.features import FeatureSet
 from tailguard.market.rules import TradingSettings
-from tailguard.running_return import RunningReturn
 from tailguard.validation import require
 
 
@@ -39,7 +39,7 @@ class Played(NamedTuple):
     :param ruined: whether the account was liquidated. After that nothing is held, and there are no observations and rewards.
     """
 
-    track: Track
+    track: AccountHistory
     targets: Floats
     observations: NDArray[np.float32]
     rewards: Floats
@@ -55,7 +55,7 @@ def play(
     features: FeatureSet,
     settings: TradingSettings,
     span: tuple[int, int],
-    watched_gamma: float | None = None,
+    return_gamma: float | None = None,
     warmup: int = 0,
 ) -> Played:
     """One pass over the rows of `span` with the agent's most likely actions.
@@ -69,15 +69,15 @@ def play(
     :param features: what the agent observes.
     :param settings: the rules it was trained under.
     :param span: first and last-plus-one row; the first decision is taken at the close of the first.
-    :param watched_gamma: for agents that must see what they have earned: the discount that they were trained with.
+    :param return_gamma: for agents that must see what they have earned: the discount that they were trained with.
     :param warmup: rows before the span over which memory is filled; as many as there are features for.
     """
     first, last = span
     require(warmup >= 0, "warmup", warmup, "at least 0")
     require(first >= features.warmup, "the first row of span", first, f"at least {features.warmup}, where features begin")
-    venue = Venue(bars, settings, span)
+    window = BacktestWindow(bars, settings, span)
     begin = max(first - warmup, features.warmup)
-    running = None if watched_gamma is None else RunningReturn(1, watched_gamma)
+    running = None if return_gamma is None else RunningReturn(1, return_gamma)
     rules = settings.model_dump() | {"episode_length": None, "random_start": False}
     steps: list[_Step] = []
     state, env, ruined = None, None, False
@@ -101,7 +101,7 @@ def play(
     targets = np.zeros((last - 1 - first, len(counted[0].target)))
     targets[: len(counted)] = [step.target for step in counted]
     return Played(
-        track=venue.trade(name, targets),
+        track=window.trade(name, targets),
         targets=targets,
         observations=np.stack([step.observation for step in steps]),
         rewards=np.array([step.reward for step in steps], np.float64),

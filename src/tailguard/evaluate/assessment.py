@@ -9,15 +9,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from tailguard.evaluate import performance, sanity
-from tailguard.evaluate.bootstrap import METRICS, Bootstrap, bootstrap
+from tailguard.evaluate import sanity
+from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.evidence import AGENT
-from tailguard.evaluate.overfitting import overfitting
-from tailguard.evaluate.record import Calibration, Evaluation, Figure, Floats, Provenance, Sanity, Track
-from tailguard.evaluate.regression import AlphaBeta, alpha_beta
-from tailguard.evaluate.series import ROUNDING
-from tailguard.evaluate.significance import deflated_sharpe, minimum_track_record, probabilistic_sharpe
-from tailguard.evaluate.venue import Venue
+from tailguard.evaluate.record import AccountHistory, Calibration, Evaluation, Figure, Floats, Provenance, Sanity
+from tailguard.evaluate.stats import performance
+from tailguard.evaluate.stats.bootstrap import METRICS, Bootstrap, bootstrap
+from tailguard.evaluate.stats.overfitting import overfitting
+from tailguard.evaluate.stats.regression import AlphaBeta, alpha_beta
+from tailguard.evaluate.stats.series import ROUNDING
+from tailguard.evaluate.stats.significance import deflated_sharpe, minimum_track_record, probabilistic_sharpe
 from tailguard.evaluate.verdict import Verdict, VerdictRules, judge
 from tailguard.validation import require
 
@@ -65,7 +66,7 @@ class Context:
 
 
 def assess(
-    venue: Venue,
+    window: BacktestWindow,
     targets: Mapping[str, ArrayLike],
     fold_rows: Sequence[int],
     context: Context,
@@ -85,12 +86,12 @@ def assess(
     require(len(targets) >= 1, "targets", dict(targets), "those of at least one seed")
     wanted = {name: np.asarray(each, dtype=np.float64) for name, each in targets.items()}
     ensemble = np.mean(list(wanted.values()), axis=0)
-    agent = venue.trade(AGENT, ensemble)
-    seeds = [venue.trade(name, each) for name, each in wanted.items()]
-    permuted_sharpes, permuted = sanity.permutations(venue, ensemble, effort.permutations, effort.seed)
-    others = sanity.baselines(venue, agent, permuted, effort.seed)
+    agent = window.trade(AGENT, ensemble)
+    seeds = [window.trade(name, each) for name, each in wanted.items()]
+    permuted_sharpes, permuted = sanity.permutations(window, ensemble, effort.permutations, effort.seed)
+    others = sanity.baselines(window, agent, permuted, effort.seed)
     market = next(track for track in others if track.name == sanity.MARKET)
-    periods, trials = venue.periods_per_year, context.provenance.trials
+    periods, trials = window.periods_per_year, context.provenance.trials
     everyone = [agent, *seeds, *others]
     resamples = bootstrap({track.name: track.returns for track in everyone}, periods, draws=effort.draws, seed=effort.seed)
     verdict = _verdict(agent, seeds, others, permuted_sharpes, resamples, periods, context, rules, effort)
@@ -99,7 +100,7 @@ def assess(
         title=context.title,
         source=context.source,
         periods_per_year=periods,
-        prices=venue.prices,
+        prices=window.prices,
         agent=agent,
         seeds=seeds,
         baselines=others,
@@ -107,10 +108,10 @@ def assess(
         statistics={track.name: figures(track, market, periods, trials, resamples) for track in everyone},
         verdict=verdict,
         sanity=Sanity(
-            cost_curve=sanity.cost_curve(venue, ensemble),
-            break_even_cost=sanity.break_even_cost(venue, ensemble),
-            delay=sanity.delayed(venue, ensemble, agent),
-            regimes=sanity.regimes(venue, agent, market),
+            cost_curve=sanity.cost_curve(window, ensemble),
+            break_even_cost=sanity.break_even_cost(window, ensemble),
+            delay=sanity.delayed(window, ensemble, agent),
+            regimes=sanity.regimes(window, agent, market),
             dispersion=sanity.dispersion(seeds, fold_rows, periods),
             permutation_p=(1.0 + reached) / (len(permuted_sharpes) + 1.0),
             permutation_block=sanity.permutation_block(len(ensemble)),
@@ -125,7 +126,9 @@ def assess(
     )
 
 
-def figures(track: Track, market: Track, periods: float, trials: int, resamples: Bootstrap) -> dict[str, Figure]:
+def figures(
+    track: AccountHistory, market: AccountHistory, periods: float, trials: int, resamples: Bootstrap
+) -> dict[str, Figure]:
     """All statistics of one track.
 
     :param track: the account.
@@ -163,9 +166,9 @@ def figures(track: Track, market: Track, periods: float, trials: int, resamples:
 
 
 def _verdict(
-    agent: Track,
-    seeds: Sequence[Track],
-    others: Sequence[Track],
+    agent: AccountHistory,
+    seeds: Sequence[AccountHistory],
+    others: Sequence[AccountHistory],
     permuted_sharpes: Floats,
     resamples: Bootstrap,
     periods: float,
@@ -191,12 +194,12 @@ def _verdict(
     )
 
 
-def _relation(track: Track, market: Track, periods: float) -> AlphaBeta | None:
+def _relation(track: AccountHistory, market: AccountHistory, periods: float) -> AlphaBeta | None:
     """None where the market does not move: there is no beta then."""
     return alpha_beta(track.returns, market.returns, periods) if float(np.std(market.returns)) > ROUNDING else None
 
 
-def _hedged_sharpe(track: Track, market: Track, periods: float) -> float:
+def _hedged_sharpe(track: AccountHistory, market: AccountHistory, periods: float) -> float:
     """Annual Sharpe ratio of what the market does not explain, as the verdict measures the lead over it."""
     relation = _relation(track, market, periods)
     return 0.0 if relation is None else relation.alpha_t * math.sqrt(periods / len(track.returns))

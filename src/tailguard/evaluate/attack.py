@@ -17,17 +17,17 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
+from tailguard.envs.return_observer import RunningReturn
 from tailguard.evaluate.attacked import DELIBERATE, AttackedPolicy, Deliberate, Kind
-from tailguard.evaluate.bootstrap import Interval, bootstrap, return_block_length, stationary_indices
-from tailguard.evaluate.series import Floats
+from tailguard.evaluate.stats.bootstrap import Interval, bootstrap, return_block_length, stationary_indices
+from tailguard.evaluate.stats.series import Floats
 from tailguard.market.data import periods_per_year
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureSet, market_columns
 from tailguard.market.kernel import TURNOVER
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.robust.settings import PerturbationConfig
-from tailguard.running_return import RunningReturn
+from tailguard.robust.config import PerturbationConfig
 from tailguard.validation import require
 
 # Bars done, bars in all, and what is being done.
@@ -158,7 +158,7 @@ class Span(Protocol):
 
 
 class TradedMarket(Protocol):
-    """What is traded, as :class:`tailguard.app.training.Market` describes it."""
+    """What is traded, as :class:`tailguard.experiments.training.Market` describes it."""
 
     @property
     def bars(self) -> pd.DataFrame: ...  # noqa: D102
@@ -235,7 +235,7 @@ def _play(
     accounts = AccountBatch(market.bars, rules, n, market.features, span=market.split.test)
     search = PerturbationConfig(steps=plan.steps, restarts=plan.restarts, perturbable=columns)
     policy = AttackedPolicy(agent.policy, kind, np.asarray(strengths), search, plan.seed)
-    earned = RunningReturn(n, agent.gamma) if agent.risk.watches_return else None
+    earned = RunningReturn(n, agent.gamma) if agent.risk.return_augmented else None
     obs = np.empty((n, accounts.observation_size), np.float32)
     accounts.restart(np.arange(n), obs)
     bars = accounts.last_row - accounts.first_start

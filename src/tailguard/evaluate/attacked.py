@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tailguard.ppo.adversary import unwanted_actions, values
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.trunk import State, wipe
+from tailguard.ppo.trunk import State, reset_state
 from tailguard.robust.attacks import Objective, StatePerturbation, divergence, fear, frozen, toward
-from tailguard.robust.settings import PerturbationConfig
+from tailguard.robust.config import PerturbationConfig
 from tailguard.validation import require
 
 Deliberate = Literal["random", "fgsm", "pgd_kl", "critic", "action"]
@@ -133,7 +133,7 @@ class AttackedPolicy:
             trunk, before = policy.actor_trunk, state
         else:
             assert self.critic_state is not None
-            trunk, before = policy.critic_trunk, wipe(self.critic_state, starts)
+            trunk, before = policy.critic_trunk, reset_state(self.critic_state, starts)
             self.critic_state = trunk.step(inputs, before)[1]
         if trunk is None:
             return lambda moved: values(policy, moved)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from tailguard.evaluate import statistics
-from tailguard.evaluate.record import Track
+from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.statistics import Floats
 from tailguard.market.accounting import simulate
 from tailguard.market.baselines import Strategy
@@ -94,10 +94,10 @@ def summarise(
     )
 
 
-def row_of(track: Track, periods: float, ruined: bool = False) -> BacktestRow:
+def row_of(track: AccountHistory, periods: float, ruined: bool = False) -> BacktestRow:
     """The figures of a track.
 
-    :param track: from :class:`tailguard.evaluate.venue.Venue`.
+    :param track: from :class:`tailguard.evaluate.backtest_window.BacktestWindow`.
     :param periods: bars per year.
     :param ruined: whether it was liquidated.
     """

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.evaluate import risk_tests
 from tailguard.evaluate.record import Calibration, Floats
-from tailguard.evaluate.risk_tests import ShortfallTest
+from tailguard.evaluate.stats import risk_tests
+from tailguard.evaluate.stats.risk_tests import ShortfallTest
 from tailguard.validation import require
 
 REMAINDER = 0.05

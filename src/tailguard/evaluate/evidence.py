@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tailguard.evaluate.bootstrap import Bootstrap, Difference, Interval, bootstrap, return_block_length
-from tailguard.evaluate.performance import sharpe
-from tailguard.evaluate.regression import AlphaBeta, alpha_beta
-from tailguard.evaluate.series import ROUNDING, Floats, as_series
-from tailguard.evaluate.significance import deflated_sharpe, expected_max_sharpe
-from tailguard.evaluate.superiority import step_down
+from tailguard.evaluate.stats.bootstrap import Bootstrap, Difference, Interval, bootstrap, return_block_length
+from tailguard.evaluate.stats.performance import sharpe
+from tailguard.evaluate.stats.regression import AlphaBeta, alpha_beta
+from tailguard.evaluate.stats.series import ROUNDING, Floats, as_series
+from tailguard.evaluate.stats.significance import deflated_sharpe, expected_max_sharpe
+from tailguard.evaluate.stats.superiority import step_down
 from tailguard.validation import require
 
 AGENT = "agent"
@@ -113,13 +113,13 @@ def gather_evidence(
     :param hurdles: baselines that skill means to beat in Sharpe ratio, such as the agent's own positions in another order.
     :param trials: how many agents there were to choose this one from by looking at these bars; 1 if it was fixed before.
     :param trial_deviation: standard deviation of the trials' Sharpe ratios per bar; None takes that of trials without skill.
-    :param pbo: probability of backtest overfitting, from :func:`tailguard.evaluate.overfitting.overfitting`.
+    :param pbo: probability of backtest overfitting, from :func:`tailguard.evaluate.stats.overfitting.overfitting`.
     :param seed_edges: per training seed, its lead in Sharpe ratio per year, such as over the market.
     :param permuted_sharpes: Sharpe ratios per year ``[P]`` of the agent's own positions permuted in blocks and traded under the
         same accounting; skill then means to lead them.
     :param size: chance of error of the (one-sided) test for baselines that are better than the agent.
     :param draws: resamples.
-    :param block: expected length of a block; None takes :func:`tailguard.evaluate.bootstrap.return_block_length`.
+    :param block: expected length of a block; None takes :func:`tailguard.evaluate.stats.bootstrap.return_block_length`.
     :param seed: of the draws.
     """
     values = as_series("agent", agent, 2)

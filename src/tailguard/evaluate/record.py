@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tailguard.evaluate.risk_tests import CoverageTest, ShortfallTest, UniformityTest
-from tailguard.evaluate.series import equity_of
+from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, UniformityTest
+from tailguard.evaluate.stats.series import equity_of
 from tailguard.evaluate.verdict import Verdict
 from tailguard.validation import require
 
@@ -36,7 +36,7 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Track:
+class AccountHistory:
     """What one account did, bar by bar.
 
     :param name: of the agent, the seed or the baseline.
@@ -226,9 +226,9 @@ class Evaluation:
     source: str
     periods_per_year: float
     prices: pd.DataFrame
-    agent: Track
-    seeds: list[Track]
-    baselines: list[Track]
+    agent: AccountHistory
+    seeds: list[AccountHistory]
+    baselines: list[AccountHistory]
     market: str
     statistics: dict[str, dict[str, Figure]]
     verdict: Verdict
@@ -254,11 +254,11 @@ class Evaluation:
         require(0.0 < self.periods_per_year < math.inf, "periods_per_year", self.periods_per_year, "finite and positive")
 
     @property
-    def tracks(self) -> list[Track]:
+    def tracks(self) -> list[AccountHistory]:
         """The agent, its seeds and the baselines."""
         return [self.agent, *self.seeds, *self.baselines]
 
-    def track(self, name: str) -> Track:
+    def track(self, name: str) -> AccountHistory:
         """One of them by name."""
         found = {track.name: track for track in self.tracks}
         require(name in found, "track", name, f"one of {', '.join(found)}")
@@ -266,6 +266,7 @@ class Evaluation:
 
 
 __all__ = [
+    "AccountHistory",
     "Calibration",
     "CostPoint",
     "Delay",
@@ -275,5 +276,4 @@ __all__ = [
     "Floats",
     "Provenance",
     "Sanity",
-    "Track",
 ]

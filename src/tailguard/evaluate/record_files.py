@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.record import (
+    AccountHistory,
     Calibration,
     CostPoint,
     Delay,
@@ -19,9 +20,8 @@ from tailguard.evaluate.record import (
     Figure,
     Provenance,
     Sanity,
-    Track,
 )
-from tailguard.evaluate.risk_tests import CoverageTest, ShortfallTest, UniformityTest
+from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, UniformityTest
 from tailguard.evaluate.verdict import Verdict
 
 # The folder of a record inside that of its run.
@@ -142,12 +142,12 @@ def _tracks_table(evaluation: Evaluation) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _read_tracks(path: Path) -> dict[str, list[Track]]:
+def _read_tracks(path: Path) -> dict[str, list[AccountHistory]]:
     table = _read(path, times=("time",))
-    found: dict[str, list[Track]] = {}
+    found: dict[str, list[AccountHistory]] = {}
     for (kind, name), rows in table.groupby(["kind", "track"], sort=False):
         weights = rows[[column for column in rows.columns if column.startswith("weight ")]]
-        track = Track(
+        track = AccountHistory(
             name=str(name),
             times=pd.DatetimeIndex(rows["time"], name=None),
             returns=rows["return"].to_numpy(dtype=np.float64),

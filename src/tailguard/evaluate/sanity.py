@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.evaluate import performance
-from tailguard.evaluate.record import CostPoint, Delay, Dispersion, Floats, Track
-from tailguard.evaluate.venue import Venue
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.record import AccountHistory, CostPoint, Delay, Dispersion, Floats
+from tailguard.evaluate.stats import performance
 from tailguard.market.baselines import strategy
 from tailguard.validation import require
 
@@ -25,7 +25,7 @@ REGIME_COLUMNS = (
 )  # fmt: skip
 
 
-def baselines(venue: Venue, agent: Track, permuted: Track, seed: int = 0) -> list[Track]:
+def baselines(window: BacktestWindow, agent: AccountHistory, permuted: AccountHistory, seed: int = 0) -> list[AccountHistory]:
     """What the agent has to beat, under the same accounting.
 
     The rules that everybody knows; random positions that trade as much as the agent; and two made of the agent itself: the
@@ -39,10 +39,10 @@ def baselines(venue: Venue, agent: Track, permuted: Track, seed: int = 0) -> lis
     n, assets = agent.weights.shape
     turnover = float(np.clip(agent.turnover.mean(), 1.0 / n, 1.0))
     names = ["moving_average", "momentum", "volatility_target"] + (["equal_weight"] if assets > 1 else [])
-    tracks = [venue.follow(name, strategy(name)) for name in (MARKET, *names)]
-    tracks.append(venue.follow("random_positions", strategy("random_positions", turnover=turnover, seed=seed)))
+    tracks = [window.follow(name, strategy(name)) for name in (MARKET, *names)]
+    tracks.append(window.follow("random_positions", strategy("random_positions", turnover=turnover, seed=seed)))
     mix = np.broadcast_to(agent.weights.mean(axis=0), (n, assets))
-    return [*tracks, venue.trade("own_mix", mix), venue.trade("cash", np.zeros((n, assets))), permuted]
+    return [*tracks, window.trade("own_mix", mix), window.trade("cash", np.zeros((n, assets))), permuted]
 
 
 def block_orders(n: int, block: int, count: int, seed: int) -> Iterator[NDArray[np.intp]]:
@@ -68,7 +68,7 @@ def permutation_block(n: int) -> int:
     return max(round(math.sqrt(n)), 1)
 
 
-def permutations(venue: Venue, targets: ArrayLike, count: int = 499, seed: int = 0) -> tuple[Floats, Track]:
+def permutations(window: BacktestWindow, targets: ArrayLike, count: int = 499, seed: int = 0) -> tuple[Floats, AccountHistory]:
     """The agent's own decisions in another order: the same exposure and nearly the same trading, without its timing.
 
     :param venue: where they are traded.
@@ -77,14 +77,14 @@ def permutations(venue: Venue, targets: ArrayLike, count: int = 499, seed: int =
     :param seed: of the orders.
     :return: annual Sharpe ratios ``[count]``, and the track of the permutation in their middle.
     """
-    wanted, periods = np.asarray(targets, dtype=np.float64), venue.periods_per_year
+    wanted, periods = np.asarray(targets, dtype=np.float64), window.periods_per_year
     orders = list(block_orders(len(wanted), permutation_block(len(wanted)), count, seed))
-    sharpes = np.array([performance.sharpe(venue.trade(PERMUTED, wanted[order]).returns, periods) for order in orders])
+    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, wanted[order]).returns, periods) for order in orders])
     middle = int(np.argsort(sharpes, kind="stable")[count // 2])
-    return sharpes, venue.trade(PERMUTED, wanted[orders[middle]])
+    return sharpes, window.trade(PERMUTED, wanted[orders[middle]])
 
 
-def cost_curve(venue: Venue, targets: ArrayLike, multiples: Sequence[float] = COST_MULTIPLES) -> list[CostPoint]:
+def cost_curve(window: BacktestWindow, targets: ArrayLike, multiples: Sequence[float] = COST_MULTIPLES) -> list[CostPoint]:
     """The same decisions at other costs.
 
     :param venue: with the costs as tested.
@@ -93,22 +93,22 @@ def cost_curve(venue: Venue, targets: ArrayLike, multiples: Sequence[float] = CO
     """
     points = []
     for multiple in multiples:
-        track = venue.at_costs(multiple).trade("agent", targets)
-        points.append(CostPoint(multiple, performance.sharpe(track.returns, venue.periods_per_year), total_return(track)))
+        track = window.at_costs(multiple).trade("agent", targets)
+        points.append(CostPoint(multiple, performance.sharpe(track.returns, window.periods_per_year), total_return(track)))
     return points
 
 
-def break_even_cost(venue: Venue, targets: ArrayLike) -> float | None:
+def break_even_cost(window: BacktestWindow, targets: ArrayLike) -> float | None:
     """Mean return without costs over mean turnover, both per bar: what a trade may cost before nothing is left.
 
     :return: a share of the traded notional, None if nothing is ever traded.
     """
-    free = venue.at_costs(0.0).trade("agent", targets)
+    free = window.at_costs(0.0).trade("agent", targets)
     turnover = float(free.turnover.mean())
     return float(free.returns.mean()) / turnover if turnover > 0.0 else None
 
 
-def delayed(venue: Venue, targets: ArrayLike, agent: Track, bars: int = 1) -> Delay:
+def delayed(window: BacktestWindow, targets: ArrayLike, agent: AccountHistory, bars: int = 1) -> Delay:
     """The same decisions, each traded some bars later; in cash until the first arrives.
 
     :param venue: where they are traded.
@@ -118,13 +118,13 @@ def delayed(venue: Venue, targets: ArrayLike, agent: Track, bars: int = 1) -> De
     """
     wanted = np.asarray(targets, dtype=np.float64)
     require(1 <= bars < len(wanted), "bars", bars, f"from 1 to {len(wanted) - 1}")
-    late = venue.trade("agent", np.concatenate([np.zeros_like(wanted[:bars]), wanted[:-bars]]))
-    periods = venue.periods_per_year
+    late = window.trade("agent", np.concatenate([np.zeros_like(wanted[:bars]), wanted[:-bars]]))
+    periods = window.periods_per_year
     sharpes = [performance.sharpe(track.returns, periods) for track in (late, agent)]
     return Delay(bars, sharpes[0], total_return(late), sharpes[1], total_return(agent))
 
 
-def regimes(venue: Venue, agent: Track, market: Track) -> pd.DataFrame:
+def regimes(window: BacktestWindow, agent: AccountHistory, market: AccountHistory) -> pd.DataFrame:
     """How the agent did in parts of the test: each calendar year, and calm, usual and stormy bars.
 
     A bar is stormy when the volatility of the market over the month before it was in the upper third of the test. The parts are
@@ -137,7 +137,7 @@ def regimes(venue: Venue, agent: Track, market: Track) -> pd.DataFrame:
     """
     years = agent.times.year.to_numpy()
     parts = [("year", str(year), years == year) for year in np.unique(years)]
-    moves = pd.Series(venue.moves.mean(axis=1))
+    moves = pd.Series(window.moves.mean(axis=1))
     recent = moves.rolling(VOLATILITY_WINDOW).std().shift(1).to_numpy(dtype=np.float64)
     known = np.isfinite(recent)
     if known.any():
@@ -147,11 +147,13 @@ def regimes(venue: Venue, agent: Track, market: Track) -> pd.DataFrame:
             ("volatility", "usual", known & (recent > low) & (recent <= high)),
             ("volatility", "stormy", known & (recent > high)),
         ]
-    rows = [_regime(kind, name, where, agent, market, venue.periods_per_year) for kind, name, where in parts]
+    rows = [_regime(kind, name, where, agent, market, window.periods_per_year) for kind, name, where in parts]
     return pd.DataFrame(rows, columns=list(REGIME_COLUMNS))
 
 
-def dispersion(seeds: Sequence[Track], fold_rows: Sequence[int], periods: float, draws: int = 2000) -> Dispersion | None:
+def dispersion(
+    seeds: Sequence[AccountHistory], fold_rows: Sequence[int], periods: float, draws: int = 2000
+) -> Dispersion | None:
     """How far training seeds are apart; None with fewer than two.
 
     The interquartile mean is that of Agarwal et al. (2021): of all (fold, seed) pairs the middle half counts; its interval
@@ -186,15 +188,17 @@ def interquartile_mean(values: ArrayLike) -> float:
     return float(ordered @ weights / weights.sum())
 
 
-def total_return(track: Track) -> float:
+def total_return(track: AccountHistory) -> float:
     """Gain over the whole track, as a share of the start."""
     return float(track.equity[-1]) - 1.0
 
 
-def _regime(kind: str, name: str, where: NDArray[np.bool_], agent: Track, market: Track, periods: float) -> dict[str, object]:
+def _regime(
+    kind: str, name: str, where: NDArray[np.bool_], agent: AccountHistory, market: AccountHistory, periods: float
+) -> dict[str, object]:
     bars = int(where.sum())
 
-    def figures(track: Track) -> tuple[float, float, float]:
+    def figures(track: AccountHistory) -> tuple[float, float, float]:
         returns = track.returns[where]
         if bars < FEWEST_REGIME_BARS:
             return math.nan, math.nan, math.nan

@@ -4,7 +4,8 @@ Returns are simple and per bar; `periods` is the number of bars per year, such a
 :func:`tailguard.market.data.periods_per_year` counts it.
 """
 
-from tailguard.evaluate.bootstrap import (
+from tailguard.evaluate.evidence import Edge, Evidence, Timing, gather_evidence
+from tailguard.evaluate.stats.bootstrap import (
     METRICS,
     Bootstrap,
     Difference,
@@ -15,10 +16,9 @@ from tailguard.evaluate.bootstrap import (
     risk_block_length,
     stationary_indices,
 )
-from tailguard.evaluate.dependence import newey_west_lags, optimal_block_length, variance_ratio
-from tailguard.evaluate.evidence import Edge, Evidence, Timing, gather_evidence
-from tailguard.evaluate.overfitting import Overfitting, overfitting
-from tailguard.evaluate.performance import (
+from tailguard.evaluate.stats.dependence import newey_west_lags, optimal_block_length, variance_ratio
+from tailguard.evaluate.stats.overfitting import Overfitting, overfitting
+from tailguard.evaluate.stats.performance import (
     cagr,
     calmar,
     cdar,
@@ -38,8 +38,8 @@ from tailguard.evaluate.performance import (
     ulcer,
     volatility,
 )
-from tailguard.evaluate.regression import AlphaBeta, alpha_beta
-from tailguard.evaluate.risk_tests import (
+from tailguard.evaluate.stats.regression import AlphaBeta, alpha_beta
+from tailguard.evaluate.stats.risk_tests import (
     CoverageTest,
     ShortfallTest,
     UniformityTest,
@@ -51,15 +51,15 @@ from tailguard.evaluate.risk_tests import (
     shortfall_statistic,
     uniformity,
 )
-from tailguard.evaluate.series import Floats, equity_of, returns_of
-from tailguard.evaluate.significance import (
+from tailguard.evaluate.stats.series import Floats, equity_of, returns_of
+from tailguard.evaluate.stats.significance import (
     deflated_sharpe,
     expected_max_sharpe,
     minimum_backtest_years,
     minimum_track_record,
     probabilistic_sharpe,
 )
-from tailguard.evaluate.superiority import SuperiorAbility, step_down, superior_ability, superior_strategies
+from tailguard.evaluate.stats.superiority import SuperiorAbility, step_down, superior_ability, superior_strategies
 from tailguard.evaluate.verdict import Verdict, VerdictRules, decide, judge
 
 __all__ = [

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from scipy.special import ndtr, ndtri
 
 from tailguard.evaluate.evidence import Edge, Evidence, Timing, gather_evidence
-from tailguard.evaluate.significance import expected_max_sharpe
+from tailguard.evaluate.stats.significance import expected_max_sharpe
 
 Outcome = Literal["evidence of skill", "no evidence of skill", "worse than", "too little data to tell"]
 

@@ -22,11 +22,11 @@ from tailguard.market.rules import TradingRules, TradingSettings
 from tailguard.market.synthetic import ar1_returns, random_walk
 
 if TYPE_CHECKING:
-    from tailguard.market.betting_game import BettingGame
-    from tailguard.market.crash_market import CrashMarket
+    from tailguard.envs.betting_game import BettingGame
+    from tailguard.envs.crash_market import CrashMarket
+    from tailguard.envs.guarded_maze import GuardedMaze
+    from tailguard.envs.signal_market import SignalMarket
     from tailguard.market.env import TradingEnv, TradingVecEnv
-    from tailguard.market.guarded_maze import GuardedMaze
-    from tailguard.market.signal_market import SignalMarket
 
 __all__ = [
     "BettingGame",
@@ -56,16 +56,16 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = {
-    "BettingGame": "betting_game",
-    "CrashMarket": "crash_market",
-    "GuardedMaze": "guarded_maze",
-    "SignalMarket": "signal_market",
-    "TradingEnv": "env",
-    "TradingVecEnv": "env",
+    "BettingGame": "tailguard.envs.betting_game",
+    "CrashMarket": "tailguard.envs.crash_market",
+    "GuardedMaze": "tailguard.envs.guarded_maze",
+    "SignalMarket": "tailguard.envs.signal_market",
+    "TradingEnv": "tailguard.market.env",
+    "TradingVecEnv": "tailguard.market.env",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ON_FIRST_USE[name]}"), name)
+    return getattr(import_module(_ON_FIRST_USE[name]), name)

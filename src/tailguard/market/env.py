@@ -16,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from tailguard.envs.vec_env import ArrayVecEnv, Stateful, StepArrays
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
 from tailguard.market.features import FeatureSet, build_features
 from tailguard.market.kernel import (
@@ -41,7 +42,6 @@ from tailguard.market.kernel import (
 )
 from tailguard.market.rules import TradingSettings
 from tailguard.validation import build, require
-from tailguard.vec_env import ArrayVecEnv, Stateful, StepArrays
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -44,11 +44,11 @@ from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tailguard.optim.anchor import Anchor
+from tailguard.optim.config import Action, Aggregate, VGSConfig, warn_of_fixed_noise
 from tailguard.optim.gradient_statistics import Estimator, GradientStatistics
 from tailguard.optim.layout import Heads, Parameters
 from tailguard.optim.noise_scale import NoiseScale
 from tailguard.optim.pieces import Piecewise, PiecewiseSteps
-from tailguard.optim.settings import Action, Aggregate, VGSConfig, warn_of_fixed_noise
 from tailguard.optim.upgd import UPGD
 from tailguard.validation import build, require
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 
-from tailguard import checkpoint
-from tailguard.durable import atomic
+from tailguard.io import checkpoint
+from tailguard.io.atomic import atomic
 from tailguard.population.learner import MemberFailed
 
 SUFFIX = ".safetensors"
@@ -20,7 +20,7 @@ class FileStore:
     """One checkpoint file per state in a folder that all members reach.
 
     :param root: a path, or a URL of fsspec such as ``s3://bucket/run``: nodes then need no common disk. A state is a tree of
-        tensors, arrays and JSON values, see :mod:`tailguard.checkpoint`.
+        tensors, arrays and JSON values, see :mod:`tailguard.io.checkpoint`.
     """
 
     def __init__(self, root: str | Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailguard.durable import named
+from tailguard.io.atomic import named
 from tailguard.population.member import PopulationMember
 
 VERSION = 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tailguard import checkpoint
+from tailguard.io import checkpoint
 from tailguard.population.config import Value
 from tailguard.population.learner import Learner, LearnerFactory
 

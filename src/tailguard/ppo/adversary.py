@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from tailguard.ppo.actions import Categorical, Gaussian
+from tailguard.ppo.compiled.attack import CompiledObjective, SteadyPair, View, compiled_actor
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.fused_attack import FusedWish, SteadyPair, View, fused_actor
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import LstmTrunk, State
-from tailguard.robust.attacks import Objective, Perturbed, SlopedObjective, divergence, fear, frozen, toward
+from tailguard.robust.attacks import DifferentiableObjective, Objective, Perturbed, divergence, fear, frozen, toward
 from tailguard.robust.bounds import certifiable, gaussian_kl_bound, largest_move
+from tailguard.robust.config import SAPPOConfig
 from tailguard.robust.regulariser import RobustRegulariser
-from tailguard.robust.settings import SAPPOConfig
 
 Features = Callable[[Tensor], Tensor]
 # Observations whose bounds are logged: a mean over more would cost time and tell no more.
@@ -37,7 +37,7 @@ class Adversary(RobustRegulariser):
         super().__init__(config, policy.own_size, policy.budget.features, seed)
         self.policy, self._flat = policy, flat
         self._mixed: tuple[Tensor, Perturbed] | None = None
-        clean, self._moved = (None if flat is None else fused_actor(policy, flat) for _ in range(2))
+        clean, self._moved = (None if flat is None else compiled_actor(policy, flat) for _ in range(2))
         self._pair = None if clean is None or self._moved is None else SteadyPair(clean, self._moved, _box_of(policy))
 
     def seen(self, batch: Batch) -> Batch:
@@ -83,7 +83,7 @@ class Adversary(RobustRegulariser):
         which = self.choose(batch.size)
         part, some = self._part(batch, which), share.index_select(share.dim() - 1, which)
         clean, moved = self._pair.clean, self._pair.moved
-        said = clean.forward(part.obs, View((part.actor_hidden, part.actor_cell), part.blanks if part.blanks.numel() else None))
+        said = clean.forward(part.obs, View((part.actor_hidden, part.actor_cell), part.resets if part.resets.numel() else None))
         view = self._view(part)
         found = self._search(part, clean.described(torch.from_numpy(said)).reshape(*some.shape, -1), view)
         moved.forward(found.inputs, view)
@@ -102,7 +102,7 @@ class Adversary(RobustRegulariser):
         if self._moved is not None:
             view = View(state)
             clean = self._moved.described(torch.from_numpy(self._moved.forward(inputs, view).copy()))
-            return FusedWish(self._moved, self._goal(kind, clean), kind == "kl", view)
+            return CompiledObjective(self._moved, self._goal(kind, clean), kind == "kl", view)
         with torch.no_grad():
             clean = policy.act(inputs, state)[0]
 
@@ -115,7 +115,7 @@ class Adversary(RobustRegulariser):
 
     def search(self, inputs: Tensor, objective: Objective, epsilon: float) -> Perturbed:
         """The worst inputs within a radius, with parameters that stand still."""
-        if isinstance(objective, SlopedObjective):
+        if isinstance(objective, DifferentiableObjective):
             return self.perturbation.attack(inputs, objective, epsilon)
         with frozen(self.policy.parameters()):
             return self.perturbation.attack(inputs, objective, epsilon)
@@ -164,15 +164,15 @@ class Adversary(RobustRegulariser):
         if trunk is None:
             return View(start)
         if self.config.memory == "whole":
-            return View(start, batch.blanks, batch.weights)
+            return View(start, batch.resets, batch.weights)
         with torch.no_grad():
-            return View(trunk.states_before(batch.obs, batch.blanks, start))
+            return View(trunk.states_before(batch.obs, batch.resets, start))
 
     def _search(self, batch: Batch, clean: Tensor, view: View | None = None) -> Perturbed:
         kind = self.config.objective
         if self._moved is not None and kind != "value":
             goal = self._goal(kind, clean.detach())
-            return self.perturb(batch.obs, FusedWish(self._moved, goal, kind == "kl", view or self._view(batch)))
+            return self.perturb(batch.obs, CompiledObjective(self._moved, goal, kind == "kl", view or self._view(batch)))
         with frozen(self.policy.parameters()):
             return self.perturb(batch.obs, self._objective(batch, clean))
 
@@ -240,9 +240,9 @@ def _critic_features(policy: DistributionalPolicy, batch: Batch, memory: str) ->
 def _through(trunk: LstmTrunk, batch: Batch, start: State, memory: str) -> Features:
     """What a memory makes of perturbed sequences: of their last step only, or of all their steps."""
     if memory == "whole":
-        return lambda inputs: trunk.sequence(inputs, batch.blanks, start)
+        return lambda inputs: trunk.sequence(inputs, batch.resets, start)
     with torch.no_grad():
-        before = trunk.states_before(batch.obs, batch.blanks, start)
+        before = trunk.states_before(batch.obs, batch.resets, start)
 
     def step(inputs: Tensor) -> Tensor:
         features, _ = trunk.step(inputs.flatten(0, 1), before)

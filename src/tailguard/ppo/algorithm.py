@@ -16,17 +16,19 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from tailguard.optim.settings import OptimizerConfig, VGSConfig, build_optimizer
+from tailguard.envs.return_observer import watched
+from tailguard.envs.vec_env import GymVectorAdapter, step_with_arrays
+from tailguard.optim.config import OptimizerConfig, VGSConfig, build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
 from tailguard.ppo.batches import Batches
 from tailguard.ppo.calibration import Calibration
-from tailguard.ppo.controls import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
+from tailguard.ppo.compiled.acting import acting_of
 from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.diagnostics import EpisodeReturns, Moments, StageProfile, moments_drift
 from tailguard.ppo.experience import prepare
-from tailguard.ppo.fused_acting import acting_of
-from tailguard.ppo.health import EpisodeReturns, Moments, StageProfile, moments_drift
+from tailguard.ppo.loss import Coefficients
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.persistence import Persistent
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
@@ -34,14 +36,12 @@ from tailguard.ppo.reporting import TAIL, Reporting
 from tailguard.ppo.risk import Finished, RiskConfig, RiskObjective
 from tailguard.ppo.rollout import Rollout, finite
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
-from tailguard.ppo.surrogate import Coefficients
-from tailguard.ppo.trunk import State, wipe
+from tailguard.ppo.schedules import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
+from tailguard.ppo.trunk import State, reset_state
 from tailguard.ppo.update import Update, UpdateSettings
+from tailguard.robust.config import SAPPOConfig
 from tailguard.robust.schedule import horizon
-from tailguard.robust.settings import SAPPOConfig
-from tailguard.running_return import watched
 from tailguard.validation import build, require
-from tailguard.vec_env import GymVectorAdapter, step_with_arrays
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -133,7 +133,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         self.vgs_config = VGSConfig(enabled=False) if vgs is None else _settings(VGSConfig, vgs)
         self.adversary_config = None if adversary is None else _settings(SAPPOConfig, adversary)
         self.risk = _settings(RiskConfig, risk)
-        if self.risk.watches_return:
+        if self.risk.return_augmented:
             require(gamma > 0.0, "gamma", gamma, "above 0 for an objective that looks at the return of an episode")
             env = None if env is None else self._watched(env, self.risk, gamma, seed)  # type: ignore[arg-type]
         self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
@@ -219,7 +219,9 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """As SB3's, with the running return where the objective needs it."""
-        super().set_env(self._watched(env, self.risk, self.gamma, self.seed) if self.risk.watches_return else env, force_reset)
+        super().set_env(
+            self._watched(env, self.risk, self.gamma, self.seed) if self.risk.return_augmented else env, force_reset
+        )
 
     def set_risk(self, alpha: float) -> None:
         """Choose the tail that :meth:`predict` looks at from now on, where the observation does not say.
@@ -280,14 +282,14 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             self.episode_returns.add(n_steps, step)
             self._last_memory = self._actor_state
             if len(step.ended):
-                self._actor_state = wipe(self._actor_state, dones)
+                self._actor_state = reset_state(self._actor_state, dones)
             self.num_timesteps += env.num_envs
             self._last_obs, self._last_episode_starts = new_obs, dones
             callback.update_locals(locals())
             if not callback.on_step():
                 # The critics have not seen these steps; where an episode ended they must at least forget it.
                 ended = rollout.ended_since_reset()
-                self._critic_state = wipe(self._critic_state, ended)
+                self._critic_state = reset_state(self._critic_state, ended)
                 self.calibration.forget(ended)
                 return False
             if len(step.ended):  # episodes are reported where they end; looking at all others takes longer than stepping
@@ -303,7 +305,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
 
     def _begin_episodes(self, starts: NDArray[np.bool_]) -> None:
         """Forget what was remembered of other episodes, in the environments that begin one, and in no other."""
-        self._actor_state, self._critic_state = wipe(self._actor_state, starts), wipe(self._critic_state, starts)
+        self._actor_state, self._critic_state = reset_state(self._actor_state, starts), reset_state(self._critic_state, starts)
         self.episode_returns.begin(starts)
 
     # -------------------------------------------------------------------------------------------------- training
@@ -351,7 +353,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             own = rollout.obs[:-1, :, : self.policy.own_size]
             self.policy.normalizer.update(own if self._attack is None else self._attack.true_observations())
             self._log_drift(*self.policy.normalizer.drift())
-        self._critic_state = wipe(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
+        self._critic_state = reset_state(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
 
     def _horizon(self) -> int:
         """Updates of the whole training."""

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tailguard.envs.vec_env import StepArrays
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.rollout import Rollout
 from tailguard.ppo.scaling import ObservationNormalizer
 from tailguard.ppo.trunk import State
-from tailguard.vec_env import StepArrays
 
 
 def attacked_rollout(adversary: Adversary | None, horizon: int, rollout: Rollout) -> "AttackedRollout | None":

@@ -6,8 +6,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from tailguard.ppo.laws import AtomLaw, CategoricalLaw, Law, MeanLaw, MonotoneQuantileLaw, QuantileLaw
 from tailguard.ppo.quantiles import tail_levels, uniform_levels
+from tailguard.ppo.return_distribution import (
+    AtomReturns,
+    CategoricalReturns,
+    MeanReturn,
+    MonotoneQuantileReturns,
+    QuantileReturns,
+    ReturnDistribution,
+)
 from tailguard.ppo.scaling import ReturnScaleConfig
 from tailguard.validation import require
 
@@ -91,20 +98,20 @@ class CriticConfig(BaseModel):
             return uniform_levels(self.num_quantiles)
         return tail_levels(self.num_quantiles, self.tail_alpha, self.n_tail)
 
-    def build_law(self) -> Law:
+    def build_return_distribution(self) -> ReturnDistribution:
         """What the outputs of the critics mean."""
         if self.law == "categorical":
-            return CategoricalLaw(self.num_quantiles, self.reach)
+            return CategoricalReturns(self.num_quantiles, self.reach)
         if self.num_quantiles == 1:
-            return MeanLaw()
-        kind = MonotoneQuantileLaw if self.law == "monotone" else QuantileLaw
+            return MeanReturn()
+        kind = MonotoneQuantileReturns if self.law == "monotone" else QuantileReturns
         return kind(self.levels(), self.huber_kappa)
 
     def aggregate_values(self, values: Tensor) -> Tensor:
         """One value from those of the critics ``[K, ...]``."""
         return values.mean(0) if self.aggregate == "mean" else values.min(0).values
 
-    def errors(self, law: Law, outputs: Tensor, targets: Tensor, old_atoms: Tensor | None) -> Tensor:
+    def errors(self, law: ReturnDistribution, outputs: Tensor, targets: Tensor, old_atoms: Tensor | None) -> Tensor:
         """The loss of each critic's outputs ``[K, ..., n]`` against its targets ``[K, ..., M]``, as ``[K, ...]``.
 
         With clipping, the larger of the losses with and without it, sample by sample and critic by critic: a critic that has
@@ -112,12 +119,12 @@ class CriticConfig(BaseModel):
 
         :param old_atoms: ``[K, ..., M]`` what each critic predicted before the update; needed with `clip_range` only.
         """
-        if old_atoms is None or not isinstance(law, AtomLaw):
+        if old_atoms is None or not isinstance(law, AtomReturns):
             return law.errors(outputs, targets)
         atoms = law.atoms(outputs)
         return torch.maximum(law.distance(atoms, targets), law.distance(self._clipped(law, atoms, old_atoms), targets))
 
-    def _clipped(self, law: Law, atoms: Tensor, old: Tensor) -> Tensor:
+    def _clipped(self, law: ReturnDistribution, atoms: Tensor, old: Tensor) -> Tensor:
         assert self.clip_range is not None
         if self.clip_mode == "per_quantile":
             return old + (atoms - old).clamp(-self.clip_range, self.clip_range)

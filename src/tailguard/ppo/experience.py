@@ -11,7 +11,7 @@ from torch import Tensor
 from tailguard.ppo.critic import CriticConfig
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import Finished, RiskObjective
-from tailguard.ppo.rollout import Rollout, Strips
+from tailguard.ppo.rollout import Rollout, SequenceLayout
 from tailguard.ppo.targets import gae, sr_lambda_targets
 from tailguard.ppo.trunk import LstmTrunk, State
 
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     weights: Tensor
     targets: Tensor
     old_atoms: Tensor
-    blanks: Tensor
+    resets: Tensor
     actor_hidden: Tensor
     actor_cell: Tensor
     critic_hidden: Tensor
@@ -55,10 +55,10 @@ class Batch(NamedTuple):
         """What the policy's trunks make of the observations: for the actor and for the critics."""
         if policy.actor_trunk is None:
             return self.obs, self.obs
-        actor = policy.actor_trunk.sequence(self.obs, self.blanks, (self.actor_hidden, self.actor_cell))
+        actor = policy.actor_trunk.sequence(self.obs, self.resets, (self.actor_hidden, self.actor_cell))
         if policy.critic_trunk is None:
             return actor, actor
-        return actor, policy.critic_trunk.sequence(self.obs, self.blanks, (self.critic_hidden, self.critic_cell))
+        return actor, policy.critic_trunk.sequence(self.obs, self.resets, (self.critic_hidden, self.critic_cell))
 
     def shuffled(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
         """All sequences or samples in random order, `size` at a time."""
@@ -114,7 +114,7 @@ class Experience:
     """
 
     batch: Batch
-    layout: Strips
+    layout: SequenceLayout
     values: Tensor
     per_critic: Tensor
     returns: Tensor
@@ -173,7 +173,13 @@ def prepare(
 
 
 def _risk_advantages(
-    rollout: Rollout, objective: RiskObjective, layout: Strips, columns: Tensor, worth: Tensor, gamma: float, gae_lambda: float
+    rollout: Rollout,
+    objective: RiskObjective,
+    layout: SequenceLayout,
+    columns: Tensor,
+    worth: Tensor,
+    gamma: float,
+    gae_lambda: float,
 ) -> Tensor:
     """Advantages of the objective.
 
@@ -196,7 +202,7 @@ def _same_scale(advantages: Tensor, weights: Tensor, alphas: Tensor) -> Tensor:
     return scaled
 
 
-def _finished_returns(rollout: Rollout, layout: Strips, columns: Tensor, atoms: Tensor, gamma: float) -> Finished:
+def _finished_returns(rollout: Rollout, layout: SequenceLayout, columns: Tensor, atoms: Tensor, gamma: float) -> Finished:
     """The returns of episodes that ended here: a number each, and for those that were cut off all atoms of their law."""
     step, env = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
     rows = layout.positions[step, env]
@@ -212,7 +218,7 @@ def _finished_returns(rollout: Rollout, layout: Strips, columns: Tensor, atoms: 
 
 def _lay_out(
     policy: DistributionalPolicy,
-    layout: Strips,
+    layout: SequenceLayout,
     obs: Tensor,
     steps: tuple[Tensor, ...],
     targets: Tensor,
@@ -222,25 +228,27 @@ def _lay_out(
     """What belongs to steps ``[T, B, ...]`` as strips, beside `obs` which are strips already; or all as samples."""
     if policy.recurrent:
         of_critics = [torch.stack([layout.spread(one) for one in x]) if x.numel() else x for x in (targets, old_atoms)]
-        return Batch._make([obs, *map(layout.spread, steps), *of_critics, layout.blanks, *states])
+        return Batch._make([obs, *map(layout.spread, steps), *of_critics, layout.resets, *states])
     of_critics = [x.flatten(1, 2) if x.numel() else x for x in (targets, old_atoms)]
     of_steps = [step.flatten(0, 1) for step in (layout.gather(obs), *steps)]
     return Batch._make([*of_steps, *of_critics, *[torch.empty(0)] * 5])
 
 
 def _atoms(
-    policy: DistributionalPolicy, obs: Tensor, layout: Strips, rollout: Rollout, critic_state: State
+    policy: DistributionalPolicy, obs: Tensor, layout: SequenceLayout, rollout: Rollout, critic_state: State
 ) -> tuple[Tensor, State | None]:
     """Raw atoms at every row of the strips, and the critics' memory after the last step; None where it is not their own."""
     if policy.actor_trunk is None:
         return policy.raw_atoms(obs), None
     if policy.critic_trunk is None:
         return _acted_atoms(policy, policy.actor_trunk, obs, layout, rollout), None
-    features, after = policy.critic_trunk.sequence_and_states(obs, layout.blanks, critic_state, layout.positions[-1])
+    features, after = policy.critic_trunk.sequence_and_states(obs, layout.resets, critic_state, layout.positions[-1])
     return policy.raw_atoms(features), after
 
 
-def _acted_atoms(policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, layout: Strips, rollout: Rollout) -> Tensor:
+def _acted_atoms(
+    policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, layout: SequenceLayout, rollout: Rollout
+) -> Tensor:
     """A shared trunk saw the steps when they were acted on; what is left to see are the observations after the ends.
 
     The atoms at blanks are 0; nobody reads them.
@@ -250,7 +258,7 @@ def _acted_atoms(policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, la
     below = layout.positions[step, env] + 1
     after, _ = trunk.step(obs[below, env], (hidden[:, step, env], cells[:, step, env]))
     atoms = policy.raw_atoms(torch.cat((hidden[-1].flatten(0, 1), after)))  # [K, T B + E, M]
-    strips = atoms.new_zeros(len(atoms), *layout.blanks.shape[:2], atoms.shape[-1])
+    strips = atoms.new_zeros(len(atoms), *layout.resets.shape[:2], atoms.shape[-1])
     places = torch.cat((layout.places, below * obs.shape[1] + env))
     strips.flatten(1, 2).index_copy_(1, places, atoms)
     return strips
@@ -260,7 +268,7 @@ def _targets(
     rollout: Rollout,
     atoms: Tensor,
     returns: Tensor,
-    layout: Strips,
+    layout: SequenceLayout,
     critic: CriticConfig,
     gamma: float,
     generator: torch.Generator,

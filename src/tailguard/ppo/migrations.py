@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tailguard.checkpoint import Migrations
+from tailguard.io.checkpoint import Migrations
 
 
 def _to_version_2(tree: dict[str, Any]) -> dict[str, Any]:

@@ -16,23 +16,23 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
-from tailguard import checkpoint
-from tailguard.env_state import env_state, load_env_state, load_normalization_state, normalization_state
-from tailguard.optim.settings import OptimizerConfig
+from tailguard.io import checkpoint
+from tailguard.io.env_state import env_state, load_env_state, load_normalization_state, normalization_state
+from tailguard.io.random_state import load_random_state, random_state
+from tailguard.optim.config import OptimizerConfig
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
-from tailguard.ppo.blueprint import network_tree, policy_kwargs_of, space_of, space_tree
 from tailguard.ppo.calibration import Calibration
-from tailguard.ppo.controls import EntropySchedule, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.health import EpisodeReturns
+from tailguard.ppo.diagnostics import EpisodeReturns
 from tailguard.ppo.migrations import MIGRATIONS
 from tailguard.ppo.networks import require_same_shapes
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import RiskConfig, RiskObjective
 from tailguard.ppo.scaling import ObsNormConfig
+from tailguard.ppo.schedules import EntropySchedule, KLControl, LearningRate
+from tailguard.ppo.serialization import network_tree, policy_kwargs_of, space_of, space_tree
 from tailguard.ppo.trunk import State
-from tailguard.randomness import load_random_state, random_state
 from tailguard.validation import require
 
 KIND, SUFFIX = "model", ".safetensors"
@@ -209,7 +209,7 @@ class Persistent:
         }
 
     def state_tree(self) -> dict[str, Any]:
-        """Everything, for :func:`tailguard.checkpoint.save`."""
+        """Everything, for :func:`tailguard.io.checkpoint.save`."""
         return {
             "settings": self._settings(),
             "spaces": {"observation": space_tree(self.observation_space), "action": space_tree(self.action_space)},
@@ -225,7 +225,7 @@ class Persistent:
     def save(
         self, path: str | Path | BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
     ) -> None:
-        """Write everything into one file that holds data and no code; see ``checkpoint.py``.
+        """Write everything into one file that holds data and no code; see ``io/checkpoint.py``.
 
         :param path: a file to write to, or its name; ``.safetensors`` is added to a name without an ending.
         :param exclude: not supported: a part of a model could not be loaded again.

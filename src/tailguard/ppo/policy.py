@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.laws import MeanLaw, QuantileLaw
 from tailguard.ppo.networks import mlp
+from tailguard.ppo.return_distribution import MeanReturn, QuantileReturns
 from tailguard.ppo.risk import Budget, RiskConfig
 from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale
-from tailguard.ppo.trunk import LstmTrunk, State, wipe
+from tailguard.ppo.trunk import LstmTrunk, State, reset_state
 from tailguard.validation import require
 
 NetArch = dict[str, list[int]] | list[int] | None
@@ -31,7 +31,7 @@ class DistributionalPolicy(BasePolicy):
     :param action_space: Box, Discrete or MultiDiscrete.
     :param critic: number and outputs of the critics, scale of returns.
     :param obs_norm: how observations are normalised; None leaves them as they are.
-    :param risk: the objective; unless it is neutral, the last columns of an observation are what running_return.py appends.
+    :param risk: the objective; unless it is neutral, the last columns of an observation are the running return.
     :param net_arch: hidden layers after the trunk, one list for both or ``{"pi": [...], "vf": [...]}``.
     :param activation_fn: activation between them.
     :param ortho_init: orthogonal initialisation of the feed-forward layers.
@@ -99,7 +99,7 @@ class DistributionalPolicy(BasePolicy):
         outputs = self.distribution.n_outputs // 2 if self.free_std else self.distribution.n_outputs
         self.actor = mlp([features, *actor_layers, outputs], activation_fn, 0.01, ortho_init)
         # Initialised one after the other, hence differently: identical twins would stay identical for ever.
-        self.law = critic.build_law()
+        self.law = critic.build_return_distribution()
         critic_sizes = [features, *critic_layers, self.law.n_outputs]
         self.critics = nn.ModuleList(mlp(critic_sizes, activation_fn, 1.0, ortho_init) for _ in range(critic.n_critics))
         self.log_std = nn.Parameter(torch.full((outputs,), log_std_init)) if self.free_std else None
@@ -169,7 +169,7 @@ class DistributionalPolicy(BasePolicy):
         :param starts: ``[B]``, true where an episode starts.
         :param perturb: what an adversary makes of the networks' inputs, given the state; None leaves them alone.
         """
-        state = wipe(state, starts)
+        state = reset_state(state, starts)
         inputs = self.inputs(torch.tensor(observations, dtype=torch.float32, device=self.device))
         return self.act(inputs if perturb is None else perturb(inputs, state), state)
 
@@ -193,13 +193,13 @@ class DistributionalPolicy(BasePolicy):
 
     def return_levels(self) -> Tensor | None:
         """The levels ``[M]`` of the atoms of a law; None for a critic that knows the mean only."""
-        if isinstance(self.law, MeanLaw):
+        if isinstance(self.law, MeanReturn):
             return None
-        if isinstance(self.law, QuantileLaw):
+        if isinstance(self.law, QuantileReturns):
             return self.law.levels
         return self.law.masses.cumsum(0) - 0.5 * self.law.masses
 
-    def predict_laws(self, observations: NDArray[Any], starts: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def predict_return_atoms(self, observations: NDArray[Any], starts: NDArray[np.bool_]) -> NDArray[np.float32]:
         """What the critics expected of the return to come, all of them pooled: sorted atoms ``[L, M]`` in its own units.
 
         :param observations: ``[L, obs_size]`` of one environment, one after another; the tail may be left out as in
@@ -290,7 +290,7 @@ class DistributionalPolicy(BasePolicy):
         elif missing == self.budget.columns > 0:
             raise ValueError(
                 "this agent was trained on a tail and must see what the episode has earned: wrap the environment in "
-                "tailguard.ReturnObserver(env, gamma) (a VecEnv) or tailguard.WatchedEnv(env, gamma) (a single one)"
+                "tailguard.ReturnObserver(env, gamma) (a VecEnv) or tailguard.ReturnAugmentedEnv(env, gamma) (a single one)"
             )
         if self.budget.dial and observation.shape[-1] == self.obs_size - 1:
             observation = np.concatenate((observation, np.full((*lead, 1), self.budget.alpha.item())), axis=-1)

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.calibration import Calibration
-from tailguard.ppo.controls import EntropySchedule, KLControl, LearningRate
 from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.experience import Experience
-from tailguard.ppo.health import (
+from tailguard.ppo.diagnostics import (
     EpisodeReturns,
     Moments,
     StageProfile,
@@ -21,8 +19,10 @@ from tailguard.ppo.health import (
     twin_metrics,
     value_metrics,
 )
+from tailguard.ppo.experience import Experience
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.return_units import ReturnUnits
+from tailguard.ppo.schedules import EntropySchedule, KLControl, LearningRate
 from tailguard.ppo.trunk import State
 from tailguard.ppo.update import KL, LOSSES
 

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from tailguard.ppo.budget_kernel import budget_rows
 from tailguard.ppo.calibration import ENOUGH_EPISODES
+from tailguard.ppo.compiled.budget import budget_rows
 from tailguard.validation import require
 
 # The budget as the policy sees it: in standard deviations of the return, and not beyond this many.
@@ -102,7 +102,7 @@ class RiskConfig(BaseModel):
         return self
 
     @property
-    def watches_return(self) -> bool:
+    def return_augmented(self) -> bool:
         """Whether training needs the running return."""
         return self.objective != "neutral"
 
@@ -120,14 +120,14 @@ class RiskConfig(BaseModel):
     @property
     def dial(self) -> bool:
         """Whether one policy serves many tails."""
-        return isinstance(self.alpha, tuple) and self.watches_return
+        return isinstance(self.alpha, tuple) and self.return_augmented
 
 
 class Budget(nn.Module):
     """The caps, and what the policy is shown of them.
 
     Observations carry, after the environment's own columns, the return so far, its discount, and the tail where there are many
-    (see running_return.py).
+    (see envs/return_observer.py).
 
     :param config: the objective.
     """
@@ -139,8 +139,8 @@ class Budget(nn.Module):
     def __init__(self, config: RiskConfig) -> None:
         super().__init__()
         self.dial, self.observed = config.dial, config.observe_return
-        self.columns = (3 if config.dial else 2) if config.watches_return else 0
-        self.features = (2 * int(config.observe_return) + int(config.dial)) if config.watches_return else 0
+        self.columns = (3 if config.dial else 2) if config.return_augmented else 0
+        self.features = (2 * int(config.observe_return) + int(config.dial)) if config.return_augmented else 0
         alphas = torch.from_numpy(config.alphas())
         self.register_buffer("log_alphas", alphas.log(), persistent=False)
         self.register_buffer("alpha", alphas[0].clone())

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.envs.vec_env import StepArrays
 from tailguard.ppo.trunk import State
-from tailguard.vec_env import StepArrays
 
 
 @dataclass(frozen=True)
-class Strips:
+class SequenceLayout:
     """Where the steps of a rollout stand in its strips.
 
     :param positions: ``[T, B]`` row of each step; the observation after it is one row below.
@@ -33,26 +33,26 @@ class Strips:
 
     positions: Tensor
     places: Tensor
-    blanks: Tensor
+    resets: Tensor
 
     @classmethod
-    def of(cls, dones: Tensor) -> "Strips":
+    def of(cls, dones: Tensor) -> "SequenceLayout":
         """Lay out a rollout whose steps ended episodes where `dones` ``[T, B]`` is true."""
         steps = torch.arange(len(dones)).unsqueeze(1)
         ended_before = torch.zeros(dones.shape, dtype=torch.long)
         ended_before[1:] = dones[:-1].long().cumsum(0)
         positions = steps + 2 * ended_before
         length = int(positions[-1].max()) + 2  # the observation after the last step
-        blanks = torch.zeros(length, dones.shape[1], 1)
+        resets = torch.zeros(length, dones.shape[1], 1)
         ended = dones[:-1]
         rows = positions[:-1][ended] + 2
-        blanks[rows, torch.nonzero(ended)[:, 1]] = 1.0
+        resets[rows, torch.nonzero(ended)[:, 1]] = 1.0
         n_envs = dones.shape[1]
-        return cls(positions, (positions * n_envs + torch.arange(n_envs)).reshape(-1), blanks)
+        return cls(positions, (positions * n_envs + torch.arange(n_envs)).reshape(-1), resets)
 
     def spread(self, values: Tensor) -> Tensor:
         """Put ``[T, B, ...]`` values at their steps; 0 everywhere else."""
-        strips = values.new_zeros(len(self.blanks), *values.shape[1:])
+        strips = values.new_zeros(len(self.resets), *values.shape[1:])
         strips.flatten(0, 1).index_copy_(0, self.places, values.flatten(0, 1))
         return strips
 
@@ -155,9 +155,9 @@ class Rollout:
         ended = (self.terminated | self.truncated)[:-1]
         return torch.cat((self.starts_with_episode.unsqueeze(0), ended))
 
-    def strips(self) -> tuple[Strips, Tensor]:
+    def strips(self) -> tuple[SequenceLayout, Tensor]:
         """The layout of this rollout and its observations in it, ``[L, B, D]``."""
-        layout = Strips.of(self.terminated | self.truncated)
+        layout = SequenceLayout.of(self.terminated | self.truncated)
         following = self.obs[1:]
         if self._finals:
             following = following.clone()

@@ -110,7 +110,7 @@ class ReturnScale(nn.Module):
         """Put the statistics in force.
 
         :returns: ratio and shift that keep raw predictions where they are: from ``s' v' + mu' = s v + mu`` follows
-            ``v' = (s / s') v + (mu - mu') / s'``. See :meth:`tailguard.ppo.laws.Law.rescale`.
+            ``v' = (s / s') v + (mu - mu') / s'``. See :meth:`tailguard.ppo.return_distribution.Law.rescale`.
         """
         ratio = self.std_snapshot / self.std
         shift = (self.mean_snapshot - self.mean) / self.std

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailguard.ppo.lstm_kernel import lstm_layer
+from tailguard.ppo.compiled.lstm import lstm_layer
 
 # Added to the three gates at a blank; no finite activation of a trained network comes near it.
 SHUT = -1e4
@@ -70,7 +70,7 @@ class LstmTrunk(nn.Module):
             cells.append(cell)
         return inputs, (torch.stack(hidden), torch.stack(cells))
 
-    def sequence(self, inputs: Tensor, blanks: Tensor, state: State) -> Tensor:
+    def sequence(self, inputs: Tensor, resets: Tensor, state: State) -> Tensor:
         """L time steps of B environments at once.
 
         :param inputs: ``[L, B, D]``; the inputs of blanks are ignored.
@@ -79,10 +79,10 @@ class LstmTrunk(nn.Module):
         :returns: outputs of the last layer, ``[L, B, H]``; 0 at blanks.
         """
         if self._kernel_fits(inputs):
-            return self._compiled(inputs, blanks, state)[0]
-        return self._fused(inputs, blanks, state)[0]
+            return self._compiled(inputs, resets, state)[0]
+        return self._fused(inputs, resets, state)[0]
 
-    def sequence_and_states(self, inputs: Tensor, blanks: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
+    def sequence_and_states(self, inputs: Tensor, resets: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
         """As :meth:`sequence`, with the state of environment b after row ``rows[b]``.
 
         Torch's fused call gives the state after its last row only. It is stopped at the first row that is asked for, and the
@@ -91,30 +91,30 @@ class LstmTrunk(nn.Module):
         :param rows: ``[B]``.
         """
         if self._kernel_fits(inputs):
-            outputs, hidden, cells = self._compiled(inputs, blanks, state)
+            outputs, hidden, cells = self._compiled(inputs, resets, state)
             envs = torch.arange(len(rows))
             at_rows = ([states[rows, envs] for states in part] for part in (hidden, cells))
             wanted = tuple(torch.stack(layers) for layers in at_rows)
             return outputs, (wanted[0], wanted[1])
         first, last = int(rows.min()), int(rows.max())
-        outputs, state = self._fused(inputs[: first + 1], blanks[: first + 1], state)
+        outputs, state = self._fused(inputs[: first + 1], resets[: first + 1], state)
         parts = [outputs]
         wanted = tuple(part.clone() for part in state)
         for row in range(first + 1, last + 1):
-            keep = 1.0 - blanks[row]
+            keep = 1.0 - resets[row]
             output, state = self.step(inputs[row], state)
             state = (state[0] * keep, state[1] * keep)
             parts.append((output * keep).unsqueeze(0))
             here = (rows == row).reshape(1, -1, 1)
             wanted = tuple(torch.where(here, new, old) for new, old in zip(state, wanted, strict=True))
         if last + 1 < len(inputs):
-            parts.append(self._fused(inputs[last + 1 :], blanks[last + 1 :], state)[0])
+            parts.append(self._fused(inputs[last + 1 :], resets[last + 1 :], state)[0])
         return torch.cat(parts), (wanted[0], wanted[1])
 
-    def states_before(self, inputs: Tensor, blanks: Tensor, state: State) -> State:
+    def states_before(self, inputs: Tensor, resets: Tensor, state: State) -> State:
         """The state before every row, ``[n_layers, L * B, H]`` twice: each row as the start of a sequence of its own."""
         if self._kernel_fits(inputs):
-            _, hidden, cells = self._compiled(inputs, blanks, state)
+            _, hidden, cells = self._compiled(inputs, resets, state)
             parts = [
                 torch.stack(
                     [torch.cat((first.unsqueeze(0), rows[:-1])).flatten(0, 1) for first, rows in zip(start, after, strict=True)]
@@ -123,7 +123,7 @@ class LstmTrunk(nn.Module):
             ]
             return parts[0], parts[1]
         before = []
-        for row, blank in zip(inputs, blanks, strict=True):
+        for row, blank in zip(inputs, resets, strict=True):
             before.append(state)
             state = self.step(row, state)[1]
             state = (state[0] * (1.0 - blank), state[1] * (1.0 - blank))
@@ -133,22 +133,22 @@ class LstmTrunk(nn.Module):
     def _kernel_fits(self, inputs: Tensor) -> bool:
         return self.compiled and inputs.dtype == torch.float32 and inputs.device.type == "cpu"
 
-    def _compiled(self, inputs: Tensor, blanks: Tensor, state: State) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def _compiled(self, inputs: Tensor, resets: Tensor, state: State) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Outputs of the last layer, and the hidden and cell states of each layer after every row."""
         hidden, cells = [], []
         for layer in range(self.n_layers):
-            inputs, cell = lstm_layer(inputs, blanks, state[0][layer], state[1][layer], self._weights(layer))
+            inputs, cell = lstm_layer(inputs, resets, state[0][layer], state[1][layer], self._weights(layer))
             hidden.append(inputs)
             cells.append(cell)
         return inputs, hidden, cells
 
-    def _fused(self, inputs: Tensor, blanks: Tensor, state: State) -> tuple[Tensor, State]:
+    def _fused(self, inputs: Tensor, resets: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, cells = [], []
         for layer in range(self.n_layers):
             w_input, w_hidden, b_input, b_hidden = self._weights(layer)
             weights = [torch.cat((w_input, self.shut), dim=1), w_hidden, b_input, b_hidden]
             start = (state[0][layer : layer + 1].contiguous(), state[1][layer : layer + 1].contiguous())
-            augmented = torch.cat((inputs, blanks), dim=2)
+            augmented = torch.cat((inputs, resets), dim=2)
             inputs, last_hidden, last_cell = torch.lstm(augmented, start, weights, True, 1, 0.0, self.training, False, False)
             hidden.append(last_hidden)
             cells.append(last_cell)
@@ -159,7 +159,7 @@ class LstmTrunk(nn.Module):
         return [getattr(lstm, name) for name in self._names[layer]]
 
 
-def wipe(state: State, starts: NDArray[np.bool_]) -> State:
+def reset_state(state: State, starts: NDArray[np.bool_]) -> State:
     """The state with 0 in the environments where `starts` is true."""
     if not len(state[0]) or not starts.any():
         return state

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
-from tailguard.ppo.controls import KLControl
+from tailguard.ppo.compiled.update import CompiledGradient, compiled_gradient
 from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.diagnostics import gradient_norm, gradient_norms
 from tailguard.ppo.experience import Batch
-from tailguard.ppo.fused_update import FusedGradient, fused_gradient
-from tailguard.ppo.health import gradient_norm, gradient_norms
+from tailguard.ppo.loss import MEASURES, Coefficients, policy_loss
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.surrogate import MEASURES, Coefficients, policy_loss
+from tailguard.ppo.schedules import KLControl
 from tailguard.validation import require
 
 # What is measured of every minibatch, before the norms of its gradient.
@@ -78,7 +78,7 @@ class Update:
         adversary: Adversary | None = None,
     ) -> None:
         self.policy, self.flat, self.critic, self.vgs, self.kl = policy, flat, critic, vgs, kl
-        self.fused = fused_gradient(policy, flat, critic)
+        self.fused = compiled_gradient(policy, flat, critic)
         self.adversary = adversary
         self.critic_spans = [flat.span(f"critics.{k}.") for k in range(critic.n_critics)]
 
@@ -123,7 +123,7 @@ class Update:
         self.policy.optimizer.step()
         self.vgs.step()
 
-    def _fused_now(self, settings: UpdateSettings) -> FusedGradient | None:
+    def _fused_now(self, settings: UpdateSettings) -> CompiledGradient | None:
         """The compiled gradient, unless microbatches, a mixed batch, frozen parameters or hooks need torch's."""
         adversary = self._present_adversary()
         mixed = adversary is not None and adversary.config.mode == "mix"
@@ -135,7 +135,7 @@ class Update:
         return self.adversary if self.adversary is not None and self.adversary.active else None
 
     def _gradient(
-        self, batch: Batch, total_weight: float, settings: UpdateSettings, fused: FusedGradient | None = None
+        self, batch: Batch, total_weight: float, settings: UpdateSettings, fused: CompiledGradient | None = None
     ) -> Tensor:
         """Accumulate the gradient of a minibatch; returns its losses, the norms of the critics' gradients and that of all."""
         self.flat.zero_grad()

@@ -1,6 +1,6 @@
 """Agents that keep their behaviour when observations are wrong: attacks, the regulariser of SA-PPO, and certificates."""
 
 from tailguard.robust.attacks import StatePerturbation
-from tailguard.robust.settings import PerturbationConfig, SAPPOConfig
+from tailguard.robust.config import PerturbationConfig, SAPPOConfig
 
 __all__ = ["PerturbationConfig", "SAPPOConfig", "StatePerturbation"]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tailguard.robust.settings import PerturbationConfig
+from tailguard.robust.config import PerturbationConfig
 from tailguard.validation import require
 
 # From inputs [..., D] to what the adversary wants to be large: a number for each sample [...], or for each of the last axes.
@@ -25,7 +25,7 @@ Outputs = Callable[[Tensor], Tensor]
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
-class SlopedObjective(ABC):
+class DifferentiableObjective(ABC):
     """An :data:`Objective` that knows its own gradient, so that nobody has to ask torch for it."""
 
     @abstractmethod
@@ -192,7 +192,7 @@ def _feature_scale(config: PerturbationConfig, size: int) -> Tensor:
 
 def _slope(clean: Tensor, radius: Tensor, unit: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """The gradient of the objective in `unit`, and the objective."""
-    if isinstance(objective, SlopedObjective):
+    if isinstance(objective, DifferentiableObjective):
         slope, value = objective.slope(clean + radius * unit)
         return slope * radius, value
     with torch.enable_grad():

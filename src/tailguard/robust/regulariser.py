@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tailguard.robust.attacks import Divergence, Objective, Perturbed, StatePerturbation
+from tailguard.robust.config import SAPPOConfig
 from tailguard.robust.schedule import epsilon_at
-from tailguard.robust.settings import SAPPOConfig
 
 # What is summed up over an update, by its place.
 _KL, _SHARE, _NORM, _SAMPLES, _PERTURBED, _ATTACKS = range(6)

@@ -2,7 +2,7 @@
 
 import math
 
-from tailguard.robust.settings import SAPPOConfig
+from tailguard.robust.config import SAPPOConfig
 from tailguard.validation import require
 
 

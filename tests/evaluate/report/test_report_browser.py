@@ -13,7 +13,7 @@ from report_examples import rich_evaluation
 from test_report_page import HOSTILE
 
 from tailguard.evaluate.report import compare, write_page, write_report
-from tailguard.evaluate.report.words import TIMES
+from tailguard.evaluate.report.formatting import TIMES
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH (Debian: apt-get install chromium)"

@@ -8,7 +8,7 @@ from page_reader import Page
 from test_report_page import HOSTILE
 
 from tailguard.evaluate.report import compare, comparison_rows
-from tailguard.evaluate.report.words import with_interval
+from tailguard.evaluate.report.formatting import with_interval
 
 
 @pytest.fixture(scope="module")

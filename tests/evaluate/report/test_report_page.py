@@ -16,8 +16,8 @@ from report_examples import rich_evaluation
 
 from tailguard.evaluate.record_files import metrics_text, save
 from tailguard.evaluate.report import write_report
+from tailguard.evaluate.report.formatting import say
 from tailguard.evaluate.report.report import is_intraday, metrics_csv, report
-from tailguard.evaluate.report.words import say
 
 ATTACKS = {"attack-sharpe", "attack-cagr", "attack-max_drawdown"}
 OPTIONAL = {"leads", "fan", "calibration", "lineage", "hyperparameters"} | ATTACKS

@@ -15,7 +15,9 @@ from report_examples import lineage, rich_evaluation
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Figure
 from tailguard.evaluate.report.blocks import charts as all_charts
+from tailguard.evaluate.report.downsample import envelope, keep
 from tailguard.evaluate.report.figures import Mark, numbers, seconds
+from tailguard.evaluate.report.formatting import MINUS, TIMES, chance, duration, plain, say, signed, with_interval
 from tailguard.evaluate.report.lineage import Copy, History, Life, read_lineage
 from tailguard.evaluate.report.markup import Html, join, table, tag
 from tailguard.evaluate.report.report import report
@@ -23,8 +25,6 @@ from tailguard.evaluate.report.sections.attack import attack
 from tailguard.evaluate.report.sections.costs import break_even_multiple
 from tailguard.evaluate.report.sections.tail import mixture_quantiles, tail
 from tailguard.evaluate.report.sections.time import rolling, window_of
-from tailguard.evaluate.report.thin import envelope, keep
-from tailguard.evaluate.report.words import MINUS, TIMES, chance, duration, plain, say, signed, with_interval
 from tailguard.evaluate.verdict import Verdict
 from tailguard.population.lineage import replay
 

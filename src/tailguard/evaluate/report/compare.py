@@ -7,15 +7,15 @@ import yaml
 
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section, Tabs
+from tailguard.evaluate.report.downsample import keep
 from tailguard.evaluate.report.figures import Axis, Chart, Color, Mark, Panel, Rows, figure_row, seconds
+from tailguard.evaluate.report.formatting import capital, day, say, with_interval
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.markup import Html, table, tag
 from tailguard.evaluate.report.page import page
 from tailguard.evaluate.report.report import is_intraday
 from tailguard.evaluate.report.sections.overview import MARKS, in_words
 from tailguard.evaluate.report.series import LOG_FROM, TIME
-from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import capital, day, say, with_interval
 from tailguard.validation import require
 
 STATISTICS = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")

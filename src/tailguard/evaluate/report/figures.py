@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from tailguard.evaluate.record import Figure
-from tailguard.evaluate.report.words import Kind, with_interval
+from tailguard.evaluate.report.formatting import Kind, with_interval
 
 Color = Literal["agent", "market", "third", "fourth", "other", "seed"]
 Json = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tailguard.evaluate.report.words import Kind, capital, plain
+from tailguard.evaluate.report.formatting import Kind, capital, plain
 
 
 @dataclass(frozen=True)

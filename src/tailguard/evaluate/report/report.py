@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from tailguard.durable import atomic
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.record_files import metrics_text
 from tailguard.evaluate.report.page import page
@@ -22,6 +21,7 @@ from tailguard.evaluate.report.sections.provenance import provenance
 from tailguard.evaluate.report.sections.tail import tail
 from tailguard.evaluate.report.sections.time import steadiness
 from tailguard.evaluate.report.sections.training import training
+from tailguard.io.atomic import atomic
 
 SECTIONS = (money, comparison, position, tail, steadiness, costs, folds, attack, population, training, provenance)
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from tailguard.evaluate.record import Evaluation, Track
+from tailguard.evaluate.record import AccountHistory, Evaluation
+from tailguard.evaluate.report.downsample import keep
 from tailguard.evaluate.report.figures import Axis, Color, Mark, seconds
-from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import plain
-from tailguard.evaluate.series import Floats
+from tailguard.evaluate.report.formatting import plain
+from tailguard.evaluate.stats.series import Floats
 
 OWN_MIX = "own_mix"  # the baseline that tells timing from mere exposure
 TITLES = {OWN_MIX: "constant mix", "own_permuted": "own positions permuted"}
@@ -30,7 +30,7 @@ def title_of(name: str) -> str:
     return TITLES.get(name, plain(name))
 
 
-def line(evaluation: Evaluation, track: Track, values: Floats) -> Mark:
+def line(evaluation: Evaluation, track: AccountHistory, values: Floats) -> Mark:
     """One number per bar of a track, thinned.
 
     :param values: ``[n]``, or ``[n + 1]`` with the start, which is drawn at the first time.
@@ -51,7 +51,7 @@ def value_axis(lines: list[Mark]) -> Axis:
     return Axis("multiple", "log" if wide else "linear", include=(1.0,))
 
 
-def behind_first(evaluation: Evaluation, tracks: list[Track]) -> list[Track]:
+def behind_first(evaluation: Evaluation, tracks: list[AccountHistory]) -> list[AccountHistory]:
     """In the order of drawing: scenery first, the agent on top."""
     order = ("other", "seed", "third", "market", "agent")
     return sorted(tracks, key=lambda track: order.index(color_of(evaluation, track.name)))

@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self
 
 from tailguard.population.member import PopulationMember
 from tailguard.population.scheduler import Exploit, PBTScheduler, Round
-from tailguard.population.seat import Adopt, Answer, Crashed, Done, Hindered, Job, Lost, Make, Restore, Train
 from tailguard.population.store import Store
+from tailguard.population.worker import Adopt, Answer, Crashed, Done, Hindered, Job, Lost, Make, Restore, Train
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Extinct(RuntimeError):
     """Nobody is left to copy."""
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """A way to call members."""
 
     def submit(self, member_id: int, jobs: Sequence[Job]) -> None:
@@ -71,7 +71,7 @@ class Engine:
     def __init__(
         self,
         scheduler: PBTScheduler,
-        crew: Crew,
+        crew: Executor,
         store: Store,
         *,
         max_losses: int = 2,

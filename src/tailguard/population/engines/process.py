@@ -17,10 +17,10 @@ from multiprocessing.context import SpawnProcess
 
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
-from tailguard.population.relay import collected, relay
+from tailguard.population.log_forwarding import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
-from tailguard.population.seat import Adopt, Answer, Crashed, Job, Lost, Make, Seat
 from tailguard.population.store import Store
+from tailguard.population.worker import Adopt, Answer, Crashed, Job, Lost, Make, Worker
 from tailguard.validation import require
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.5  # between looks at the clock while a time limit runs
 
 
 @dataclass
-class _Desk:
+class _ProcessHandle:
     """A process and the line to it.
 
     :param since: when it began what it is doing; None while it has not.
@@ -40,7 +40,7 @@ class _Desk:
     since: float | None = None
 
 
-class ProcessCrew:
+class ProcessExecutor:
     """Members in processes. They are started afresh, never forked: a fork would copy the threads' locks of its parent.
 
     :param factory: makes learners; it is pickled, so it must be found by its name.
@@ -58,7 +58,7 @@ class ProcessCrew:
         self._store = store
         self._parallel = parallel
         self._time_limit = time_limit
-        self._desks: dict[int, _Desk] = {}
+        self._desks: dict[int, _ProcessHandle] = {}
         self._queue: deque[tuple[int, Sequence[Job]]] = deque()
         self._running: set[int] = set()
         self._context = multiprocessing.get_context("spawn")
@@ -125,7 +125,7 @@ class ProcessCrew:
         with _one_thread():
             process.start()
         theirs.close()  # or the line would never break
-        self._desks[member_id] = _Desk(process, ours)
+        self._desks[member_id] = _ProcessHandle(process, ours)
 
     def _arrived(self, lines: list[Connection], end: float | None) -> list[Connection]:
         left = None if end is None else max(end - time.monotonic(), 0.0)
@@ -173,7 +173,7 @@ class ProcessEngine(Engine):
     :param on_round: as there.
     """
 
-    crew: ProcessCrew
+    crew: ProcessExecutor
 
     def __init__(
         self,
@@ -187,14 +187,14 @@ class ProcessEngine(Engine):
         patience: float | None = None,
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
-        crew = ProcessCrew(factory, store, parallel, time_limit)
+        crew = ProcessExecutor(factory, store, parallel, time_limit)
         super().__init__(scheduler, crew, store, max_losses=max_losses, patience=patience, on_round=on_round)
 
 
 def _serve(line: Connection, member_id: int, factory: LearnerFactory, store: Store) -> None:
     """The life of a member's process: it ends when the driver hangs up or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what follows from it
-    seat = Seat(member_id, factory, store)
+    seat = Worker(member_id, factory, store)
     while True:
         try:
             jobs = line.recv()

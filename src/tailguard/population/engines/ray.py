@@ -13,17 +13,17 @@ from typing import Any, cast
 
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import LearnerFactory
-from tailguard.population.relay import collected, relay
+from tailguard.population.log_forwarding import collected, relay
 from tailguard.population.scheduler import PBTScheduler, Round
-from tailguard.population.seat import Adopt, Answer, Crashed, Done, Failed, Hindered, Job, Lost, Make, Restore, Seat, Train
 from tailguard.population.store import Store
+from tailguard.population.worker import Adopt, Answer, Crashed, Done, Failed, Hindered, Job, Lost, Make, Restore, Train, Worker
 from tailguard.validation import require
 
 POLL_SECONDS = 0.5  # between looks at the clock while an actor waits for its place
 
 
 @dataclass
-class _Desk:
+class _ProcessHandle:
     """An actor, and what it is doing.
 
     :param placed: resolves when the actor has started.
@@ -70,7 +70,7 @@ class _Member:
 
     def __init__(self, member_id: int, factory: LearnerFactory, store: Store) -> None:
         self._store = _Nearby(store)
-        self._seat = Seat(member_id, factory, self._store)
+        self._seat = Worker(member_id, factory, self._store)
 
     def placed(self) -> str:
         """The machine that it sits on; the answer comes once it does."""
@@ -85,7 +85,7 @@ class _Member:
             return (self._seat.perform(jobs), records), self._store.written
 
 
-class RayCrew:
+class RayExecutor:
     """Members as actors.
 
     :param factory: makes learners.
@@ -101,7 +101,7 @@ class RayCrew:
         self._placement_seconds = placement_seconds
         # The driver itself makes lost members again, from their checkpoints. Ray gives an actor as many threads as cores.
         self._class = self._ray.remote(_Member).options(max_restarts=0, max_task_retries=0, **resources)
-        self._desks: dict[int, _Desk] = {}
+        self._desks: dict[int, _ProcessHandle] = {}
         self._parcels: dict[str, Any] = {}
 
     def submit(self, member_id: int, jobs: Sequence[Job]) -> None:
@@ -144,7 +144,7 @@ class RayCrew:
         if old is not None:
             self._ray.kill(old.actor)
         actor = self._class.remote(member_id, self._factory, self._store)
-        self._desks[member_id] = _Desk(actor, actor.placed.remote(), time.monotonic())
+        self._desks[member_id] = _ProcessHandle(actor, actor.placed.remote(), time.monotonic())
 
     def _arrived(self, end: float | None) -> list[tuple[int, Answer]]:
         busy = {desk.answer: member_id for member_id, desk in self._desks.items() if desk.answer is not None}
@@ -201,7 +201,7 @@ class RayEngine(Engine):
     :param on_round: as there.
     """
 
-    crew: RayCrew
+    crew: RayExecutor
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class RayEngine(Engine):
         needed, there = len(scheduler.members) * resources["num_cpus"], ray.cluster_resources().get("CPU", 0.0)
         legal = f"at most {there / len(scheduler.members):g}: {len(scheduler.members)} members share {there:g} cores"
         require(needed <= there, "num_cpus of a member", resources["num_cpus"], legal)
-        crew = RayCrew(factory, store, resources, placement_seconds)
+        crew = RayExecutor(factory, store, resources, placement_seconds)
         super().__init__(scheduler, crew, store, max_losses=max_losses, patience=patience, on_round=on_round)
 
     def _remember(self) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from tailguard.population.engines.driver import Engine
 from tailguard.population.learner import Learner, LearnerFactory
 from tailguard.population.scheduler import PBTScheduler, Round
-from tailguard.population.seat import Adopt, Answer, Job, Seat
 from tailguard.population.store import MemoryStore, Store
+from tailguard.population.worker import Adopt, Answer, Job, Worker
 
 
-class SerialCrew:
+class SerialExecutor:
     """Members who wait for their turn."""
 
     def __init__(self, members: int, factory: LearnerFactory, store: Store) -> None:
-        self.seats = [Seat(member_id, factory, store) for member_id in range(members)]
+        self.seats = [Worker(member_id, factory, store) for member_id in range(members)]
         self._queue: deque[tuple[int, Sequence[Job]]] = deque()
 
     def submit(self, member_id: int, jobs: Sequence[Job]) -> None:
@@ -51,7 +51,7 @@ class SerialEngine(Engine):
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
         store = MemoryStore() if store is None else store
-        crew = SerialCrew(len(scheduler.members), factory, store)
+        crew = SerialExecutor(len(scheduler.members), factory, store)
         super().__init__(scheduler, crew, store, on_round=on_round)
         self._seats = crew.seats
 

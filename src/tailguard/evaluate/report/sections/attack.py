@@ -6,8 +6,8 @@ import pandas as pd
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section, Tabs
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel
+from tailguard.evaluate.report.formatting import capital, plain, say, slug
 from tailguard.evaluate.report.glossary import term
-from tailguard.evaluate.report.words import capital, plain, say, slug
 
 CLEAN = "clean"
 FIRST = "sharpe"  # the statistic that is shown first

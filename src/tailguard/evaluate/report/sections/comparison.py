@@ -1,12 +1,12 @@
 """The statistics of every account, with their intervals."""
 
-from tailguard.evaluate.record import Evaluation, Track
+from tailguard.evaluate.record import AccountHistory, Evaluation
 from tailguard.evaluate.report.blocks import Block, Section, Tabs
 from tailguard.evaluate.report.figures import Chart, Rows, figure_row
+from tailguard.evaluate.report.formatting import say, with_interval
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import color_of, title_of
-from tailguard.evaluate.report.words import say, with_interval
 
 LEAD = "agent_lead"
 COMPARED = ("sharpe", "cagr", "max_drawdown", "cvar_5")
@@ -64,7 +64,7 @@ def _rows_chart(evaluation: Evaluation, key: str) -> Chart:
 
 def _table(evaluation: Evaluation) -> Html:
     keys = [key for key in evaluation.statistics[evaluation.market] if key in evaluation.statistics[evaluation.agent.name]]
-    tracks: list[Track] = [evaluation.agent, *evaluation.baselines, *evaluation.seeds]
+    tracks: list[AccountHistory] = [evaluation.agent, *evaluation.baselines, *evaluation.seeds]
     rows = [
         [title_of(track.name), *(_cell(evaluation, track.name, key) for key in keys)]
         for track in tracks

@@ -7,9 +7,9 @@ import numpy as np
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Section
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel, Rule
+from tailguard.evaluate.report.formatting import TIMES, chance, say, signed
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.markup import Html, table
-from tailguard.evaluate.report.words import TIMES, chance, say, signed
 
 POINT = 1e4  # basis points of 1
 

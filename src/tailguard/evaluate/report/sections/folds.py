@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 
 from tailguard.evaluate import statistics
-from tailguard.evaluate.record import Evaluation, Track
+from tailguard.evaluate.record import AccountHistory, Evaluation
 from tailguard.evaluate.report.blocks import Section
 from tailguard.evaluate.report.figures import Chart, Dot, Row, Rows, Rule, figure_row
+from tailguard.evaluate.report.formatting import capital, day, plain, say
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import title_of
-from tailguard.evaluate.report.words import capital, day, plain, say
-from tailguard.evaluate.series import Floats
+from tailguard.evaluate.stats.series import Floats
 
 
 def folds(evaluation: Evaluation) -> Section | None:
@@ -32,14 +32,14 @@ def folds(evaluation: Evaluation) -> Section | None:
     return Section("folds", "Folds and seeds", headline, lead, [block for block in blocks if block is not None])
 
 
-def within(track: Track, fold: pd.Series) -> Floats:
+def within(track: AccountHistory, fold: pd.Series) -> Floats:
     """Returns of a track inside a fold's test, both ends included."""
     inside = (track.times >= fold["test_from"]) & (track.times <= fold["test_to"])
     returns: Floats = track.returns[inside]
     return returns
 
 
-def _sharpe(evaluation: Evaluation, track: Track, fold: pd.Series) -> float:
+def _sharpe(evaluation: Evaluation, track: AccountHistory, fold: pd.Series) -> float:
     returns = within(track, fold)
     return statistics.sharpe(returns, evaluation.periods_per_year) if len(returns) > 1 else float("nan")
 

@@ -6,8 +6,8 @@ from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section, Tabs
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel, seconds
+from tailguard.evaluate.report.formatting import capital, say, with_interval
 from tailguard.evaluate.report.series import OWN_MIX, TIME, behind_first, line, title_of, value_axis
-from tailguard.evaluate.report.words import capital, say, with_interval
 
 BAND = (0.05, 0.95)
 DRAWS = 1000  # enough for a band on a screen

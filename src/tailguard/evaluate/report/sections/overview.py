@@ -3,10 +3,10 @@
 import re
 
 from tailguard.evaluate.record import Evaluation, Figure
+from tailguard.evaluate.report.formatting import MINUS, capital, day, duration, interval, plain, say, years
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.markup import Html, join, tag
 from tailguard.evaluate.report.series import title_of
-from tailguard.evaluate.report.words import MINUS, capital, day, duration, interval, plain, say, years
 
 KEY_FIGURES = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
 MEANINGS = {

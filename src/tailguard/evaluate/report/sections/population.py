@@ -9,9 +9,9 @@ import numpy as np
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel
+from tailguard.evaluate.report.formatting import capital, plain, say
 from tailguard.evaluate.report.lineage import History, read_lineage
 from tailguard.evaluate.report.markup import tag
-from tailguard.evaluate.report.words import capital, plain, say
 
 STEPS = Axis("count", label="training steps", tip="step")
 MOST_PANELS = 9

@@ -4,11 +4,11 @@ import numpy as np
 
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Section
+from tailguard.evaluate.report.downsample import envelope, keep
 from tailguard.evaluate.report.figures import Axis, Chart, Color, Mark, Panel, seconds
+from tailguard.evaluate.report.formatting import capital, say
 from tailguard.evaluate.report.series import TIME
-from tailguard.evaluate.report.thin import envelope, keep
-from tailguard.evaluate.report.words import capital, say
-from tailguard.evaluate.series import Floats
+from tailguard.evaluate.stats.series import Floats
 
 COLORS: tuple[Color, ...] = ("market", "third", "fourth", "other")
 IDLE, STUCK = 0.01, 0.02  # below these an agent is called absent, or always in the same position

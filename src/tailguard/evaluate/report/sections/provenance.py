@@ -2,8 +2,8 @@
 
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Section, Tabs
+from tailguard.evaluate.report.formatting import day, say
 from tailguard.evaluate.report.markup import Html, join, table, tag
-from tailguard.evaluate.report.words import day, say
 
 
 def provenance(evaluation: Evaluation) -> Section:

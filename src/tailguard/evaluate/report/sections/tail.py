@@ -6,12 +6,12 @@ import numpy as np
 
 from tailguard.evaluate.record import Calibration, Evaluation
 from tailguard.evaluate.report.blocks import Block, Section
+from tailguard.evaluate.report.downsample import keep
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel, Rule, seconds
+from tailguard.evaluate.report.formatting import chance, say
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import TIME, title_of
-from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import chance, say
-from tailguard.evaluate.series import Floats
+from tailguard.evaluate.stats.series import Floats
 
 BINS = 41
 REACH = 1.4  # of the histogram, in units of a move that one bar in a hundred exceeds

@@ -6,12 +6,12 @@ import numpy as np
 
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section, Tabs
+from tailguard.evaluate.report.downsample import keep
 from tailguard.evaluate.report.figures import Axis, Chart, Color, Dot, Mark, Panel, Row, Rows, finite, seconds
+from tailguard.evaluate.report.formatting import capital, duration, plain, say, slug
 from tailguard.evaluate.report.markup import Html, table
 from tailguard.evaluate.report.series import TIME, title_of
-from tailguard.evaluate.report.thin import keep
-from tailguard.evaluate.report.words import capital, duration, plain, say, slug
-from tailguard.evaluate.series import Floats
+from tailguard.evaluate.stats.series import Floats
 
 FEWEST = 40  # bars below which nothing rolls
 KINDS = {"year": "By year", "volatility": "By volatility of the market"}

@@ -6,9 +6,9 @@ import pandas as pd
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.blocks import Block, Section
 from tailguard.evaluate.report.figures import Axis, Chart, Mark, Panel
+from tailguard.evaluate.report.formatting import capital, plain, say
 from tailguard.evaluate.report.markup import join, tag
-from tailguard.evaluate.report.words import capital, plain, say
-from tailguard.evaluate.series import Floats
+from tailguard.evaluate.stats.series import Floats
 
 STEPS = Axis("count", label="training steps", tip="step")
 KEYS = ("fold", "seed", "step")

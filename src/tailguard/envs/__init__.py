@@ -1,0 +1,1 @@
+"""Batched environments, the return observer, and problems with known optima."""

@@ -1,0 +1,1 @@
+"""Statistics of returns: performance, intervals, tests."""

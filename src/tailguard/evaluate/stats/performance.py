@@ -1,0 +1,275 @@
+"""How an account did. Returns are simple and per bar; `periods` is the number of bars per year.
+
+Every ratio follows one rule: an account that never moves has 0, a gain without any risk is infinite.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tailguard.evaluate.stats.dependence import newey_west_lags, variance_ratio
+from tailguard.evaluate.stats.series import (
+    ROUNDING,
+    Floats,
+    as_equity,
+    as_series,
+    require_finite,
+    require_periods,
+    require_solvent,
+    returns_of,
+)
+from tailguard.validation import require
+
+
+def cagr(equity: ArrayLike, periods: float) -> float:
+    """Compound growth per year: (V_n / V_0)^(periods / n) - 1.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    :param periods: bars per year.
+    """
+    require_periods(periods)
+    values = as_equity(equity)
+    return math.expm1(math.log(values[-1] / values[0]) * periods / (len(values) - 1))
+
+
+def volatility(returns: ArrayLike, periods: float) -> float:
+    """Standard deviation of the returns per year.
+
+    :param returns: ``[T]``, simple and per bar.
+    :param periods: bars per year.
+    """
+    require_periods(periods)
+    return _deviation(as_series("returns", returns, 2)) * math.sqrt(periods)
+
+
+def sharpe(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> float:
+    """Mean over standard deviation (ddof 1) of the excess returns, per year.
+
+    :param returns: ``[T]``, at least 2.
+    :param periods: bars per year; 1 gives the ratio per bar.
+    :param riskless: return of the riskless asset per bar, one number or ``[T]``.
+    """
+    require_periods(periods)
+    excess = _excess(returns, riskless, 2)
+    return _ratio(float(excess.mean()), _deviation(excess)) * math.sqrt(periods)
+
+
+def lo_sharpe(returns: ArrayLike, periods: float, horizon: int | None = None, riskless: ArrayLike = 0.0) -> float:
+    """Sharpe ratio per year for returns that are correlated in time, after Lo (2002).
+
+    sqrt(q) assumes independent bars. Lo's factor q / sqrt(q + 2 sum_{k<q} (q - k) rho_k) does not: it is smaller where
+    returns trend (smoothed equity) and larger where they revert.
+
+    :param returns: ``[T]``, at least 2.
+    :param periods: bars per year.
+    :param horizon: q, the bars over which autocorrelation counts; bars further apart are taken as uncorrelated. Lo's own
+        figure has ``round(periods)``, which for a year of daily or hourly bars is mostly noise. None takes one more than
+        :func:`tailguard.evaluate.stats.dependence.newey_west_lags`.
+    :param riskless: return of the riskless asset per bar, one number or ``[T]``.
+    """
+    plain = sharpe(returns, periods, riskless)
+    excess = _excess(returns, riskless, 2)
+    ratio = variance_ratio(excess, newey_west_lags(len(excess)) + 1 if horizon is None else horizon)
+    return _ratio(plain, math.sqrt(ratio))
+
+
+def sortino(returns: ArrayLike, periods: float, target: ArrayLike = 0.0) -> float:
+    """Mean over downside deviation of the returns, per year; the squares of the shortfalls are averaged over all bars.
+
+    :param returns: ``[T]``.
+    :param periods: bars per year.
+    :param target: return per bar below which a bar counts as a shortfall, one number or ``[T]``.
+    """
+    require_periods(periods)
+    excess = _excess(returns, target, 1)
+    downside = math.sqrt(float(np.mean(np.minimum(excess, 0.0) ** 2)))
+    return _ratio(float(excess.mean()), downside) * math.sqrt(periods)
+
+
+def drawdowns(equity: ArrayLike) -> Floats:
+    """How far each bar ``[T]`` is below the highest equity so far, as a positive share of it.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    """
+    values = as_equity(equity)
+    return 1.0 - values / np.maximum.accumulate(values)
+
+
+def max_drawdown(equity: ArrayLike) -> float:
+    """The largest drawdown, as a positive share; a fall from the start value counts.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    """
+    return float(drawdowns(equity).max())
+
+
+def calmar(equity: ArrayLike, periods: float) -> float:
+    """Compound growth per year over the largest drawdown.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    :param periods: bars per year.
+    """
+    return _ratio(cagr(equity, periods), max_drawdown(equity))
+
+
+def ulcer(equity: ArrayLike) -> float:
+    """Root mean square of the drawdowns: long and deep falls hurt most.
+
+    :param equity: ``[T]``, what the account is worth at each bar.
+    """
+    return math.sqrt(float(np.mean(drawdowns(equity) ** 2)))
+
+
+def cdar(equity: ArrayLike, alpha: float) -> float:
+    """Conditional drawdown at risk: mean of the largest `alpha` share of the drawdowns, exact, as a positive share.
+
+    :param equity: ``[T]``.
+    :param alpha: in (0, 1]; 0.05 is usual. Towards 0 it becomes the largest drawdown, at 1 it is the mean.
+    """
+    return -cvar(-drawdowns(equity), alpha)
+
+
+def cvar(returns: ArrayLike, alpha: float) -> float:
+    """Mean of the worst `alpha` share of the returns (negative when they are losses), exact for any sample size.
+
+    With k = alpha n and i = floor(k): the i worst count fully and the next one with the remaining k - i.
+
+    :param returns: ``[T]``.
+    :param alpha: in (0, 1]; 0.05 is usual. Towards 0 it becomes the worst return, at 1 it is the mean.
+    """
+    require(0.0 < alpha <= 1.0, "alpha", alpha, "in (0, 1]")
+    values = np.sort(as_series("returns", returns, 1))
+    mass = alpha * len(values)
+    weights = np.clip(mass - np.arange(len(values)), 0.0, 1.0)
+    return float(values @ weights) / mass
+
+
+def rolling_returns(returns: ArrayLike, bars: int) -> Floats:
+    """Compounded returns ``[T - bars + 1]`` of every stretch of `bars` bars, such as 20 for the CVaR of a month.
+
+    :param returns: ``[T]``, simple and per bar.
+    :param bars: from 1 to T.
+    """
+    values = as_series("returns", returns, 1)
+    require_solvent("returns", values)
+    require(1 <= bars <= len(values), "bars", bars, f"from 1 to the number of returns, {len(values)}")
+    growth = np.concatenate([[0.0], np.cumsum(np.log1p(values))])
+    return np.asarray(np.expm1(growth[bars:] - growth[:-bars]))
+
+
+def traded(weights: ArrayLike, asset_returns: ArrayLike) -> Floats:
+    """What was traded at each bar as a share of equity, ``[T]``, drift taken into account: a weight that only drifted is free.
+
+    :param weights: held after the trade of each bar, ``[T]`` for one asset or ``[T, A]``; the rest is cash.
+    :param asset_returns: of the assets from each bar to the next, shaped as `weights` with one row less.
+    """
+    held, moves = _two_dimensional("weights", weights), _two_dimensional("asset_returns", asset_returns)
+    legal = f"{(len(held) - 1, held.shape[1])}, one row less than weights"
+    require(moves.shape == (len(held) - 1, held.shape[1]), "the shape of asset_returns", moves.shape, legal)
+    growth = 1.0 + (held[:-1] * moves).sum(axis=1, keepdims=True)
+    require(bool((growth > 0.0).all()), "the lowest growth of the account", float(growth.min(initial=1.0)), "positive")
+    before = np.concatenate([np.zeros((1, held.shape[1])), held[:-1] * (1.0 + moves) / growth])
+    return np.asarray(np.abs(held - before).sum(axis=1))
+
+
+def turnover(shares: ArrayLike, periods: float) -> float:
+    """Traded notional per year, in multiples of equity.
+
+    :param shares: ``[T]``, traded at each bar as a share of equity: :func:`traded`, or the turnover that
+        :func:`tailguard.market.simulate` reports.
+    :param periods: bars per year.
+    """
+    require_periods(periods)
+    values = as_series("shares", shares, 1)
+    require(bool((values >= 0.0).all()), "shares", float(values.min()), "nonnegative everywhere")
+    return float(values.mean()) * periods
+
+
+def exposure(weights: ArrayLike) -> float:
+    """Mean invested share of equity, long or short: 1 is always fully invested, 0 is never in the market.
+
+    :param weights: ``[T]`` for one asset or ``[T, A]``, held after the trade of each bar.
+    """
+    return float(np.abs(_two_dimensional("weights", weights)).sum(axis=1).mean())
+
+
+def net_exposure(weights: ArrayLike) -> float:
+    """Mean of longs minus shorts as a share of equity: the weight of the constant mix that is as much in the market.
+
+    :param weights: ``[T]`` for one asset or ``[T, A]``, held after the trade of each bar.
+    """
+    return float(_two_dimensional("weights", weights).sum(axis=1).mean())
+
+
+def hit_rate(returns: ArrayLike) -> float:
+    """Share of winning bars among those in which the account moved; 0 if it never did.
+
+    :param returns: ``[T]``, simple and per bar.
+    """
+    values = as_series("returns", returns, 1)
+    moved = int((np.abs(values) > ROUNDING).sum())
+    return float((values > ROUNDING).sum()) / moved if moved else 0.0
+
+
+def cost_share(gain: float, costs: float) -> float:
+    """Share of the gross gain that went into costs: 0 is free, 1 is everything, infinite if there was no gross gain.
+
+    :param gain: what the account gained after costs, in money.
+    :param costs: fees, slippage and carry paid, in money, at least 0.
+    """
+    require(math.isfinite(gain), "gain", gain, "finite")
+    require(0.0 <= costs < math.inf, "costs", costs, "finite and at least 0")
+    gross = gain + costs
+    return costs / gross if gross > 0.0 else (math.inf if costs > 0.0 else 0.0)
+
+
+def _excess(returns: ArrayLike, reference: ArrayLike, at_least: int) -> Floats:
+    values = as_series("returns", returns, at_least)
+    below = np.asarray(reference, dtype=np.float64)
+    legal = f"a number or of shape {values.shape}, as the returns"
+    require(below.shape in ((), values.shape), "the shape of the reference return", below.shape, legal)
+    require_finite("the reference return", np.atleast_1d(below))
+    return np.asarray(values - below)
+
+
+def _deviation(values: Floats) -> float:
+    """Standard deviation; what rounding leaves of a constant counts as 0."""
+    deviation = float(np.std(values, ddof=1))
+    return deviation if deviation > ROUNDING else 0.0
+
+
+def _ratio(gain: float, risk: float) -> float:
+    if risk > 0.0:
+        return gain / risk
+    return 0.0 if abs(gain) <= ROUNDING else math.copysign(math.inf, gain)
+
+
+def _two_dimensional(name: str, values: ArrayLike) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    require(array.ndim in (1, 2) and array.size >= 1, name, array.shape, "of shape [T] or [T, A] with at least one entry")
+    require_finite(name, array)
+    return array[:, None] if array.ndim == 1 else array
+
+
+__all__ = [
+    "cagr",
+    "calmar",
+    "cdar",
+    "cost_share",
+    "cvar",
+    "drawdowns",
+    "exposure",
+    "hit_rate",
+    "lo_sharpe",
+    "max_drawdown",
+    "net_exposure",
+    "returns_of",
+    "rolling_returns",
+    "sharpe",
+    "sortino",
+    "traded",
+    "turnover",
+    "ulcer",
+    "volatility",
+]

@@ -1,0 +1,175 @@
+"""Which of many beat a benchmark, and would the best of them have done so by chance?
+
+Hansen's test of superior predictive ability (2005) and the stepwise test of Romano and Wolf (2005), both studentised: a
+strategy counts by how sure its lead is, not by how large. Mean returns are compared; scale strategies of different risk to
+one volatility first, or compare Sharpe ratios with :func:`step_down` on the draws of a bootstrap.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tailguard.evaluate.stats.dependence import FEWEST_BARS, autocovariances, optimal_block_length
+from tailguard.evaluate.stats.resampling import resample_means
+from tailguard.evaluate.stats.series import ROUNDING, Floats, as_columns, as_series
+from tailguard.validation import require
+
+
+@dataclass(frozen=True)
+class SuperiorAbility:
+    """Whether any strategy has a higher mean return than the benchmark.
+
+    :param statistic: the largest studentised lead, 0 if no strategy leads.
+    :param p_value: Hansen's consistent p-value: strategies that are clearly bad do not count.
+    :param p_lower: as if all that trail had never been tried; too small.
+    :param p_upper: White's reality check: as if all were as good as the benchmark; too large when bad ones are among them.
+    :param best: name of the strategy with the largest lead.
+    :param block: expected length of a block, in bars.
+    """
+
+    statistic: float
+    p_value: float
+    p_lower: float
+    p_upper: float
+    best: str
+    block: float
+
+
+@dataclass(frozen=True)
+class _Leads:
+    """Strategies against a benchmark.
+
+    :param t: studentised leads ``[K]``.
+    :param noise: studentised resampled leads minus the observed ones, ``[B, K]``: leads as they would be if there were none.
+    :param hopeless: ``[K]``, strategies so far behind that more data would not bring them back (Hansen's threshold).
+    :param block: expected length of a block.
+    """
+
+    t: Floats
+    noise: Floats
+    hopeless: NDArray[np.bool_]
+    block: float
+
+    def under_the_null(self) -> Floats:
+        """Resampled leads ``[B, K]`` if no strategy were better; the hopeless stay behind and do not disturb the others."""
+        return self.noise + np.where(self.hopeless, self.t, 0.0)
+
+
+def superior_ability(
+    benchmark: ArrayLike,
+    strategies: Mapping[str, ArrayLike],
+    *,
+    draws: int = 5000,
+    block: float | None = None,
+    seed: int = 0,
+) -> SuperiorAbility:
+    """SPA: is the best of many strategies better than the benchmark, given how many there were to choose from?
+
+    :param benchmark: returns ``[T]``, at least 8 bars.
+    :param strategies: from names to returns ``[T]`` over the same bars; every one that was tried.
+    :param draws: resamples.
+    :param block: expected length of a block; None takes the longest that a difference to the benchmark asks for.
+    :param seed: of the draws.
+    """
+    leads = _leads(benchmark, strategies, draws, block, seed)
+    statistic = max(float(leads.t.max()), 0.0)
+    p_value = _p_value(leads.under_the_null(), statistic)
+    p_lower = _p_value(leads.noise + np.minimum(leads.t, 0.0), statistic)
+    p_upper = _p_value(leads.noise, statistic)
+    return SuperiorAbility(statistic, p_value, p_lower, p_upper, list(strategies)[int(leads.t.argmax())], leads.block)
+
+
+def superior_strategies(
+    benchmark: ArrayLike,
+    strategies: Mapping[str, ArrayLike],
+    *,
+    size: float = 0.05,
+    draws: int = 5000,
+    block: float | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """StepM: the strategies that beat the benchmark; the chance that any of them does not is at most `size`.
+
+    :param benchmark: returns ``[T]``, at least 8 bars.
+    :param strategies: from names to returns ``[T]`` over the same bars; every one that was tried.
+    :param size: in (0, 1); 0.05 is usual.
+    :param draws: resamples.
+    :param block: expected length of a block; None takes the longest that a difference to the benchmark asks for.
+    :param seed: of the draws.
+    """
+    leads = _leads(benchmark, strategies, draws, block, seed)
+    better = _stepwise(leads.t, leads.under_the_null(), size)
+    return [name for name, is_better in zip(strategies, better, strict=True) if is_better]
+
+
+def step_down(estimates: ArrayLike, draws: ArrayLike, size: float = 0.05) -> NDArray[np.bool_]:
+    """Which of several resampled figures are above 0, with a chance of at most `size` that any is not.
+
+    :param estimates: ``[K]``, such as differences of Sharpe ratios.
+    :param draws: ``[B, K]``, the same of each resample. One that does not vary counts if it is above 0.
+    :param size: in (0, 1).
+    :return: ``[K]``.
+    """
+    values = as_series("estimates", estimates, 1)
+    resampled = np.asarray(draws, dtype=np.float64)
+    legal = f"of shape [B, {len(values)}] with B >= 2"
+    require(resampled.ndim == 2 and resampled.shape[1] == len(values) and len(resampled) >= 2, "draws", resampled.shape, legal)
+    t, noise = _studentised(values, resampled - values, resampled.std(axis=0, ddof=1))
+    return _stepwise(t, noise, size)
+
+
+def _leads(benchmark: ArrayLike, strategies: Mapping[str, ArrayLike], draws: int, block: float | None, seed: int) -> _Leads:
+    reference = as_series("benchmark", benchmark, FEWEST_BARS)
+    columns = as_columns("strategies", strategies, FEWEST_BARS)
+    require(len(columns) == len(reference), "the length of strategies", len(columns), f"{len(reference)}, as the benchmark")
+    require(draws >= 2, "draws", draws, "at least 2")
+    differences = np.ascontiguousarray(columns - reference[:, None])
+    n = len(differences)
+    block = max(optimal_block_length(column) for column in differences.T) if block is None else block
+    require(1.0 <= block <= n, "block", block, f"from 1 to the number of bars, {n}")
+    means = differences.mean(axis=0)
+    resampled = np.empty((draws, differences.shape[1]))
+    resample_means(differences, 1.0 / block, np.random.default_rng(seed), resampled)
+    errors = np.array([_error(column, block) for column in differences.T])
+    t, noise = _studentised(means, resampled - means, errors)
+    return _Leads(t, noise, t < -math.sqrt(2.0 * math.log(math.log(n))), block)
+
+
+def _error(values: Floats, block: float) -> float:
+    """Standard error of the mean of a resample, in closed form (Politis and Romano 1994)."""
+    n = len(values)
+    lags = np.arange(1, n)
+    stays = 1.0 - 1.0 / block  # chance that the next bar belongs to the same block
+    weights = (1.0 - lags / n) * stays**lags + lags / n * stays ** (n - lags)
+    covariances = autocovariances(values, n - 1)
+    return math.sqrt(max(float(covariances[0] + 2.0 * weights @ covariances[1:]), 0.0) / n)
+
+
+def _studentised(estimates: Floats, noise: Floats, errors: Floats) -> tuple[Floats, Floats]:
+    """Both over their errors; without an error the lead is certain, whichever way it goes."""
+    certain = errors <= ROUNDING
+    scale = np.where(certain, 1.0, errors)
+    sure = np.where(np.abs(estimates) <= ROUNDING, 0.0, np.copysign(np.inf, estimates))
+    return np.where(certain, sure, estimates / scale), np.where(certain, 0.0, noise / scale)
+
+
+def _stepwise(t: Floats, noise: Floats, size: float) -> NDArray[np.bool_]:
+    """Reject what exceeds the critical value of the maximum of all that are left, until nothing does."""
+    require(0.0 < size < 1.0, "size", size, "in (0, 1)")
+    better = np.zeros(len(t), dtype=np.bool_)
+    while not better.all():
+        critical = max(float(np.quantile(noise[:, ~better].max(axis=1), 1.0 - size)), 0.0)
+        found = ~better & (t > critical)
+        if not found.any():
+            break
+        better |= found
+    return better
+
+
+def _p_value(leads: Floats, statistic: float) -> float:
+    """How often the largest lead of a resample reaches the observed one; the data count as one more resample."""
+    reached = np.maximum(leads.max(axis=1), 0.0) >= statistic
+    return (1.0 + float(reached.sum())) / (len(leads) + 1.0)

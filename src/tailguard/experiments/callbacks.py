@@ -1,0 +1,183 @@
+"""What happens beside a training: its figures are written down, its state is saved, and signals end it in good order."""
+
+import json
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from tailguard.config import CheckpointConfig
+from tailguard.io.atomic import atomic, named
+from tailguard.io.checkpoint_folder import Checkpoints
+from tailguard.ppo.persistence import Persistent
+
+logger = logging.getLogger(__name__)
+Report = Callable[[int, str], None]
+PATIENCE = 5
+# Figures that say how long something took differ from run to run and are for the terminal and TensorBoard only.
+OF_THE_CLOCK = ("time/", "profile/")
+
+
+class BetweenUpdates(BaseCallback):
+    """A callback that acts after every update, when nothing is under way."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps > 0:
+            self.between_updates()
+
+    def _on_training_end(self) -> None:
+        if self.num_timesteps >= self.model._total_timesteps:  # else it was stopped in the middle of a rollout
+            self.between_updates()
+
+    def between_updates(self) -> None:
+        """What to do."""
+        raise NotImplementedError
+
+
+class Progress(BetweenUpdates):
+    """Tell the caller how far the training is."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
+
+    def between_updates(self) -> None:
+        """One line."""
+        self.report(self.num_timesteps, f"training, log growth per episode {mean_return(self.model):+.4f}")
+
+
+class Journal(BetweenUpdates):
+    """Write what was measured, a line of JSON per update.
+
+    :param path: the file. Lines of updates that the model has not seen yet, left by a process that was killed, are dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.written = path, -1.0
+
+    def _init_callback(self) -> None:
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        kept = [line for line in lines if _step_of(line) <= self.model.num_timesteps]
+        self.written = max((_step_of(line) for line in kept), default=-1.0)
+        with atomic(self.path) as file:  # what was measured before must survive whatever happens now
+            file.write("".join(f"{line}\n" for line in kept).encode())
+
+    def between_updates(self) -> None:
+        """One line, unless it stands there already."""
+        if self.num_timesteps <= self.written:
+            return
+        values = {name: value for name, value in self.logger.name_to_value.items() if not name.startswith(OF_THE_CLOCK)}
+        values["rollout/ep_rew_mean"] = mean_return(self.model)
+        numbers = {name: _plain(value) for name, value in sorted(values.items())}
+        with named(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": self.num_timesteps, **numbers}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.written = self.num_timesteps
+
+
+class Alarm(BetweenUpdates):
+    """Say so when a warning does not go away: one update may be an accident, :data:`PATIENCE` in a row are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streaks: dict[str, int] = {}
+
+    def between_updates(self) -> None:
+        """Count, and tell once per streak."""
+        present = [name for name in self.logger.name_to_value if name.startswith("warn/")]
+        self.streaks = {name: self.streaks.get(name, 0) + 1 for name in present}
+        for name, length in self.streaks.items():
+            if length == PATIENCE:
+                logger.warning("%s in %d updates in a row, at step %d: see docs/metrics.md", name, length, self.num_timesteps)
+
+
+class Saving(BetweenUpdates):
+    """Save the model at intervals, at the end, and when somebody asks the process to stop.
+
+    :param checkpoints: where.
+    :param config: how often.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, config: CheckpointConfig) -> None:
+        super().__init__()
+        self.checkpoints, self.config = checkpoints, config
+        self.saved_step, self.saved_time = 0, time.monotonic()
+        self.stop_requested = self.stopped = False
+        self.longest_pause = 0.0
+
+    def _init_callback(self) -> None:
+        self.saved_step = self.model.num_timesteps
+
+    def _on_step(self) -> bool:
+        return not self.stopped
+
+    def between_updates(self) -> None:
+        """Save if it is time."""
+        ended = self.num_timesteps >= self.model._total_timesteps
+        due_steps = self.config.every_steps is not None and self.num_timesteps - self.saved_step >= self.config.every_steps
+        due_time = time.monotonic() - self.saved_time >= self.config.every_seconds
+        if ended or due_steps or due_time or self.stop_requested:
+            self._save()
+        self.stopped = self.stop_requested
+
+    def _save(self) -> None:
+        if self.num_timesteps == self.saved_step:
+            return
+        begun = time.monotonic()
+        tree = cast(Persistent, self.model).state_tree()
+        self.checkpoints.save(self.num_timesteps, tree, performance=mean_return(self.model))
+        self.saved_step, self.saved_time = self.num_timesteps, time.monotonic()
+        self.longest_pause = max(self.longest_pause, self.saved_time - begun)
+
+
+@contextmanager
+def stopped_by_signals(saving: Saving) -> Iterator[None]:
+    """SIGINT and SIGTERM let the update under way finish, save, and stop; a second one stops at once."""
+    handlers: dict[signal.Signals, Any] = {}
+
+    def request(number: int, _: FrameType | None) -> None:
+        if saving.stop_requested:
+            raise KeyboardInterrupt
+        saving.stop_requested = True
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        handlers[one] = signal.signal(one, request)
+    try:
+        yield
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+
+def mean_return(model: Any) -> float:
+    """The mean return of the last episodes; NaN before the first has ended."""
+    finished = [episode["r"] for episode in model.ep_info_buffer or []]
+    return float(np.mean(finished)) if finished else math.nan
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # a line that a killed process did not finish
+
+
+def _plain(value: Any) -> float | str | None:
+    if isinstance(value, str):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,1 @@
+"""Files and state as data: atomic writes, the checkpoint format, random numbers and environments."""

@@ -1,0 +1,208 @@
+"""One format for everything that has state: data, never a program.
+
+A file is a safetensors container, which any safetensors reader opens. Its metadata holds a manifest in JSON: the version of the
+format, what the file is, the libraries that wrote it, the tree of values with a reference wherever an array stands, and of each
+array its type, shape and SHA-256. The manifest has a checksum of its own. So a file that was cut, changed or written by
+somebody else is recognised before anything is made of it, and loading it executes nothing.
+
+Files appear whole or not at all: they are written under another name, flushed to the disk and renamed.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as safetensors_from_bytes
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from tailguard.io.atomic import atomic
+
+FORMAT = "tailguard"
+VERSION = 5
+LIBRARIES = ("tailguard", "torch", "numpy", "stable-baselines3", "gymnasium")
+
+# From an old version to the next: a function of the tree. The owner of a kind of file knows how its trees have changed.
+Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
+
+# Marks of what JSON has no word for. A key of the user's that begins like one is refused.
+MARK = "$"
+TENSOR, ARRAY, TUPLE, NUMBER, INTEGER_KEYS = "$tensor", "$array", "$tuple", "$number", "$integer_keys"
+
+ZIP = b"PK"
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be used, and why."""
+
+
+def save(path: str | Path, tree: Mapping[str, Any], *, kind: str) -> None:
+    """Write a tree of values, whole or not at all.
+
+    :param path: where.
+    :param tree: dictionaries with keys of text (or all of integers), lists and tuples of tensors, arrays, numbers, text, None.
+    :param kind: what it is, such as ``model``; :func:`load` asks for it.
+    """
+    with atomic(path) as file:
+        file.write(to_bytes(tree, kind=kind))
+
+
+def load(path: str | Path, *, kind: str, migrations: Migrations | None = None) -> dict[str, Any]:
+    """Read what :func:`save` wrote; older versions are brought up to date.
+
+    :param migrations: for trees of this kind, by the version that they come from.
+    :raises CheckpointError: naming the file and what is wrong with it.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    return from_bytes(data, kind=kind, name=str(path), migrations=migrations)
+
+
+def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | None = None) -> dict[str, Any]:
+    """Read the content of a file.
+
+    :param name: what to call it in errors.
+    :param migrations: as for :func:`load`.
+    """
+    if data[: len(ZIP)] == ZIP:
+        _refuse(
+            name, "is a zip of Stable-Baselines3, which may run code when it is opened; load it with the class that saved it"
+        )
+    try:
+        tensors = safetensors_from_bytes(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # the layout has just been checked
+        version, tree = _read(name, header.get("__metadata__", {}), tensors, kind)
+    except (SafetensorError, UnicodeError, json.JSONDecodeError) as error:
+        _refuse(name, f"is not a whole Tailguard file ({error})")
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        # The checksums fit and the content does not: somebody has made this file by hand.
+        _refuse(name, f"has a manifest that Tailguard does not write ({type(error).__name__}: {error})")
+    for number in range(version, VERSION):
+        if migrations is not None and number in migrations:
+            tree = migrations[number](tree)
+    return tree
+
+
+def to_bytes(tree: Mapping[str, Any], *, kind: str) -> bytes:
+    """The content of a file; equal trees give equal bytes."""
+    tensors: dict[str, Tensor] = {}
+    encoded = _encode(tree, "", tensors)
+    manifest = {
+        "version": VERSION,
+        "kind": kind,
+        "libraries": libraries(),
+        "tree": encoded,
+        "tensors": {name: _description(tensor) for name, tensor in tensors.items()},
+    }
+    text = json.dumps(manifest, allow_nan=False)
+    # One entry: safetensors writes several in an order that changes from file to file.
+    return bytes(safetensors_bytes(tensors, {FORMAT: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"}))
+
+
+def libraries() -> dict[str, str]:
+    """The versions that matter to what is saved."""
+    return {"python": platform.python_version()} | {name: version_of(name) for name in LIBRARIES}
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise CheckpointError(f"{name}: {why}")
+
+
+def _read(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], kind: str) -> tuple[int, dict[str, Any]]:
+    """The version and the tree of a file, once every checksum fits."""
+    if FORMAT not in metadata:
+        _refuse(name, "was not written by Tailguard: it has no manifest")
+    checksum, _, text = metadata[FORMAT].partition(" ")
+    if hashlib.sha256(text.encode()).hexdigest() != checksum:
+        _refuse(name, "is damaged: its manifest does not fit its checksum")
+    manifest = cast(dict[str, Any], json.loads(text))
+    if not 1 <= manifest["version"] <= VERSION:
+        _refuse(name, f"has version {manifest['version']}, this release reads up to {VERSION}: update Tailguard")
+    if manifest["kind"] != kind:
+        _refuse(name, f"holds a {manifest['kind']}, expected a {kind}")
+    for part, expected in manifest["tensors"].items():
+        if part not in tensors:
+            _refuse(name, f"is damaged: {part} is missing")
+        if _description(tensors[part]) != expected:
+            _refuse(name, f"is damaged: {part} does not fit its checksum")
+    return manifest["version"], cast(dict[str, Any], _decode(manifest["tree"], tensors))
+
+
+def _description(tensor: Tensor) -> dict[str, Any]:
+    raw: Any = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "sha256": hashlib.sha256(raw).hexdigest()}
+
+
+def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Values as JSON; arrays move to `tensors` under their place in the tree."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        number = float(value)
+        return number if np.isfinite(number) else {NUMBER: repr(number)}
+    if isinstance(value, Tensor):
+        # Views of one memory are refused by safetensors.
+        return {TENSOR: _keep(value.detach().cpu().contiguous().clone(), name, tensors)}
+    if isinstance(value, np.ndarray):
+        return {ARRAY: [_keep(_as_tensor(value, name), name, tensors), value.dtype.str]}
+    if isinstance(value, Mapping):
+        if value and all(isinstance(key, int) for key in value):
+            return {INTEGER_KEYS: {str(key): _encode(one, f"{name}.{key}", tensors) for key, one in value.items()}}
+        for key in value:
+            if not isinstance(key, str) or key.startswith(MARK):
+                raise TypeError(f"{name or 'the tree'}: keys must be text that does not begin with {MARK}, got {key!r}")
+        return {key: _encode(one, f"{name}.{key}" if name else key, tensors) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_encode(one, f"{name}.{i}", tensors) for i, one in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    raise TypeError(f"{name}: a {type(value).__name__} cannot be saved")
+
+
+def _keep(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
+    """Add a tensor under its place in the tree; under another name where a key with a dot has led to the same place."""
+    while name in tensors or name == "__metadata__":
+        name += "'"
+    tensors[name] = tensor
+    return name
+
+
+def _as_tensor(array: NDArray[Any], name: str) -> Tensor:
+    if array.dtype == np.bool_:
+        return torch.from_numpy(array.copy())
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: an array of {array.dtype} cannot be saved")
+    # As bytes: torch lacks some of the types of numpy.
+    contiguous = np.ascontiguousarray(array)
+    return torch.from_numpy(contiguous.view(np.uint8).reshape(*array.shape, array.dtype.itemsize).copy())
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(one, tensors) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        return tensors[value[TENSOR]]
+    if ARRAY in value:
+        name, dtype = value[ARRAY]
+        raw = tensors[name].numpy()
+        return raw if raw.dtype == np.bool_ else raw.view(dtype)[..., 0]
+    if NUMBER in value:
+        return float(value[NUMBER])
+    if TUPLE in value:
+        return tuple(_decode(one, tensors) for one in value[TUPLE])
+    if INTEGER_KEYS in value:
+        return {int(key): _decode(one, tensors) for key, one in value[INTEGER_KEYS].items()}
+    return {key: _decode(one, tensors) for key, one in value.items()}

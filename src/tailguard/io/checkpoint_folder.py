@@ -1,0 +1,80 @@
+"""The checkpoints of one training: the last few and the best, and the newest one that is whole."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tailguard.io import checkpoint
+from tailguard.io.atomic import UNFINISHED, atomic
+from tailguard.io.checkpoint import CheckpointError, Migrations
+from tailguard.validation import require
+
+logger = logging.getLogger(__name__)
+Made = TypeVar("Made")
+
+PREFIX, SUFFIX = "step-", ".safetensors"
+BEST, BEST_SCORE = "best.safetensors", "best.json"
+
+
+class Checkpoints:
+    """Files ``step-N.safetensors`` in a folder.
+
+    :param folder: where; made when the first one is written.
+    :param kind: what the files hold.
+    :param keep: how many of the newest stay; 2 or more, so that a damaged one costs an interval and not the run.
+    :param migrations: for files of older versions.
+    """
+
+    def __init__(self, folder: Path, kind: str, keep: int = 3, migrations: Migrations | None = None) -> None:
+        require(keep >= 2, "keep", keep, "at least 2")
+        self.folder, self.kind, self.keep, self.migrations = folder, kind, keep, migrations
+
+    def save(self, step: int, tree: Mapping[str, Any], performance: float = math.nan) -> Path:
+        """Write one, whole or not at all; then let the oldest go.
+
+        :param performance: of this model; if it is the highest so far, a copy stays until a better one replaces it.
+        """
+        data = checkpoint.to_bytes(tree, kind=self.kind)
+        path = self.folder / f"{PREFIX}{step:012d}{SUFFIX}"
+        _write(path, data)
+        if performance > self._best_performance():
+            _write(self.folder / BEST, data)
+            _write(self.folder / BEST_SCORE, json.dumps({"step": step, "performance": performance}).encode())
+        for old in self.paths()[: -self.keep]:
+            old.unlink()
+        for unfinished in self.folder.glob(f".*{UNFINISHED}"):  # of a process that was killed while it wrote
+            unfinished.unlink()
+        return path
+
+    def _best_performance(self) -> float:
+        try:
+            return float(json.loads((self.folder / BEST_SCORE).read_text())["performance"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -math.inf
+
+    def paths(self) -> list[Path]:
+        """All but the copy of the best, the oldest first."""
+        return sorted(self.folder.glob(f"{PREFIX}*{SUFFIX}"))
+
+    def newest(self, make: Callable[[dict[str, Any]], Made]) -> Made | None:
+        """What `make` makes of the newest one that is whole; None when there is none at all.
+
+        :raises CheckpointError: when there are some and none can be used.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                return make(checkpoint.load(path, kind=self.kind, migrations=self.migrations))
+            except CheckpointError as error:
+                logger.warning("%s; going back to the one before", error)
+        if paths:
+            raise CheckpointError(f"{self.folder}: none of the {len(paths)} checkpoints can be used")
+        return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    with atomic(path) as file:
+        file.write(data)

@@ -1,0 +1,1 @@
+"""What is written twice for speed: compiled passes over the standard networks."""

@@ -1,0 +1,79 @@
+"""An exported agent acts as the model that it was made from."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from tailguard import DistributionalPPO, TradingEnv
+from tailguard.experiments.export import export, observation_names
+from tailguard.market import BettingGame, SignalMarket, build_features, random_walk
+from tailguard.market.features import FeatureScaler
+
+STEPS, BATCH = 20, 3
+AGENTS = {
+    "lstm": (lambda: SignalMarket(4, seed=0), "MlpLstmPolicy", {}),
+    "two layers, normalised": (
+        lambda: SignalMarket(4, seed=0),
+        "MlpLstmPolicy",
+        {"normalize_obs": True, "policy_kwargs": {"n_lstm_layers": 2, "lstm_hidden_size": 8, "shared_lstm": True}},
+    ),
+    "squashed": (lambda: SignalMarket(4, seed=0), "MlpPolicy", {"policy_kwargs": {"squash_output": True}}),
+    "discrete, dial": (lambda: BettingGame(4, seed=0), "MlpPolicy", {"risk": {"objective": "cvar", "alpha": (0.05, 1.0)}}),
+}
+
+
+def trained(name):
+    env, policy, settings = AGENTS[name]
+    settings = {"policy_kwargs": {"lstm_hidden_size": 8}} | settings if policy == "MlpLstmPolicy" else settings
+    return DistributionalPPO(policy, env(), n_steps=16, seed=0, **settings).learn(128)
+
+
+def runner(path, form):
+    """A function of arrays, as another program would call the file."""
+    if form == "onnx":
+        session = onnxruntime.InferenceSession(str(path))
+        names = [one.name for one in session.get_inputs()]
+        return lambda *inputs: session.run(None, dict(zip(names, inputs, strict=True)))
+    module = torch.jit.load(str(path))
+    return lambda *inputs: [one.numpy() for one in module(*map(torch.from_numpy, inputs))]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_graph_acts_as_the_model_over_a_whole_episode(tmp_path, name, form):
+    model = trained(name)
+    act = runner(export(model.policy, tmp_path / "agent", form), form)
+    observations = np.random.default_rng(0).random((STEPS, BATCH, model.policy.obs_size)).astype(np.float32)
+    memory = [one.numpy() for one in model.policy.initial_state(BATCH)] if model.policy.recurrent else []
+    state = None
+    for observation in observations:
+        action, *memory = act(observation, *memory)
+        expected, state = model.predict(observation, state, None, deterministic=True)
+        assert action.shape == expected.shape
+        np.testing.assert_allclose(action, expected, atol=1e-5)
+    for mine, theirs in zip(memory, state or (), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_the_scale_of_features_is_part_of_the_graph(tmp_path):
+    bars = random_walk(400, seed=0)
+    raw = build_features(bars)
+    scaler = FeatureScaler(bars.index[0], bars.index[300]).fit(raw[:300])
+    scaled = scaler.transform(raw)
+    model = DistributionalPPO("MlpPolicy", TradingEnv(bars, features=scaled, episode_length=50), n_steps=32, seed=0).learn(64)
+    columns = observation_names(model.policy, scaler.names)
+    assert columns == [*scaler.names, "weight_0", "unrealised_gain_0", "drawdown"]
+    path = export(model.policy, tmp_path / "agent.onnx", "onnx", scaler, columns)
+    act = runner(path, "onnx")
+    account = np.array([0.3, 0.01, -0.02], np.float32)
+    for row in range(raw.warmup, 400, 20):
+        expected, _ = model.predict(np.concatenate((scaled.values[row], account)), deterministic=True)
+        (action,) = act(np.concatenate((raw.values[row], account))[None])
+        np.testing.assert_allclose(action[0], expected, atol=1e-5)
+    facts = {one.key: one.value for one in onnx.load(path).metadata_props}
+    assert json.loads(facts["tailguard"])["columns"] == columns

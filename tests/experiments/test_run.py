@@ -1,0 +1,211 @@
+"""A run survives everything that ends a process, and says what is wrong when something is."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tailguard.config import load_config
+from tailguard.experiments.interruption import Interrupted
+from tailguard.experiments.run import Run, train
+from tailguard.experiments.training import default_split, prepare_market
+from tailguard.io.checkpoint import CheckpointError
+from tailguard.market import random_walk
+from tailguard.market.env import TradingVecEnv
+
+TINY = [
+    "training.steps=2048",
+    "training.n_envs=4",
+    "training.n_steps=32",
+    "training.lstm_hidden_size=8",
+    "training.tensorboard=null",
+    "checkpoints.every_seconds=0",
+]
+EVERYTHING = [
+    "training.risk={objective: cvar, alpha: 0.2}",
+    "training.vgs={}",
+    "training.optimizer={name: adaptive_upgd, sigma: 0.01}",
+]
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "bars.csv"
+    random_walk(600, seed=0).to_csv(path)
+    return path
+
+
+def create(path, data, *settings):
+    from tailguard.market.data import load_source
+
+    config, bars = load_config(None, [*TINY, *settings]), load_source(str(data))
+    return Run.create(path, config, str(data), prepare_market(bars, config, default_split(len(bars), config.training)))
+
+
+def nobody(done, text):
+    """Listens to no report."""
+
+
+def content(run):
+    """Everything that a training leaves: the last checkpoint, bit for bit, and every figure."""
+    return run.checkpoints.paths()[-1].read_bytes(), (run.path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("settings", [["training.policy=MlpPolicy"], EVERYTHING], ids=["mlp", "lstm-everything"])
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path, data, settings):
+    whole = create(tmp_path / "whole", data, *settings)
+    train(whole, nobody)
+    killed = create(tmp_path / "killed", data, *settings)
+    rng = np.random.default_rng(1)
+    command = [sys.executable, "-m", "tailguard", "resume", str(killed.path), "--quiet"]
+    kills = 0
+    for _ in range(3):
+        before = killed.checkpoints.paths()[-1:]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _wait_for(lambda old=before: killed.checkpoints.paths()[-1:] != old)  # until it has begun to train
+        time.sleep(rng.uniform(0.0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        if killed.checkpoints.paths()[-1].name == whole.checkpoints.paths()[-1].name:
+            break
+    assert kills > 0
+    train(killed, nobody)
+    assert content(killed) == content(whole)
+    assert [row["step"] for row in map(json.loads, content(whole)[1].splitlines())] == list(range(128, 2049, 128))
+
+
+def _wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(tmp_path, data, number):
+    run = create(tmp_path / "run", data, "checkpoints.every_seconds=1000000")
+
+    def interrupt(done, text):
+        if done == 512:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match="stopped and saved at step 512; `tailguard resume"):
+        train(run, interrupt)
+    assert [path.name for path in run.checkpoints.paths()] == ["step-000000000512.safetensors"]
+    train(run, nobody)
+    whole = create(tmp_path / "whole", data, "checkpoints.every_seconds=1000000")
+    train(whole, nobody)
+    assert content(run) == content(whole)
+
+
+@pytest.mark.parametrize("most", [1_000, 30_000])  # too little for the figures, too little for a checkpoint
+def test_a_full_disk_stops_it_and_costs_nothing(tmp_path, data, full_disk, most):
+    whole, run = (create(tmp_path / name, data) for name in ("whole", "run"))
+    train(whole, nobody)
+    with pytest.raises(Interrupted):
+        train(run, lambda done, text: os.kill(os.getpid(), signal.SIGTERM) if done == 512 else None)
+    before = content(run)
+    assert 1_000 < len(before[1]) < 30_000 < len(before[0])
+    with (
+        full_disk(most),
+        pytest.raises(ValueError, match=r"File too large: .*; safe up to step 512, `tailguard resume .*/run`"),
+    ):
+        train(run, nobody)
+    assert content(run)[0] == before[0]
+    assert content(run)[1].startswith(before[1])
+    assert [path.name for path in run.path.iterdir() if "unfinished" in path.name] == []
+    train(run, nobody)
+    assert content(run) == content(whole)
+
+
+def test_an_environment_that_says_nan_stops_it_and_costs_an_interval(tmp_path, data, monkeypatch):
+    whole, run = (create(tmp_path / name, data) for name in ("whole", "run"))
+    train(whole, nobody)
+    honest, calls = TradingVecEnv.step_arrays, itertools.count()
+
+    def step_arrays(self, actions):
+        step = honest(self, actions)
+        if next(calls) == 5 * 32 + 3:  # in the sixth rollout
+            step.rewards[1] = np.nan
+        return step
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TradingVecEnv, "step_arrays", step_arrays)
+        with pytest.raises(
+            ValueError, match="reward of env 1 at step 3 of the rollout is not finite: nan; safe up to step 640"
+        ):
+            train(run, nobody)
+    train(run, nobody)
+    assert content(run) == content(whole)
+
+
+def test_a_damaged_checkpoint_costs_an_interval(tmp_path, data, caplog):
+    whole, run = (create(tmp_path / name, data, "checkpoints.every_steps=512") for name in ("whole", "run"))
+    train(whole, nobody)
+    train(run, nobody)
+    newest = run.checkpoints.paths()[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    train(run, nobody)
+    assert "going back to the one before" in caplog.text
+    assert content(run) == content(whole)
+    for path in run.checkpoints.paths():
+        path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="none of the 3 checkpoints"):
+        train(run, nobody)
+
+
+def test_a_run_is_not_overwritten_and_not_trained_twice_at_once(tmp_path, data):
+    run = create(tmp_path / "run", data)
+    with pytest.raises(ValueError, match="is not empty: `tailguard resume"):
+        create(tmp_path / "run", data)
+    with run.locked(), pytest.raises(ValueError, match="being trained by another process"):
+        train(Run.open(run.path), nobody)
+
+
+def test_data_that_has_changed_is_noticed(tmp_path, data):
+    run = create(tmp_path / "run", data)
+    changed = random_walk(600, seed=0)
+    changed.iloc[100, -1] += 1.0
+    changed.to_csv(data)
+    with pytest.raises(ValueError, match="is not what it was"):
+        run.market()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not a run"):
+        Run.open(tmp_path)
+    with pytest.raises(ValueError, match="is not a run"):
+        Run.open(tmp_path / "nowhere")
+
+
+def test_half_a_line_of_figures_is_left_out(tmp_path, data):
+    run = create(tmp_path / "run", data)
+    (run.path / "metrics.jsonl").write_text('{"step": 128}\n{"step": 256}\n{"st')
+    assert run.metrics()["step"].tolist() == [128, 256]
+
+
+def test_an_untrained_run_has_no_model(tmp_path, data):
+    run = create(tmp_path / "run", data)
+    assert run.metrics().empty
+    with pytest.raises(ValueError, match="holds no model yet"):
+        run.trained_model()
+
+
+def test_what_is_learnt_does_not_depend_on_what_is_unseen(tmp_path, data):
+    run = create(tmp_path / "a", data)
+    other = tmp_path / "other.csv"
+    changed = random_walk(600, seed=0)
+    changed.iloc[run.split.test[0] :, :4] *= 1.1
+    changed.to_csv(other)
+    again = create(tmp_path / "b", other)
+    assert np.array_equal(run.scaler.mean, again.scaler.mean)
+    weights = [train(one, nobody).flat.tensor for one in (run, again)]
+    assert torch.equal(*weights)
+    assert run.metrics()["step"].tolist() == again.metrics()["step"].tolist()

@@ -1,0 +1,225 @@
+"""Whole walk-forwards with tiny agents: what they may know, that they can be stopped, that processes do not matter."""
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tailguard.config import load_config
+from tailguard.evaluate.assessment import Effort
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.record_files import load
+from tailguard.evaluate.walkforward import WalkforwardConfig, longest_lookback, make_folds
+from tailguard.experiments.out_of_sample import decide
+from tailguard.experiments.training import Split, prepare_market
+from tailguard.experiments.walkforward import Job, Pair, Tally, load_outcome, run_pair, run_pairs, walkforward, warnings_of
+from tailguard.market import random_walk
+from tailguard.ppo.algorithm import DistributionalPPO
+
+TINY = [
+    "training.steps=128",
+    "training.n_envs=4",
+    "training.n_steps=16",
+    "training.n_epochs=1",
+    "training.lstm_hidden_size=8",
+    "training.gamma=0.5",
+    "features.drawdown_window=21",
+    "features.slow_window=21",
+    "features.horizons=[1, 5]",
+]
+WALK = WalkforwardConfig(folds=2, seeds=2, warmup=16, jobs=1)
+QUICK = Effort(draws=50, permutations=9)
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return random_walk(700, seed=0)
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config(None, TINY)
+
+
+@pytest.fixture(scope="module")
+def folds(bars, config):
+    return make_folds(len(bars), 35, longest_lookback(config.features), WALK)
+
+
+@pytest.fixture(scope="module")
+def finished(bars, config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    reports = []
+    record = walkforward(bars, config, WALK, folder, source="walk", report=lambda *said: reports.append(said), effort=QUICK)
+    return folder, record, reports
+
+
+def trained(bars, config, pair, folder):
+    job = Job(bars, config, WALK.warmup, folder)
+    run_pair(job, pair, lambda name, done: None)
+    return load_outcome(job.decisions_file(pair))
+
+
+def silent(done, total, line):
+    pass
+
+
+def test_what_comes_after_the_training_does_not_change_the_agent(bars, config, folds, tmp_path):
+    """Not the weights, nor the optimizer, nor any statistic of observations, returns or features: the checksum has them all."""
+    pair = Pair(folds[0], 0)
+    first_unseen = folds[0].train[1]
+    changed = bars.copy()
+    changed.iloc[first_unseen:, :4] *= np.linspace(1.0, 3.0, len(bars) - first_unseen)[:, None]
+    changed.iloc[first_unseen:, 4] *= 7.0
+    one, other = (trained(table, config, pair, tmp_path / str(i)) for i, table in enumerate((bars, changed)))
+    assert one.agent_hash == other.agent_hash
+    assert (one.decisions.targets != other.decisions.targets).any()
+    seen = bars.copy()
+    seen.iloc[first_unseen - 5 : first_unseen, :4] *= 1.1
+    assert trained(seen, config, pair, tmp_path / "seen").agent_hash != one.agent_hash
+
+
+def test_a_record_comes_out_and_is_on_disk(finished, bars, folds):
+    folder, record, reports = finished
+    assert len(record.agent.times) == folds[-1].test[1] - folds[0].test[0]
+    assert record.agent.times.equals(pd.DatetimeIndex(bars.index[folds[0].test[0] :]))
+    assert [track.name for track in record.seeds] == ["seed 0", "seed 1"]
+    assert len(record.baselines) >= 7
+    assert load(folder / "evaluation").verdict == record.verdict
+    assert record.folds["embargo"].tolist() == [fold.embargo for fold in folds]
+    assert set(zip(record.training["fold"], record.training["seed"], strict=True)) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert record.training["step"].max() == 128
+    assert record.provenance.seeds == (0, 1)
+    assert record.calibration is not None
+    assert record.calibration.horizon == 5  # 0.5^5 < 0.05
+    assert reports[-1][:2] == (512, 512)
+    assert reports[-1][2].startswith("4 of 4 trainings done")
+    assert all(one[0] <= other[0] for one, other in pairwise(reports))
+
+
+def test_seeds_differ_and_folds_are_chained(finished, config, bars, folds):
+    folder, record, _ = finished
+    job = Job(bars, config, WALK.warmup, folder)
+    parts = [load_outcome(job.decisions_file(Pair(fold, 1))).decisions.targets for fold in folds]
+    window = BacktestWindow(bars, config.trading, (folds[0].span[0], folds[-1].span[1]))
+    chained = window.trade("seed 1", np.concatenate(parts))
+    np.testing.assert_array_equal(chained.returns, record.track("seed 1").returns)
+    assert (record.track("seed 0").returns != record.track("seed 1").returns).any()
+
+
+def test_agents_are_kept_and_decide_the_same_again(finished, bars, config, folds):
+    folder, _, _ = finished
+    pair = Pair(folds[1], 0)
+    job = Job(bars, config, WALK.warmup, folder)
+    model = DistributionalPPO.load(job.agent_file(pair))
+    market = prepare_market(bars, config, Split(pair.fold.train, pair.fold.test))
+    again = decide(model, market, config.trading, pair.fold.span, WALK.warmup)
+    kept = load_outcome(job.decisions_file(pair)).decisions
+    np.testing.assert_array_equal(again.targets, kept.targets)
+    np.testing.assert_array_equal(again.quantiles, kept.quantiles)
+
+
+def test_a_finished_run_is_not_trained_again_and_a_lost_pair_is(finished, bars, config, folds):
+    folder, record, _ = finished
+    job = Job(bars, config, WALK.warmup, folder)
+    files = [job.decisions_file(Pair(fold, seed)) for fold in folds for seed in (0, 1)]
+    before = {file.name: (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files}
+    files[2].unlink()
+    again = walkforward(bars, config, WALK, folder, source="walk", effort=QUICK)
+    after = {file.name: (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files}
+    assert {name for name in before if before[name] != after[name]} <= {files[2].name}
+    assert before[files[2].name][1] == after[files[2].name][1]  # trained again, it decides as it did
+    np.testing.assert_array_equal(again.agent.returns, record.agent.returns)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_that_is_stopped_goes_on(finished, bars, config, tmp_path):
+    """Stopped in the middle of the second training; what was finished is not done again, and the end is the same."""
+    _, record, _ = finished
+
+    def stop(done, total, line):
+        if done > 128 + 32:
+            raise Stop
+
+    with pytest.raises(Stop):
+        walkforward(bars, config, WALK, tmp_path, source="walk", report=stop, effort=QUICK)
+    kept = sorted(file.name for file in (tmp_path / "decisions").iterdir())
+    assert kept == ["fold-0-seed-0.safetensors"]
+    assert not (tmp_path / "evaluation").exists()
+    goes_on = []
+    again = walkforward(bars, config, WALK, tmp_path, source="walk", report=lambda *said: goes_on.append(said[0]), effort=QUICK)
+    assert goes_on[0] == 128
+    np.testing.assert_array_equal(again.agent.returns, record.agent.returns)
+
+
+def test_processes_side_by_side_give_the_same_and_an_error_in_one_ends_the_run(finished, bars, config, folds, tmp_path):
+    folder, _, _ = finished
+    pairs, job, reports = [Pair(fold, 0) for fold in folds], Job(bars, config, WALK.warmup, tmp_path), []
+    in_the_way = job.agent_file(pairs[1])
+    (in_the_way / "something").mkdir(parents=True)
+    with pytest.raises(OSError, match="fold-1-seed-0"):
+        run_pairs(job, pairs, 2, lambda *said: reports.append(said[:2]))
+    assert [job.decisions_file(pair).exists() for pair in pairs] == [True, False]
+    (in_the_way / "something").rmdir()
+    in_the_way.rmdir()
+    run_pairs(job, pairs, 2, lambda *said: reports.append(said[:2]))
+    assert reports[-1] == (256, 256)
+    for pair in pairs:
+        alone, beside = (load_outcome(Job(bars, config, 16, place).decisions_file(pair)) for place in (folder, tmp_path))
+        assert alone.agent_hash == beside.agent_hash
+        np.testing.assert_array_equal(alone.decisions.targets, beside.decisions.targets)
+
+
+def test_a_folder_of_something_else_is_refused(finished, bars, config):
+    folder, _, _ = finished
+    other = config.model_copy(update={"training": config.training.model_copy(update={"gamma": 0.9})})
+    with pytest.raises(ValueError, match="other data or another configuration"):
+        walkforward(bars, other, WALK, folder, source="walk", effort=QUICK)
+    with pytest.raises(ValueError, match="other data or another configuration"):
+        walkforward(bars * 1.01, config, WALK, folder, source="walk", effort=QUICK)
+
+
+def test_a_damaged_file_is_named(bars, config, folds, tmp_path):
+    job, pair = Job(bars, config, WALK.warmup, tmp_path), Pair(folds[0], 0)
+    job.decisions_file(pair).parent.mkdir()
+    job.decisions_file(pair).write_bytes(b"half of it")
+    with pytest.raises(ValueError, match=r"fold-0-seed-0\.safetensors"):
+        run_pairs(job, [pair], 1, silent)
+
+
+def test_agents_that_watch_their_return_walk_too(bars, config, folds, tmp_path):
+    risky = config.model_copy(
+        update={"training": config.training.model_copy(update={"risk": {"objective": "cvar", "alpha": 0.2}})}
+    )
+    outcome = trained(bars, risky, Pair(folds[0], 0), tmp_path)
+    assert np.isfinite(outcome.decisions.quantiles).all()
+    assert len(outcome.decisions.targets) == folds[0].test[1] - folds[0].test[0]
+
+
+def test_agents_without_memory_or_quantiles_walk_too(bars, config, folds, tmp_path):
+    update = {"policy": "MlpPolicy", "critic": {"num_quantiles": 1}}
+    plain = config.model_copy(update={"training": config.training.model_copy(update=update)})
+    outcome = trained(bars, plain, Pair(folds[0], 0), tmp_path)
+    assert outcome.decisions.quantiles.shape == (len(outcome.decisions.targets), 0)
+
+
+def test_progress_adds_up_and_never_falls(folds):
+    said = []
+    tally = Tally([Pair(folds[0], 0), Pair(folds[0], 1)], 100, lambda *line: said.append(line[:2]))
+    for name, done in (("fold-0-seed-0", 40), ("fold-0-seed-1", 50), ("fold-0-seed-0", 120)):
+        tally.reached(name, done)
+    tally.finished("fold-0-seed-0")
+    tally.reached("fold-0-seed-0", 90)  # late
+    assert said == [(40, 200), (90, 200), (150, 200), (150, 200), (150, 200)]
+
+
+def test_warnings_become_sentences():
+    curves = pd.DataFrame(
+        {"step": [1, 2, 3], "warn/non_finite_gradient": [np.nan, 1.0, 1.0], "warn/empty_epoch": [0.0, 0.0, 0.0]}
+    )
+    assert warnings_of(curves, "fold 0, seed 1") == ["fold 0, seed 1: non finite gradient in 2 of 3 updates"]
