@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-avx2 lint types pytest architecture bench bench-quick soak bench-env clean
+.PHONY: demo test test-avx2 lint types pytest docs architecture bench bench-quick soak bench-env clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
@@ -28,7 +28,10 @@ pytest: $(VENV)/.dev
 test-avx2: $(VENV)/.dev  # the tests as on a CPU without AVX-512
 	$(BIN)/python tools/isa.py avx2 $(BIN)/pytest
 
-architecture: $(VENV)/.made  # the drawings of docs/architecture.md, from the imports
+docs: $(VENV)/.dev  # the documentation as a site in site/, offline; a broken link fails
+	$(BIN)/mkdocs build --strict
+
+architecture: $(VENV)/.made  # the tables of docs/architecture.md, from the imports
 	$(BIN)/python tools/architecture.py
 
 bench: $(VENV)/.bench  # half an hour; writes docs/benchmarks.md
@@ -68,4 +71,4 @@ $(VENV)/.bench: $(VENV)/.runtime
 	@touch $@
 
 clean:
-	rm -rf $(VENV) artifacts/demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) artifacts/demo build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

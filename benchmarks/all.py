@@ -2,7 +2,7 @@
 
 Every benchmark is a process of its own, told by its own options to do as much as fits into the time. Those that measure time
 run alone, one after the other; those that measure what is learnt run side by side, as many as there are cores. One that fails
-or takes longer than its limit (a machine that others use as well) is noted as such, and the others go on; what it printed
+or takes longer than its limit (a machine that others use as well) is noted as such, and the others continue; what it printed
 until then is kept.
 
 `make bench` writes docs/benchmarks.md, `make bench-quick` artifacts/benchmarks-quick.md: the machine, versions, seeds, and the
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a job.
+    """The outcome of a job.
 
     :param job: which.
     :param printed: all of it.
@@ -123,7 +123,7 @@ class Running:
         return time.monotonic() - self.begun
 
     def outcome(self) -> Outcome | None:
-        """What became of it; None as long as it may go on."""
+        """Return the outcome; None while the job runs within its limit."""
         code = self._process.poll()
         if code is None and self.seconds < 60.0 * self.job.minutes:
             return None
@@ -143,7 +143,7 @@ class Running:
 
 
 def fits(job: Job, busy: Sequence[Job], cores: int) -> bool:
-    """Whether a job may start beside those that run."""
+    """Return whether a job may start beside those that run."""
     if not busy:
         return True
     if job.cores == 0 or any(one.cores == 0 for one in busy):
@@ -178,7 +178,7 @@ def _say(begun: float, done: int, total: int, text: str) -> None:
 
 
 def machine(cores: int) -> list[str]:
-    """What was measured on, and with what, as lines."""
+    """Describe the machine and the versions, as lines."""
     info = Path("/proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in _lines(info) if line.startswith("model name")]
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -214,13 +214,13 @@ def _commit() -> str:
 
 
 def shown(printed: str) -> str:
-    """What a benchmark printed, without the indented lines about its progress."""
+    """Return what a benchmark printed, without the indented lines about its progress."""
     lines = [line.rstrip() for line in printed.splitlines() if not line.startswith("  ")]
     return "\n".join(lines).strip()
 
 
 def document(about: Sequence[str], outcomes: Sequence[Outcome], quick: bool) -> str:
-    """The whole page."""
+    """Return the whole page."""
     command = "make bench-quick" if quick else "make bench"
     warning = ["", "**Quick: this shows that everything runs. It is no measurement.**"] if quick else []
     lines = [
@@ -256,7 +256,7 @@ def _plan(quick: bool) -> tuple[Job, ...]:
 
 
 def main() -> int:
-    """Run, write, and say what failed."""
+    """Run the benchmarks, write the page, and print what failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three minutes: does everything run?")
     parser.add_argument("--output", type=Path, help=f"file to write; by default {FULL.relative_to(HERE.parent)} or {QUICK}")

@@ -1,4 +1,4 @@
-"""A chain whose returns have a known law, and how far a critic's tail is from it: a part of risk.py."""
+"""A Markov chain whose returns have a known distribution, and the error of a critic's tail there: a part of risk.py."""
 
 import math
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from scipy.stats import gamma as gamma_law
+from scipy.stats import gamma as gamma_distribution
 from scipy.stats import norm
 
 from tailguard import DistributionalPPO
 from tailguard.envs.batched import BatchedEnv
+from tailguard.ppo.critic import quantile_levels
 from tailguard.ppo.quantiles import cvar
 from tailguard.ppo.schedules import LinearSchedule
 
@@ -24,7 +25,7 @@ CRITICS["51 even, both"] = {**EVEN, "huber_kappa": 1.0, "target": "lambda_return
 
 
 class Chain(BatchedEnv):
-    """Eight steps that pay random amounts of mean 0, whatever is done: the law of the return is known in every state.
+    """Eight steps that pay random amounts of mean 0, whatever is done: the distribution of the return is known in every state.
 
     :param num_envs: copies.
     :param skewed: amounts are 1 less an exponential one, with a heavy lower tail, instead of normal.
@@ -37,10 +38,10 @@ class Chain(BatchedEnv):
         self.skewed, self._at = skewed, np.zeros(num_envs, int)
 
     def cvar(self, left: int, alpha: float) -> float:
-        """Of the sum of `left` amounts; of a gamma law by E[G; G > g] = n P(G_{n+1} > g)."""
+        """Return the CVaR of the sum of `left` amounts; of a gamma distribution by E[G; G > g] = n P(G_{n+1} > g)."""
         if not self.skewed:
             return -math.sqrt(left) * norm.pdf(norm.ppf(alpha)) / alpha
-        return left - left * gamma_law.sf(gamma_law.isf(alpha, left), left + 1) / alpha
+        return left - left * gamma_distribution.sf(gamma_distribution.isf(alpha, left), left + 1) / alpha
 
     def _begin(self, rows: Any) -> None:
         self._at[rows] = 0
@@ -63,6 +64,6 @@ def tail_error(critic: dict[str, Any], skewed: bool, seed: int, steps: int) -> f
     model.learn(steps)
     with torch.no_grad():
         atoms = model.policy.raw_atoms(model.policy.inputs(torch.eye(Chain.LENGTH)))[0]
-        predicted = cvar(atoms, 0.05, model.critic.levels()).tolist()
+        predicted = cvar(atoms, 0.05, quantile_levels(model.critic_config)).tolist()
     true = [env.cvar(Chain.LENGTH - i, 0.05) for i in range(Chain.LENGTH)]
     return float(np.mean([(a - b) / abs(b) for a, b in zip(predicted, true, strict=True)]))

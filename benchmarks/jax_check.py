@@ -45,7 +45,7 @@ TOLERANCE = 1e-5
 
 
 class TorchTwin(nn.Module):
-    """The same network with torch's own modules."""
+    """Build the same network with torch's own modules."""
 
     def __init__(self, weights):
         super().__init__()
@@ -222,7 +222,7 @@ def thread_ticks():
 
 
 def busy_threads(work, seconds=2.0):
-    """How many threads `work` keeps busy; unlike CPU seconds per second it shows them on a full machine too."""
+    """Return how many threads `work` keeps busy; unlike CPU seconds per second it shows them on a full machine too."""
     work()  # compiling has threads of its own
     before, end = thread_ticks(), time.perf_counter() + seconds
     while time.perf_counter() < end:

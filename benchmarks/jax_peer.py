@@ -94,7 +94,7 @@ class Memory(NamedTuple):
     hidden: Array
     cell: Array
 
-    def wiped(self, keep: Array) -> "Memory":
+    def masked(self, keep: Array) -> "Memory":
         """The state with 0 where `keep` ``[B, 1]`` is 0."""
         return Memory(self.hidden * keep, self.cell * keep)
 
@@ -122,7 +122,7 @@ def lstm_forward(gates: Layer, obs: Array, keep: Array, start: Memory):
 
     def step(memory, inputs):
         obs_now, keep_now = inputs
-        memory, activations = lstm_step(gates, obs_now, memory.wiped(keep_now))
+        memory, activations = lstm_step(gates, obs_now, memory.masked(keep_now))
         return memory, (memory, activations)
 
     _, (memories, activations) = lax.scan(step, start, (obs, keep))
@@ -141,7 +141,7 @@ def lstm_backward(residuals, d_hidden):
         dc = later.cell + dh * o * (1.0 - squashed * squashed)
         parts = dc * g * i * (1.0 - i), dc * cell_before * f * (1.0 - f), dc * i * (1.0 - g * g), dh * squashed * o * (1.0 - o)
         dz = jnp.concatenate(parts, -1)
-        return Memory(dz @ back, dc * f).wiped(keep_now), dz
+        return Memory(dz @ back, dc * f).masked(keep_now), dz
 
     nothing = Memory(jnp.zeros_like(d_hidden[0]), jnp.zeros_like(d_hidden[0]))
     steps = (d_hidden, keep, before.cell, jnp.tanh(memories.cell), *activations)
@@ -181,7 +181,7 @@ class Market(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the environments stand, ``[B]`` each."""
+    """State of the environments, ``[B]`` each."""
 
     bar: Array
     age: Array
@@ -215,7 +215,7 @@ def env_step(market: Market, place: Place, actions: Array, fresh_bars: Array) ->
 
 
 class Acting(NamedTuple):
-    """What goes on from one rollout to the next."""
+    """State that one rollout hands to the next."""
 
     place: Place
     obs: Array
@@ -224,7 +224,7 @@ class Acting(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What an update learns from, ``[T, B, ...]``."""
+    """Data of an update, ``[T, B, ...]``."""
 
     obs: Array
     keep: Array
@@ -250,7 +250,7 @@ def rollout(weights: Weights, market: Market, acting: Acting, key: Array, n_step
 
     def step(now, chance):
         noise_now, fresh_bars = chance
-        memory, _ = lstm_step(weights.gates, now.obs, now.memory.wiped(now.keep))
+        memory, _ = lstm_step(weights.gates, now.obs, now.memory.masked(now.keep))
         mean = head(weights.actor, memory.hidden)
         actions = mean + jnp.exp(weights.log_std) * noise_now
         place, final, rewards, ended = env_step(market, now.place, actions, fresh_bars)
@@ -264,7 +264,7 @@ def rollout(weights: Weights, market: Market, acting: Acting, key: Array, n_step
     row, env = jnp.argmax(ended, 0), jnp.arange(n_envs)
     final, final_memory = jax.tree.map(lambda array: array[row, env], (finals, memories))
     ends_obs = jnp.concatenate((observe(market, final), end.obs))
-    ends_memory = jax.tree.map(lambda *parts: jnp.concatenate(parts), final_memory, end.memory.wiped(end.keep))
+    ends_memory = jax.tree.map(lambda *parts: jnp.concatenate(parts), final_memory, end.memory.masked(end.keep))
     ends, _ = lstm_step(weights.gates, ends_obs, ends_memory)
     final_values, last_values = jnp.split(head(weights.critic, ends.hidden), 2)
     next_values = jnp.where(ended, final_values, jnp.concatenate((values[1:], last_values[None])))
@@ -285,7 +285,7 @@ def gae(rewards: Array, values: Array, next_values: Array, ended: Array) -> Arra
 
 
 def minibatch(steps: Steps, memory: Memory, envs: Array) -> tuple[Steps, Memory]:
-    """Whole sequences of some environments, and their memory before the first step."""
+    """Whole sequences of some environments, and their LSTM state before the first step."""
     return jax.tree.map(lambda array: array[:, envs], steps), jax.tree.map(lambda array: array[envs], memory)
 
 
@@ -361,7 +361,7 @@ class JaxPPO:
         self.acting = Acting(place, observe(self.market, place), Memory(zeros, zeros), jnp.zeros((self.n_envs, 1)))
 
     def learn(self, total_timesteps: int, reset_num_timesteps: bool = True) -> "JaxPPO":
-        """Whole rollouts, each with its update, until `total_timesteps` more steps are done; returns when they are."""
+        """Run whole rollouts, each with its update, until `total_timesteps` more steps are done."""
         if reset_num_timesteps:
             self.num_timesteps = 0
             self._reset()

@@ -1,4 +1,4 @@
-"""What the agent learns, against known optima and Stable-Baselines3 at equal samples: `make bench-learning`.
+"""Learning, compared with known optima and Stable-Baselines3 at equal samples: `make bench-learning`.
 
 Every seed is reported. Optima come from dynamic programming (`solve()` of each market), never from a table. One thread per
 process; the seeds of a task run side by side on the cores there are.
@@ -57,7 +57,7 @@ def gym_task(make, steps, n_envs, algorithm, policy, **settings):
 
 
 def share_of_best(model, market, seed, steps=2000, skip=100):
-    """What the most likely actions earn per step, as a share of the best, after the start has been forgotten.
+    """Return what the most likely actions earn per step, as a share of the optimum, after the start has been forgotten.
 
     The noise of a return is ten times the reward and more. So returns are replaced by their expectation given all that the
     agent could know, and the best policy trades beside it on the same signals: only where the two differ is there noise left.
@@ -69,11 +69,11 @@ def share_of_best(model, market, seed, steps=2000, skip=100):
     for step in range(steps + skip):
         belief = market.filter.step(belief, obs[:, 0]) if market.hidden else market.signal
         actions, state = model.predict(obs, state, starts, deterministic=True)
-        target, wish = np.clip(actions[:, 0], -1.0, 1.0), best.policy(belief, ideal)
-        paid = market.cost * (np.abs(target - held) - np.abs(wish - ideal))
-        lost += (market.beta * belief * (wish - target) + paid).mean() if step >= skip else 0.0
+        target, optimal = np.clip(actions[:, 0], -1.0, 1.0), best.policy(belief, ideal)
+        paid = market.cost * (np.abs(target - held) - np.abs(optimal - ideal))
+        lost += (market.beta * belief * (optimal - target) + paid).mean() if step >= skip else 0.0
         obs, _, starts, _ = env.step(actions)
-        held, ideal = target, wish
+        held, ideal = target, optimal
     return 1.0 - lost / steps / best.average_reward
 
 

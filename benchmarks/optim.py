@@ -202,7 +202,7 @@ class Subject:
             self.scaler.attach(self.optimizer)
 
     def idle(self) -> "Subject":
-        """The same after 2,000 steps in which half of the weights had the gradient 0, as behind ReLUs that are off."""
+        """Measure a step after 2,000 steps in which half of the weights had the gradient 0, as behind ReLUs that are off."""
         self.step()
         self.flat.gradient[::2] = 0.0
         for _ in range(2000):

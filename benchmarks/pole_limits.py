@@ -1,4 +1,4 @@
-"""How far CartPole's observations may be off before no linear controller holds the pole: `python benchmarks/pole_limits.py`.
+"""The perturbation of CartPole's observations at which no linear controller holds the pole: `python benchmarks/pole_limits.py`.
 
 A linear controller pushes to the right where w . s > 0. Within a ball of radius eps (largest move of a column, in the units of
 that column) an adversary can change w . s by eps sum |w_i| u_i and no more, so its worst move is known exactly. Random
@@ -19,7 +19,7 @@ ADVERSARIES = ("always", "at times", "mostly", "to one side", "never")
 
 
 def moved(choice: np.ndarray, reach: np.ndarray, adversary: str, rate: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """What w . s looks like to the controller."""
+    """Return w . s as the controller sees it."""
     against = -np.sign(choice) * reach
     if adversary == "always":
         return choice + against

@@ -1,4 +1,4 @@
-"""What copying and exploring are worth on problems with known answers. Prints markdown tables.
+"""Measure copying and exploring on problems with known answers, and print markdown tables.
 
 The paper's toy (Jaderberg et al. 2017, figure 2): two members, 200 steps, a decision every 10; the best attainable Q is 1.1995,
 with h = (1, 1) at every step. The moving optimum: four members, a hyperparameter whose best value
@@ -16,7 +16,7 @@ from population_toys import MovingOptimum, PaperToy
 
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.serial import SerialEngine
-from tailguard.population.explore import explore
+from tailguard.population.operators import explore
 
 ROUNDS, INTERVAL = 20, 10
 
@@ -91,21 +91,21 @@ def main() -> None:
     unknown = set(args.parts) - set(PARTS)
     if unknown:
         parser.error(f"unknown parts {sorted(unknown)}")
-    wanted = set(args.parts or PARTS)
-    if "toys" in wanted:
+    parts = set(args.parts or PARTS)
+    if "toys" in parts:
         toys(args.seeds)
-    if wanted == {"toys"}:
+    if parts == {"toys"}:
         return
     import population_agents as agents
 
-    if "pause" in wanted:
+    if "pause" in parts:
         agents.pause()
-    if "throughput" in wanted:
+    if "throughput" in parts:
         agents.idle_round(args.ray)
         agents.throughput(args.updates, args.ray)
-    if "spike" in wanted:
+    if "spike" in parts:
         agents.spike(args.agent_seeds)
-    if "search" in wanted:
+    if "search" in parts:
         agents.search(args.agent_seeds, args.horizon, args.only)
 
 

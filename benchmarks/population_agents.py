@@ -1,4 +1,4 @@
-"""What a population of agents costs and gains. Each function prints a markdown table; `population.py` calls them."""
+"""Costs and gains of a population of agents. Each function prints a markdown table; `population.py` calls them."""
 
 import copy
 import os
@@ -19,8 +19,8 @@ from tailguard.market import SignalMarket
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.process import ProcessEngine
 from tailguard.population.engines.serial import SerialEngine
-from tailguard.population.exploit import Orders, exploit, member_state
-from tailguard.population.files import FileStore
+from tailguard.population.exploit import CopySettings, exploit, member_state
+from tailguard.population.store import FileStore
 
 MEMBERS, INTERVAL = 4, 15
 T_QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # Student, 97.5 %, by number of seeds
@@ -55,7 +55,7 @@ def search(seeds: int, horizon: int, only: str | None = None) -> None:
 
 
 def _population(seed: int, horizon: int, way: dict | None) -> tuple[float, float]:
-    """What its winner earns on fresh data at the end, and what its best member earned on average along the way."""
+    """Return what the winner earns on fresh data at the end, and what the best member earned on average along the way."""
     alone = way is None or way == DEFAULTS
     nothing = {"explore_method": "none", "exploit_method": "t_test", "t_test_level": 1e-300}
     settings = {"perturbation_interval": INTERVAL, **(nothing if alone else way)}
@@ -96,7 +96,7 @@ def throughput(updates: int, ray: bool) -> None:
 
 
 def idle_round(ray: bool) -> None:
-    """What a round costs beside the training: members that train for no time at all."""
+    """Measure the cost of a round beside the training, with members that train for no time at all."""
     print("\nTwo members that do nothing: what a round costs\n\n| engine | ms per round |\n|---|---|")
     from population_toys import MovingOptimum
 
@@ -127,13 +127,13 @@ def _cpu_of(engine) -> float:
     total = time.process_time()
     if isinstance(engine, ProcessEngine):
         for member in engine.scheduler.members:
-            fields = Path(f"/proc/{engine.crew.pid(member.member_id)}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{engine.executor.pid(member.member_id)}/stat").read_text().rpartition(")")[2].split()
             total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
 def pause() -> None:
-    """What an exploit keeps a member from training: the copy itself, and the way through a file."""
+    """Measure the pause of an exploit: the copy itself, and the way through a file."""
     print("\nPause of an exploit, CPU ms (median of 20)\n")
     print("| model | parameters | save state | write file | read file | copy | one update |\n|---|---|---|---|---|---|---|")
     lstm = "MlpLstmPolicy"
@@ -150,7 +150,7 @@ def _pause_of(name: str, policy: str, size: dict) -> None:
         ).learn(samples)
         for i in range(2)
     )
-    state, orders = member_state(source), Orders(1, {"learning_rate": 1e-3}, 3, "copy")
+    state, settings = member_state(source), CopySettings(1, {"learning_rate": 1e-3}, 3, "copy")
     with tempfile.TemporaryDirectory() as folder:
         store = FileStore(Path(folder))
         store.write("a", state)
@@ -158,7 +158,7 @@ def _pause_of(name: str, policy: str, size: dict) -> None:
             _cpu_ms(lambda: member_state(source), 20),
             _cpu_ms(lambda: store.write("a", state), 20),
             _cpu_ms(lambda: store.read("a"), 20),
-            _cpu_ms(lambda: exploit(target, state, orders), 20),
+            _cpu_ms(lambda: exploit(target, state, settings), 20),
             _cpu_ms(lambda: source.learn(samples, reset_num_timesteps=False), 3),
         ]
     print(f"| {name} | {source.flat.tensor.numel():,} | " + " | ".join(f"{cost:.1f}" for cost in costs) + " |", flush=True)
@@ -235,5 +235,5 @@ def _after_exploit(seed: int, drift: float, copied: str) -> np.ndarray:
         for name, value in own["agent"]["policy"].items():
             if name.startswith("return_scale."):
                 state["agent"]["policy"][name] = value
-    exploit(target, state, Orders(1, {"learning_rate": 1e-3}, seed, "copy"))
+    exploit(target, state, CopySettings(1, {"learning_rate": 1e-3}, seed, "copy"))
     return np.array(_errors(target)) / np.array(_errors(source))

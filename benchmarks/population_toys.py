@@ -42,9 +42,9 @@ class PaperToy:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Be what was saved."""
-        self.adopt(state, state["hyperparams"], 0)
+        self.copy_from(state, state["hyperparams"], 0)
 
-    def adopt(self, state: Mapping[str, Any], hyperparams: Mapping[str, Value], seed: int) -> None:
+    def copy_from(self, state: Mapping[str, Any], hyperparams: Mapping[str, Value], seed: int) -> None:
         """Take the parameters of another member."""
         self.theta = np.array(state["theta"])
         self.hyperparams = dict(hyperparams)
@@ -94,7 +94,7 @@ class MovingOptimum:
         self.total, self.age, self.hyperparams = state["total"], state["age"], dict(state["hyperparams"])
         self._rng.bit_generator.state = state["rng"]
 
-    def adopt(self, state: Mapping[str, Any], hyperparams: Mapping[str, Value], seed: int) -> None:
+    def copy_from(self, state: Mapping[str, Any], hyperparams: Mapping[str, Value], seed: int) -> None:
         """Take the total of another member, with one's own noise."""
         self.total, self.age, self.hyperparams = state["total"], state["age"], dict(hyperparams)
         self._rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What the critic's loss and targets cost on the CPU: one thread, medians, forward and backward. Prints markdown tables.
+"""The cost of the critic's loss and targets on the CPU: one thread, medians, forward and backward. Prints markdown tables.
 
 The contenders: the pairwise definition in eager torch with its [B, N, N] tensors; the same loss from sorted targets with
 `searchsorted` and prefix sums in torch (kappa = 0 only), which needs no such tensor; and `quantile_huber_loss`. They take
@@ -33,7 +33,7 @@ class SortedPinball(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, pred, target, levels):
-        """The loss of each row; its slope is kept."""
+        """Return the loss of each row and keep its gradient."""
         centre = target.mean(-1, keepdim=True)
         ordered, theta = target.sort(-1).values - centre, pred - centre
         below = torch.searchsorted(ordered, theta)

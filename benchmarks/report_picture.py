@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tailguard.evaluate.record_files import load
+from tailguard.evaluate.record import load_record
 from tailguard.evaluate.report import write_report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "evaluate" / "report"))
@@ -30,7 +30,7 @@ def main():
     if path is None:
         sys.exit(f"none of {', '.join(NAMES)} is on PATH")
     with tempfile.TemporaryDirectory() as folder, Browser(path) as browser:
-        page = write_report(load(options.record), Path(folder) / "report.html")
+        page = write_report(load_record(options.record), Path(folder) / "report.html")
         for name, place, height, dark in PICTURES:
             browser.open(page, WIDTH, height, dark=dark)
             browser.evaluate(f"document.querySelector({place!r}).scrollIntoView({{behavior: 'instant'}})")

@@ -2,7 +2,7 @@
 
     python benchmarks/results.py [--folder results] [--jobs 2] [--markets nasdaq-1d ...] [--out docs/results.md]
 
-Only the fee differs between markets: what a small account pays there. A run that was stopped goes on where it was. With the
+Only the fee differs between markets: what a small account pays there. A run that was stopped continues where it was. With the
 default settings it takes about half an hour on two cores.
 """
 
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tailguard.config import load_config
-from tailguard.evaluate.walkforward import WalkforwardConfig
+from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.experiments.walkforward import walkforward
 from tailguard.market.data import load_source
 
@@ -83,7 +83,7 @@ def section(market, record):
         "",
         "| account | Sharpe | return per year | volatility | max drawdown | CVaR 5 % per bar | turnover per year | exposure |",
         "|---|---|---|---|---|---|---|---|",
-        *(row(record, track.name) for track in record.tracks),
+        *(row(record, history.name) for history in record.histories),
         "",
     ]
     costs = ", ".join(f"{point.multiple:g}x {point.sharpe:.2f}" for point in sanity.cost_curve)

@@ -1,4 +1,4 @@
-"""What the objectives that look at the tail reach, against exact optima: `python benchmarks/risk.py`.
+"""Risk objectives, compared with exact optima: `python benchmarks/risk.py`.
 
 Every seed is reported, and every optimum is computed here (dynamic programming or a closed form). One thread per process.
 """
@@ -27,7 +27,7 @@ Row = list[str]
 PICTURE = Path(__file__).parents[1] / "docs" / "risk-frontier.svg"
 GAMES = [{}, {"win_probability": 0.7}, {"win_probability": 0.8}, {"win_probability": 0.95}, {"chips": 8}, {"chips": 32}]
 BETTING_STEPS = 1_800_000
-DIAL = (0.05, 0.1, 0.2, 0.4, 0.8)
+ALPHAS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 def share_of(steps: int, quick: bool) -> int:
@@ -72,17 +72,17 @@ def play_betting(risk: dict[str, Any], game: dict[str, Any], seed: int, steps: i
     return model.learn(steps, callback=watch)
 
 
-def betting_law(model: DistributionalPPO, game: BettingGame, alpha: float | None = None):
-    """The exact law of the result under the most likely actions: results in rising order, and their probabilities.
+def result_distribution(model: DistributionalPPO, game: BettingGame, alpha: float | None = None):
+    """Return the exact distribution of the result under the most likely actions: results in rising order, and probabilities.
 
     Chips and round are all that the player's state is, so that equal amounts are one node of the tree.
     """
     chips, mass, p = np.array([float(game.chips)]), np.ones(1), game.win_probability
     for played in range(game.rounds):
         columns = [chips / game.cap, np.full(len(chips), played / game.rounds)]
-        if model.risk.return_augmented:
+        if model.risk_config.return_augmented:
             columns += [chips - game.chips, np.ones(len(chips))]
-        if model.risk.dial:
+        if model.risk_config.alpha_conditioned:
             columns.append(np.full(len(chips), alpha))
         bets = model.predict(np.column_stack(columns).astype(np.float32), deterministic=True)[0]
         won, lost = game.outcomes(chips, bets)  # nobody can bet with no chips or with all of them: ended games stay as they are
@@ -92,7 +92,7 @@ def betting_law(model: DistributionalPPO, game: BettingGame, alpha: float | None
 
 
 def betting_cvar(risk: dict[str, Any], game: dict[str, Any], alpha: float, seed: int, steps: int) -> float:
-    return tail_mean(*betting_law(play_betting(risk, game, seed, steps), BettingGame(**game)), alpha)
+    return tail_mean(*result_distribution(play_betting(risk, game, seed, steps), BettingGame(**game)), alpha)
 
 
 def table_betting(run: "Runner") -> None:
@@ -132,7 +132,7 @@ def named(game: dict[str, Any]) -> str:
 
 
 def maze_way(risk: dict[str, Any], seed: int, steps: int) -> tuple[float, float]:
-    """Whether the most likely actions meet the guard (1) or walk round (0), and whether they arrive."""
+    """Return 1 if the most likely actions meet the guard, 0 if they walk round it; and 1 if they arrive."""
     settings = {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "gamma": 1.0, "learning_rate": LinearSchedule(1e-3, 0.0)}
     entropy = {"initial": 0.03, "final": 0.0, "decay_steps": max(int(0.9 * steps / (128 * 64)), 1)}
     model = DistributionalPPO(
@@ -141,7 +141,7 @@ def maze_way(risk: dict[str, Any], seed: int, steps: int) -> tuple[float, float]
     model.learn(steps)
     maze = GuardedMaze(500)
     env = GymVectorAdapter(maze, seed + 1000)
-    env = ReturnObserver(env, 1.0) if model.risk.return_augmented else env
+    env = ReturnObserver(env, 1.0) if model.risk_config.return_augmented else env
     obs, total, arrived, open_ = env.reset(), np.zeros(500), np.zeros(500, bool), np.ones(500, bool)
     for _ in range(maze.max_steps):
         obs, rewards, dones, infos = env.step(model.predict(obs, deterministic=True)[0])
@@ -170,9 +170,9 @@ def constrained(limit: float, seed: int, steps: int) -> tuple[float, float, floa
     watch = Watch()
     risk = {"objective": "constrained", "alpha": 0.2, "limit": limit}
     model = play_betting(risk, {}, seed, steps, watch)
-    values, mass = betting_law(model, BettingGame())
+    values, mass = result_distribution(model, BettingGame())
     infeasible = float("warn/cvar_limit_infeasible" in watch.seen)
-    _, exploring = model.objective.returns[0].tail(0.2, model.policy.law.masses.double().numpy())
+    _, exploring = model.objective.returns[0].tail(0.2, model.policy.return_dist.masses.double().numpy())
     return exploring, tail_mean(values, mass, 0.2), float(mass @ values), model.objective.multiplier, infeasible
 
 
@@ -185,18 +185,20 @@ def table_constrained(run: "Runner") -> None:
         run.row(limit, *(each(column) for column in zip(*results, strict=True)))
 
 
-# -------------------------------------------------------------------------------------------------------- dial
+# -------------------------------------------------------------------------------------------------------- alpha-conditioned
 
 
-def dial_frontier(seed: int, steps: int) -> list[tuple[float, float]]:
+def conditioned_frontier(seed: int, steps: int) -> list[tuple[float, float]]:
     """Mean and CVaR of one agent at each of the tails."""
-    risk = {"objective": "cvar", "alpha": (min(DIAL), max(DIAL)), "levels": len(DIAL)}
+    risk = {"objective": "cvar", "alpha": (min(ALPHAS), max(ALPHAS)), "levels": len(ALPHAS)}
     model, game = play_betting(risk, {}, seed, steps), BettingGame()
-    laws = [betting_law(model, game, alpha) for alpha in DIAL]
-    return [(float(mass @ values), tail_mean(values, mass, alpha)) for alpha, (values, mass) in zip(DIAL, laws, strict=True)]
+    results = [result_distribution(model, game, alpha) for alpha in ALPHAS]
+    return [
+        (float(mass @ values), tail_mean(values, mass, alpha)) for alpha, (values, mass) in zip(ALPHAS, results, strict=True)
+    ]
 
 
-def table_dial(run: "Runner") -> None:
+def table_conditioned(run: "Runner") -> None:
     run.head(
         "Betting game, one agent for all tails against one each",
         "alpha",
@@ -205,8 +207,10 @@ def table_dial(run: "Runner") -> None:
         "one each",
         "ratio of medians",
     )
-    frontiers = run.seeds(dial_frontier, steps=share_of(len(DIAL) * BETTING_STEPS, run.quick))  # as many as the others together
-    for i, alpha in enumerate(DIAL):
+    frontiers = run.seeds(
+        conditioned_frontier, steps=share_of(len(ALPHAS) * BETTING_STEPS, run.quick)
+    )  # as many as the others together
+    for i, alpha in enumerate(ALPHAS):
         risk = {"objective": "cvar", "alpha": alpha}
         separate = run.seeds(betting_cvar, risk, {}, alpha, steps=share_of(BETTING_STEPS, run.quick))
         shared = [frontier[i][1] for frontier in frontiers]
@@ -234,9 +238,9 @@ def draw_frontier(frontiers: list[list[tuple[float, float]]]) -> None:
     )
     for seed, frontier in enumerate(frontiers):
         axes.plot(
-            [c for _, c in frontier], [m for m, _ in frontier], "o--", ms=4, label=f"one agent, its dial turned, seed {seed}"
+            [c for _, c in frontier], [m for m, _ in frontier], "o--", ms=4, label=f"alpha-conditioned agent, seed {seed}"
         )
-    for alpha in DIAL:
+    for alpha in ALPHAS:
         best = BettingGame().solve(alpha)
         axes.annotate(f"{alpha:g}", (best.objective, best.mean), textcoords="offset points", xytext=(4, -10))
     axes.set_xlabel("CVaR at the tail that the policy serves")
@@ -333,7 +337,7 @@ class Runner:
         self.known: dict[str, list[Any]] = {}
 
     def seeds(self, function: Callable[..., Any], *arguments: Any, steps: int, n: int | None = None) -> list[Any]:
-        """What the function returns for each seed; the same question is answered once."""
+        """Return the result of the function for each seed; the same call is made once."""
         question = f"{function.__name__} {arguments} {steps}"
         if question not in self.known:
             seeds = range(self.first, self.first + (n or self.n_seeds))
@@ -356,7 +360,7 @@ TABLES = {
     "constrained": table_constrained,
     "crash": table_crash,
     "critic": table_critic,
-    "dial": table_dial,
+    "conditioned": table_conditioned,
     "market": table_market,
     "cost": table_cost,
 }

@@ -1,4 +1,4 @@
-"""Where the cap ends up with a player who is perfect for every cap, in the betting game: a part of risk.py.
+"""The search for the cap with a perfect player for every cap, in the betting game: a part of risk.py.
 
 What is lost here is lost by the search for the cap; what is lost beyond it, by learning. Nothing is random.
 """
@@ -11,7 +11,8 @@ from risk_market import tail_mean
 
 from tailguard.envs.betting_game import _Tree
 from tailguard.market import BettingGame
-from tailguard.ppo.risk import Budget, Finished, RiskConfig, RiskObjective
+from tailguard.ppo.config import RiskConfig
+from tailguard.ppo.risk import Budget, FinishedEpisodes, RiskObjective
 
 ROLLOUTS, EPISODES = 150, 1000
 LEVELS = (np.arange(EPISODES) + 0.5) / EPISODES
@@ -27,19 +28,19 @@ class PerfectPlayer:
         self.tree = _Tree(BettingGame(**game))
         self._known: dict[float, np.ndarray] = {}
 
-    def law(self, cap: float) -> np.ndarray:
+    def result_distribution(self, cap: float) -> np.ndarray:
         cap = round(min(cap, float(self.tree.results[-1])), 1)
         if cap not in self._known:
             self._known[cap] = self.tree.distribution(self.tree.plan(cap)[1])
         return self._known[cap]
 
     def returns(self, cap: float) -> np.ndarray:
-        """As many as are remembered, in the proportions of the law."""
-        upto = np.cumsum(self.law(cap))
+        """Draw as many results as the window holds, in the proportions of their distribution."""
+        upto = np.cumsum(self.result_distribution(cap))
         return self.tree.results[np.minimum(np.searchsorted(upto, LEVELS), len(upto) - 1)]
 
     def cvar(self, cap: float, alpha: float) -> float:
-        return tail_mean(self.tree.results, self.law(cap), alpha)
+        return tail_mean(self.tree.results, self.result_distribution(cap), alpha)
 
 
 def searched(player: PerfectPlayer, alpha: float) -> float:
@@ -48,13 +49,13 @@ def searched(player: PerfectPlayer, alpha: float) -> float:
     objective = RiskObjective(config, Budget(config))
     for rollout in range(ROLLOUTS):
         returns = player.returns(objective.budget.caps.item())
-        objective.remember(Finished(returns, np.empty((0, 1)), np.ones(EPISODES), np.empty(0)))
+        objective.remember(FinishedEpisodes(returns, np.empty((0, 1)), np.ones(EPISODES), np.empty(0)))
         objective.adapt(rollout / ROLLOUTS, np.ones(1), 1.0)
     return player.cvar(objective.budget.caps.item(), alpha)
 
 
 def followed(player: PerfectPlayer, alpha: float) -> float:
-    """The same with a cap that follows the VaR, of a tail that shrinks from 1 to alpha, and is never compared."""
+    """Return the CVaR reached with a cap that only follows the VaR, while alpha shrinks from 1 to its target."""
     config = RiskConfig(objective="cvar", alpha=alpha)
     cap = float(player.tree.results[-1])
     for rollout in range(ROLLOUTS):

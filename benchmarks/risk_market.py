@@ -25,11 +25,11 @@ def market_weeks(alpha: float, seed: int, steps: int) -> tuple[np.ndarray, np.nd
     model, bars = market_model(alpha, seed).learn(steps), load_dataset("btcusd-1h")
     span = (int(0.8 * len(bars)), len(bars))
     test = TradingVecEnv(bars, n_envs=512, episode_length=WEEK, fee=0.0005, span=span, seed=1000)
-    watched = ReturnObserver(test, 1.0) if model.risk.return_augmented else test
-    obs, total, open_ = watched.reset(), np.zeros(512), np.ones(512, bool)
+    env = ReturnObserver(test, 1.0) if model.risk_config.return_augmented else test
+    obs, total, open_ = env.reset(), np.zeros(512), np.ones(512, bool)
     begins = (test.batch.clock[NOW] - span[0]) // WEEK
     for _ in range(WEEK):
-        obs, rewards, dones, _ = watched.step(model.predict(obs, deterministic=True)[0])
+        obs, rewards, dones, _ = env.step(model.predict(obs, deterministic=True)[0])
         total += np.where(open_, rewards, 0.0)
         open_ &= ~dones
     return 100.0 * total, begins

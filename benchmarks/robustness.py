@@ -1,4 +1,4 @@
-"""What an adversary costs an agent, and what training against one saves: `python benchmarks/robustness.py [--quick]`.
+"""The loss of an agent under attack, with and without robust training: `python benchmarks/robustness.py [--quick]`.
 
 CartPole-v1 and Pendulum-v1, with and without memory, three seeds each. Two agents per seed, alike but for the adversary:
 "attacked" plays most of its environments on attacked observations (`rollouts`); a third (`--agents PPO attacked SA`) has the
@@ -10,7 +10,7 @@ observation and memory carries its earlier moves.
 CartPole is played raw: epsilon is metres, radians and their rates alike. On Pendulum it is in standard deviations of the
 observations, those of the plain agent for both agents: each has a normaliser of its own, and the attack must be the same in the
 units of the environment. Rewards are the environment's own. What an agent keeps is (attacked - floor) / (clean - floor), the
-floor being random actions. How the settings were chosen: docs/decisions.md, Robust agents.
+floor being random actions. How the settings were chosen: docs/experiments.md, Robustness.
 
 The last part trades a shipped market: the degradation of growth, Sharpe ratio and turnover with and without an adversary.
 """
@@ -27,10 +27,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tailguard import DistributionalPPO
-from tailguard.config import load_config
+from tailguard.config import AdversaryConfig, load_config
 from tailguard.evaluate.attack import AttackPlan, attack_market
 from tailguard.evaluate.attacked import AttackedPolicy
-from tailguard.experiments.training import build_model, default_split, prepare_market
+from tailguard.experiments.prepared_market import default_split, prepare_market
+from tailguard.experiments.training import build_model
 from tailguard.market import load_dataset
 from tailguard.ppo.scaling import ObservationNormalizer
 from tailguard.ppo.schedules import LinearSchedule
@@ -127,7 +128,7 @@ TASKS = {
 
 
 def mean_returns(task, episodes, act, repeats=1):
-    """Of the first episode of `episodes` environments, for each of `repeats` groups that start alike; ``[repeats]``."""
+    """Return the mean first-episode return of `episodes` environments, for `repeats` groups that start alike; ``[repeats]``."""
     env = DummyVecEnv([lambda: gym.make(task.env) for _ in range(episodes * repeats)])
     env._seeds = [10_000 + k % episodes for k in range(env.num_envs)]  # SB3 knows only one seed and counts on from it
     obs, starts = env.reset(), np.ones(env.num_envs, bool)
@@ -140,14 +141,14 @@ def mean_returns(task, episodes, act, repeats=1):
 
 
 def floor(task):
-    """What uniformly random actions get."""
+    """Return the mean return of uniformly random actions."""
     task_space = gym.make(task.env).action_space
     task_space.seed(0)
     return mean_returns(task, 100, lambda env, obs, starts: np.stack([task_space.sample() for _ in obs]))[0]
 
 
 def deviations(model):
-    """Of the observations, as the agent's normaliser has them; 1 for an agent that sees them raw."""
+    """Return the standard deviations of the observations, from the agent's normaliser; 1 for an agent that sees them raw."""
     normalizer = model.policy.normalizer
     return normalizer.var.sqrt().numpy() if isinstance(normalizer, ObservationNormalizer) else np.ones(model.policy.own_size)
 
@@ -206,8 +207,8 @@ def market(options):
     reports = {}
     threats = {
         "PPO": None,
-        "SA-PPO": {"epsilon": 0.3, "coefficient": 0.3},
-        "attacked": {"epsilon": 0.3, "rollouts": 0.625, "coefficient": 0.0, "keep_best": True},
+        "SA-PPO": AdversaryConfig(epsilon=0.3, coefficient=0.3),
+        "attacked": AdversaryConfig(epsilon=0.3, rollouts=0.625, coefficient=0.0, keep_best=True),
     }
     for name, adversary in threats.items():
         models = []

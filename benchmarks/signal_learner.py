@@ -8,11 +8,11 @@ import torch
 
 from tailguard import DistributionalPPO
 from tailguard.envs.vec_env import GymVectorAdapter
-from tailguard.experiments.tunables import ModelDials
-from tailguard.io.random_state import OwnRandomness
+from tailguard.experiments.population_member import TunableHyperparameters
+from tailguard.io.state import IsolatedRandomState
 from tailguard.market import SignalMarket
 from tailguard.population import HyperparamConfig
-from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_member_state, member_state
+from tailguard.population.exploit import LEARNING_RATE, CopySettings, exploit, load_member_state, member_state
 
 N_ENVS, N_STEPS = 16, 64
 DEFAULTS = {"learning_rate": 3e-4, "entropy_coef": 1e-3, "gae_lambda": 0.95}
@@ -40,7 +40,7 @@ class SignalFactory:
         return SignalLearner(self, member_id, hyperparams, seed)
 
     def sign(self, update: int) -> float:
-        """Of beta, during this update."""
+        """Return the sign of beta during this update."""
         return 1.0 if (update * self.regimes // self.horizon) % 2 == 0 else -1.0
 
 
@@ -52,8 +52,8 @@ class SignalLearner:
         self.factory, self.member_id, self.hyperparams, self.age = factory, member_id, dict(hyperparams), 0
         self.market = SignalMarket(N_ENVS, episode_length=256)
         self.optimum = self.market.solve().average_reward
-        self._randomness = OwnRandomness()
-        with self._randomness.in_force():
+        self._randomness = IsolatedRandomState()
+        with self._randomness.active():
             self.model = DistributionalPPO(
                 "MlpPolicy",
                 GymVectorAdapter(self.market, seed),
@@ -62,16 +62,16 @@ class SignalLearner:
                 seed=seed,
                 critic={"num_quantiles": 11},
             )
-        self.dials = ModelDials(self.model, [name for name in hyperparams if name != LEARNING_RATE])
+        self.tunables = TunableHyperparameters(self.model, [name for name in hyperparams if name != LEARNING_RATE])
         self._apply()
 
     def _apply(self) -> None:
-        self.dials.turn({name: value for name, value in self.hyperparams.items() if name != LEARNING_RATE})
+        self.tunables.apply({name: value for name, value in self.hyperparams.items() if name != LEARNING_RATE})
         self.model.lr.set(self.hyperparams[LEARNING_RATE])
 
     def train(self, steps: int) -> None:
         model = self.model
-        with self._randomness.in_force():
+        with self._randomness.active():
             for _ in range(steps):
                 self.market.beta = self.factory.sign(self.age) * abs(self.market.beta)
                 _, callback = model._setup_learn(N_ENVS * N_STEPS, None, reset_num_timesteps=False)
@@ -95,17 +95,17 @@ class SignalLearner:
         return (earned.reshape(16, 16).mean(1) / self.factory.score_steps / self.optimum).tolist()
 
     def save(self) -> dict:
-        with self._randomness.in_force():
+        with self._randomness.active():
             return {"member": member_state(self.model), "hyperparams": dict(self.hyperparams), "age": self.age}
 
     def load(self, state: Mapping) -> None:
-        with self._randomness.in_force():
+        with self._randomness.active():
             self.hyperparams, self.age = dict(state["hyperparams"]), state["age"]
             self._apply()
             load_member_state(self.model, state["member"])
 
-    def adopt(self, state: Mapping, hyperparams: Mapping, seed: int) -> None:
-        with self._randomness.in_force():
-            orders = Orders(self.member_id, hyperparams, seed, self.factory.optimizer)
-            exploit(self.model, state["member"], orders, self.dials)
+    def copy_from(self, state: Mapping, hyperparams: Mapping, seed: int) -> None:
+        with self._randomness.active():
+            settings = CopySettings(self.member_id, hyperparams, seed, self.factory.optimizer)
+            exploit(self.model, state["member"], settings, self.tunables)
         self.hyperparams, self.age = dict(hyperparams), state["age"]

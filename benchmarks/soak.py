@@ -127,7 +127,7 @@ def play(folder: Path, rng: np.random.Generator, size: float, number: int, until
 
 
 def report(minutes: float, seed: int, rounds: list[Round], memory: Memory, stopped: int | None) -> str:
-    """As markdown."""
+    """Return the findings as markdown."""
     findings = [finding for one in rounds for finding in one.findings]
     wrong = [finding for finding in findings if not finding.expected]
     compared = [one for one in rounds if one.same is not None]
@@ -140,9 +140,9 @@ def report(minutes: float, seed: int, rounds: list[Round], memory: Memory, stopp
         f"- {len(findings)} faults in {len(rounds)} rounds, {len(findings) - len(wrong)} with the outcome that was promised.",
         f"- {sum(one.ended for one in rounds)} of {len(rounds)} came to their end; of the {len(compared)} whose faults are "
         f"harmless, {sum(bool(one.same) for one in compared)} ended exactly as without faults, to the last bit.",
-        f"- Memory of a training that ran all the time: from {levels[0]:.0f} MiB at its start to {levels[-1]:.0f} MiB, slope "
-        f"{slope:+.2f} +- {width:.2f} MiB/h (95 %, {len(levels)} readings without the first tenth). Asked to stop, it ended "
-        f"with exit code {stopped}.",
+        f"- Resident size of a training that ran all the time: from {levels[0]:.0f} MiB at its start to {levels[-1]:.0f} MiB, "
+        f"trend {slope:+.2f} +- {width:.2f} MiB/h (95 %, {len(levels)} readings without the first tenth). Asked to stop, "
+        f"it ended with exit code {stopped}.",
         "",
         "| fault | subject | times | as promised | outcome | most that was lost | for example |",
         "|---|---|---|---|---|---|---|",

@@ -43,9 +43,9 @@ def burst_from(path: Path) -> None:
             path.unlink()  # whoever removes it has the burst; of several processes it is one
         except FileNotFoundError:
             return step
-        spoilt = (step.rewards if what == "reward" else step.obs).copy()
-        spoilt[: max(len(spoilt) // 2, 1)] = np.nan
-        return step._replace(rewards=spoilt) if what == "reward" else step._replace(obs=spoilt)
+        damaged = (step.rewards if what == "reward" else step.obs).copy()
+        damaged[: max(len(damaged) // 2, 1)] = np.nan
+        return step._replace(rewards=damaged) if what == "reward" else step._replace(obs=damaged)
 
     TradingVecEnv.step_arrays = step_arrays
 

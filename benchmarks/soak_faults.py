@@ -1,7 +1,7 @@
-"""What soak.py does to a training or a population, and what it expects of them. A fault starts the child that it spoils.
+"""The faults that soak.py injects into a training or a population, and what it expects. A fault starts the process it acts on.
 
 Every fault ends with a finding: what happened, whether that is what was promised, and the words of the child. Expected is that
-it goes on, or that it stops with an exit code that says so and one line that tells what is wrong; a traceback never is.
+it continues, or that it stops with an exit code that says so and one line that tells what is wrong; a traceback never is.
 """
 
 import os
@@ -23,7 +23,7 @@ PATIENCE = 900.0  # seconds for anything that should happen soon, on a machine t
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one fault.
+    """The result of one fault.
 
     :param fault: its name.
     :param subject: a training or a population.
@@ -42,7 +42,7 @@ class Finding:
 
 
 class Tormentor:
-    """Spoils one subject at random.
+    """Injects random faults into one subject.
 
     :param subject: a training or a population.
     :param rng: decides what and when.
@@ -85,7 +85,7 @@ class Tormentor:
         return self.finding("killed", "killed", True, child)
 
     def stall(self, child: Child) -> Finding:
-        """Nothing may come of it."""
+        """Stop the process for a while: it must continue as if nothing had happened."""
         victims = [child.pid, *child.members()]
         for pid in victims:
             _send(pid, signal.SIGSTOP)
@@ -94,9 +94,9 @@ class Tormentor:
             _send(pid, signal.SIGCONT)
         before = self.subject.progress()
         wait_for_step(child, self.subject, before, PATIENCE)
-        went_on = child.code(0.0) == ENDED or self.subject.progress() > before
+        continued = child.code(0.0) == ENDED or self.subject.progress() > before
         child.kill()
-        return self.finding("stalled", "went on" if went_on else "did not go on", went_on, child)
+        return self.finding("stalled", "continued" if continued else "did not continue", continued, child)
 
     def full_disk(self, child: Child) -> Finding:
         """No file may grow beyond a size that the next record or the next checkpoint has; what is there must stay as it is."""
@@ -112,7 +112,7 @@ class Tormentor:
         return self.stopped(f"full disk, {who} process", child, USER_ERROR, "File too large")
 
     def intruder(self, child: Child) -> Finding:
-        """A second process in the same folder is refused, and the first goes on."""
+        """A second process in the same folder is refused, and the first continues."""
         second = self.subject.child(self.subject.arguments(), None, self.subject.errors.with_suffix(".second"))
         code = second.code(PATIENCE)
         refused = code == USER_ERROR and "is being trained by another process" in (second.said() or [""])[-1]
@@ -139,7 +139,7 @@ class Tormentor:
         return finding
 
     def damage(self, child: Child) -> Finding:
-        """The newest checkpoint is spoilt; the one before is taken, which costs one interval more."""
+        """Damage the newest checkpoint: the one before is taken, which costs one interval more."""
         child.kill()
         assert isinstance(self.subject, Training)
         paths = self.subject.checkpoints()
@@ -173,7 +173,7 @@ class Tormentor:
         again.kill()
         shutil.rmtree(paths[0].parent)
         shutil.move(spare, paths[0].parent)
-        return self.finding("all checkpoints spoilt", f"exit code {ended}", right, again)
+        return self.finding("all checkpoints damaged", f"exit code {ended}", right, again)
 
     # ------------------------------------------------------------------------------------------------- of a population
 
@@ -184,21 +184,21 @@ class Tormentor:
             _send(int(self.rng.choice(members)), signal.SIGKILL)
         before = self.subject.progress()
         wait_for_step(child, self.subject, before, PATIENCE)  # one loss per interval: more would be a dead member
-        went_on = child.code(0.0) == ENDED or self.subject.progress() > before
+        continued = child.code(0.0) == ENDED or self.subject.progress() > before
         child.kill()
-        return self.finding("member killed", "went on" if went_on else "did not go on", went_on, child)
+        return self.finding("member killed", "continued" if continued else "did not continue", continued, child)
 
     # ---------------------------------------------------------------------------------- that change what is learnt
 
     def member_nan(self, child: Child) -> Finding:
-        """One member fails; the population goes on without it."""
+        """Let one member fail: the population continues without it."""
         self.subject.burst.write_text(str(self.rng.choice(["reward", "observation"])))
         before = self.subject.progress()
         wait_for_step(child, self.subject, before + 1, PATIENCE)
-        went_on = child.code(0.0) in (None, ENDED) and self.subject.progress() > before
+        continued = child.code(0.0) in (None, ENDED) and self.subject.progress() > before
         self.subject.burst.unlink(missing_ok=True)
         child.kill()
-        return self.finding("NaN in one member", "went on" if went_on else "did not go on", went_on, child)
+        return self.finding("NaN in one member", "continued" if continued else "did not continue", continued, child)
 
     def damage_member(self, child: Child) -> Finding:
         """Its state is gone, so it becomes a copy of another."""
@@ -211,9 +211,9 @@ class Tormentor:
         before = self.subject.safe()
         again = self.subject.start()
         wait_for_step(again, self.subject, before, PATIENCE)
-        went_on = again.code(0.0) in (None, ENDED) and self.subject.progress() > before
+        continued = again.code(0.0) in (None, ENDED) and self.subject.progress() > before
         again.kill()
-        return self.finding(f"member's state {how}", "went on" if went_on else "did not go on", went_on, again)
+        return self.finding(f"member's state {how}", "continued" if continued else "did not continue", continued, again)
 
     def faults(self, harmless: bool) -> list[Callable[[Child], Finding]]:
         """Those that may happen to this subject.

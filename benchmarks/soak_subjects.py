@@ -1,4 +1,4 @@
-"""What soak.py maltreats: a training and a population, each through the real command line in a folder of its own."""
+"""The subjects of soak.py: a training and a population, each through the real command line in a folder of its own."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tailguard.io.checkpoint import CheckpointError, load
 from tailguard.population.lineage import read
-from tailguard.ppo.persistence import KIND
+from tailguard.ppo.serialization import KIND
 
 HERE = Path(__file__).parent
 DATA = "nasdaq-1d"
@@ -51,23 +51,23 @@ class Subject:
         self.errors = folder.with_name(folder.name + ".stderr")
 
     def arguments(self) -> list[str]:
-        """Of the command that begins, or goes on."""
+        """Return the arguments of the command that begins or resumes."""
         raise NotImplementedError
 
     def result(self) -> dict[str, bytes]:
-        """What must not depend on faults."""
+        """Return what must not depend on faults."""
         raise NotImplementedError
 
     def progress(self) -> int:
-        """How far it has come by its own record: steps, or decisions."""
+        """Return the progress by its own record, in steps or decisions."""
         raise NotImplementedError
 
     def record(self) -> Path:
-        """The file that says how far it has come; whoever goes on cuts it first to where it goes on from."""
+        """Return the file that records the progress; a resumed process first cuts it back to where it resumes."""
         raise NotImplementedError
 
     def safe(self) -> int:
-        """How far it would still be if it was killed now."""
+        """Return the progress that would be left if it was killed now."""
         raise NotImplementedError
 
     allowance = 0  # how much of its progress a kill may cost
@@ -166,14 +166,14 @@ class Child:
         CHILDREN.append(self)
 
     def code(self, within: float) -> int | None:
-        """Its exit code; None if it goes on after so many seconds."""
+        """Return its exit code; None if it still runs after so many seconds."""
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> None:
-        """Nothing happens to one that has ended. Members find out by themselves."""
+        """Kill the process, if it still runs; members notice by themselves."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 

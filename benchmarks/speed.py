@@ -120,7 +120,7 @@ def gemm_flops() -> float:
 
 
 def share_of_gemm(model, stages, flops_per_second):
-    """What the matrix products alone would take at full speed, over what each stage took; None for other people's engines.
+    """Return the time of the matrix products alone at full speed, as a share of each stage; None for other people's engines.
 
     A sample costs 2 operations per weight forwards and 4 more backwards: once forwards for acting (the actor) and preparing
     (the critics), and `n_epochs` times both ways in the update.

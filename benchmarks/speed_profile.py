@@ -1,4 +1,4 @@
-"""Where the processor time of an iteration goes: the compiled passes and the Python between them.
+"""Processor time of an iteration by part: the compiled passes and the Python between them.
 
 Times each pass of one of speed.py's engines with the process clock, which itself takes about a microsecond a call.
 """
@@ -12,11 +12,11 @@ from speed import ENGINES, ENVS, STEPS
 
 from tailguard.optim import adam
 from tailguard.ppo import algorithm, diagnostics, experience, loss, rollout, update
-from tailguard.ppo.acting import TorchActing
 from tailguard.ppo.actions import Gaussian
-from tailguard.ppo.compiled import kernels, losses
+from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled import update as compiled_update
 from tailguard.ppo.compiled.acting import CompiledActing
+from tailguard.ppo.rollout import Acting
 
 PASSES = [
     (kernels, "pack_lstm"),
@@ -27,22 +27,22 @@ PASSES = [
     (kernels, "mlp_backward"),
     (torch, "mm"),
     (torch, "cat"),
-    (losses, "mean_loss"),
-    (losses, "quantile_loss"),
+    (compiled_update, "mean_loss"),
+    (compiled_update, "quantile_loss"),
     (compiled_update, "policy_rows"),
     (loss, "policy_rows"),
     (compiled_update.CompiledGradient, "gradient"),
     (CompiledActing, "step"),
-    (TorchActing, "step"),
+    (Acting, "step"),
     (Gaussian, "to_env"),
     (rollout.Rollout, "add"),
-    (rollout.Rollout, "strips"),
+    (rollout.Rollout, "sequence_layout"),
     (algorithm, "step_with_arrays"),
     (algorithm, "finite"),
     (algorithm, "prepare"),
     (experience, "_dealt"),
     (experience, "_atoms"),
-    (update, "gradient_norms"),
+    (update, "_norm"),
     (update.Update, "_gradient"),
     (update.Update, "_step"),
     (update.Update, "run"),
@@ -54,7 +54,7 @@ PASSES = [
 
 
 class Clock:
-    """Counts the calls of functions, and the time inside them less that of others it watches."""
+    """Counts the calls of functions, and the time inside them less that of the other functions it measures."""
 
     def __init__(self) -> None:
         self.calls, self.seconds, self._inner = defaultdict(int), defaultdict(float), []

@@ -1,4 +1,4 @@
-"""What saving costs, and whether a training that is killed again and again ends as the uninterrupted one: `make bench-state`.
+"""The cost of saving, and a training that is killed again and again, compared with the uninterrupted one: `make bench-state`.
 
 A table of pause (median and longest of 20 saves), load time and file size; then 20 kills by SIGKILL at random moments, each
 followed by `tailguard resume`, and a comparison of the last checkpoint and of all figures with those of a run left alone.
@@ -19,8 +19,9 @@ import torch
 
 from tailguard import DistributionalPPO
 from tailguard.config import load_config
+from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
-from tailguard.experiments.training import build_model, default_split, prepare_market
+from tailguard.experiments.training import build_model
 from tailguard.market import load_dataset
 
 DATA = "nasdaq-1d"
@@ -67,7 +68,7 @@ def kills(folder: Path, times: int) -> None:
         config, market = market_of([*tiny, *settings])
         runs = [Run.create(folder / f"{name} {which}", config, DATA, market) for which in ("whole", "killed")]
         start = time.perf_counter()
-        train(runs[0], lambda done, text: None)
+        train(runs[0], lambda done, total, text: None)
         seconds, killed = time.perf_counter() - start, 0
         while killed < times:
             command = [sys.executable, "-m", "tailguard", "resume", str(runs[1].path), "--quiet"]
@@ -78,7 +79,7 @@ def kills(folder: Path, times: int) -> None:
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed += 1
-        train(runs[1], lambda done, text: None)
+        train(runs[1], lambda done, total, text: None)
         same = [
             runs[0].checkpoints.paths()[-1].read_bytes() == runs[1].checkpoints.paths()[-1].read_bytes(),
             (runs[0].path / "metrics.jsonl").read_text() == (runs[1].path / "metrics.jsonl").read_text(),

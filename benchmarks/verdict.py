@@ -1,4 +1,4 @@
-"""How fast the verdict is, how often it claims skill where there is none, and how often it finds what is there.
+"""The verdict's speed, its false claims of skill, and its power.
 
     python benchmarks/verdict.py [speed] [walks] [trained] [cores] [--walks 200] [--draws 1000]
 
@@ -23,9 +23,9 @@ from tailguard.config import load_config
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.folds import WalkforwardConfig, longest_lookback, make_folds
 from tailguard.evaluate.record import Provenance
-from tailguard.evaluate.walkforward import WalkforwardConfig, longest_lookback, make_folds
-from tailguard.experiments.walkforward import Job, Pair, run_pairs, walkforward
+from tailguard.experiments.walkforward import Pair, WalkforwardRun, train_pairs, walkforward
 from tailguard.market.baselines import strategy
 from tailguard.market.rules import TradingRules
 from tailguard.market.synthetic import ar1_returns, random_walk
@@ -127,7 +127,7 @@ def cores(options, pairs=8):
         with tempfile.TemporaryDirectory() as folder:
             start, busy = time.perf_counter(), cpu_seconds()
             todo = [Pair(fold, seed) for seed in range(pairs)]
-            run_pairs(Job(bars, config, walk.warmup, Path(folder)), todo, jobs, lambda *said: None)
+            train_pairs(WalkforwardRun(bars, config, walk.warmup, Path(folder)), todo, jobs, lambda *said: None)
             seconds[jobs], cpu[jobs] = time.perf_counter() - start, cpu_seconds() - busy
     print(f"\nwalk-forward, {pairs} trainings of {config.training.steps:,} steps, one process against two")
     print(f"  wall clock: {seconds[1]:.1f} s and {seconds[2]:.1f} s, {seconds[1] / seconds[2]:.2f} times as fast")
@@ -135,7 +135,7 @@ def cores(options, pairs=8):
 
 
 def cpu_seconds():
-    """Of this process and of those that it has waited for."""
+    """Return the CPU time of this process and of those it has waited for."""
     return sum(usage.ru_utime + usage.ru_stime for usage in map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN)))
 
 

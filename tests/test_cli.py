@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from tailguard.config import Config, load_config
 from tailguard.evaluate import backtest
 from tailguard.market import TradingRules, load_dataset, random_walk
 from tailguard.market.baselines import STRATEGIES, strategy
@@ -42,10 +44,15 @@ def own_file(tmp_path_factory):
             "no parameter 'jump'; it takes lookback, skip",
         ),
         (["backtest", "--data", "nasdaq-1d", "--strategy", "momentum:skip=300"], "skip is 300, but it must be at least 0"),
-        (["backtest", "--data", "nasdaq-1d", "--set", "trading.fee=2"], "trading.fee: Input should be less than 1 (got 2)"),
+        (["backtest", "--data", "nasdaq-1d", "--set", "trading.fee=2"], "trading.fee is 2: must be less than 1"),
         (["backtest", "--data", "nasdaq-1d", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["backtest", "--data", "nasdaq-1d", "--format", "pdf"], "'pdf' is not one of"),
         (["config", "--set", "trading.fees=2"], "trading.fees: unknown key; known are band"),
+        (
+            ["config", "--explain", "training.risk.alfa"],
+            "no setting named 'training.risk.alfa'; did you mean training.risk.alpha?",
+        ),
+        (["config", "training.risk"], "training.risk: a key is explained with --explain"),
         (["resume", "nowhere"], "nowhere is not a run"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
         (["attack", "nowhere"], "nowhere is not a run"),
@@ -124,6 +131,60 @@ def test_train_prints_the_agent_beside_the_baselines(own_file, tmp_path):
     assert "is not empty: `tailguard resume" in refused.stderr
 
 
+@pytest.fixture(scope="module")
+def trained(own_file, tmp_path_factory):
+    """A run, the rows that `train` printed, and the metrics that `evaluate` wrote."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    tiny = ["training.steps=256", "training.n_envs=4", "training.n_steps=32", "training.lstm_hidden_size=8"]
+    overrides = [word for setting in [*tiny, "training.tensorboard=null"] for word in ("--set", setting)]
+    printed = run("train", "--data", str(own_file), "--run", str(folder), *overrides, "--format", "json")
+    assert run("evaluate", str(folder)).returncode == 0
+    metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
+    return folder, {row["strategy"]: row for row in json.loads(printed.stdout)}, metrics
+
+
+@pytest.mark.parametrize("strategy", ["agent", "buy_and_hold", "moving_average", "random_positions"])
+def test_the_table_of_train_is_that_of_evaluate_to_the_last_digit(trained, strategy):
+    _, rows, metrics = trained
+    for figure in ("total_return", "cagr", "sharpe", "max_drawdown", "cvar_5", "turnover", "costs"):
+        assert rows[strategy][figure] == metrics["statistics"][strategy][figure]["value"], figure
+
+
+def test_the_clean_row_of_attack_is_the_agent_of_evaluate(trained):
+    folder, _, metrics = trained
+    assert run("attack", str(folder), "--epsilon", "0.1", "--steps", "1", "--quiet").returncode == 0
+    clean = json.loads((folder / "attack.json").read_text())["rows"][0]
+    assert clean["kind"] == "clean"
+    for figure in ("cagr", "sharpe", "cvar_5", "max_drawdown", "turnover"):
+        assert clean["figures"][figure]["estimate"] == metrics["statistics"]["agent"][figure]["value"], figure
+
+
+def test_train_reads_the_data_and_builds_the_features_once(own_file, tmp_path, monkeypatch, capsys):
+    """In this process, so that calls can be counted."""
+    from tailguard.cli import main
+    from tailguard.experiments import prepared_market
+    from tailguard.experiments import run as run_module
+
+    calls = []
+    for module in (prepared_market, run_module):
+        monkeypatch.setattr(module, "load_source", counted(module.load_source, calls))
+    monkeypatch.setattr(prepared_market, "build_features", counted(prepared_market.build_features, calls))
+    settings = ["training.steps=64", "training.n_envs=2", "training.n_steps=32", "training.tensorboard=null"]
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--data", str(own_file), "--run", str(tmp_path / "run"), *overrides, "--quiet"])
+    assert ended.value.code == 0
+    assert calls == ["load_source", "build_features"]
+
+
+def counted(function, calls):
+    def call(*arguments, **options):
+        calls.append(function.__name__)
+        return function(*arguments, **options)
+
+    return call
+
+
 def test_pipes_get_no_colour_and_no_progress():
     result = run("backtest", "--data", "eurusd-1h", "--strategy", "buy_and_hold", FORCE_COLOR="", NO_COLOR="1")
     assert "\x1b" not in result.stdout + result.stderr
@@ -134,3 +195,49 @@ def test_config_prints_what_was_set():
     output = run("config", "--set", "trading.fee=0.0123").stdout
     assert "fee: 0.0123" in output
     assert "horizons:" in output
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.risk.objective=cvr", "training.risk.objective is 'cvr': must be 'neutral', 'cvar'"),
+        ("training.critics={twin: false}", "training.critics: unknown key"),
+        ("training.batch_size=100", "training.batch_size is 100, but it must be a divisor of 4096"),
+        ("training.adversary.perturbable=[retrun_1]", "feature is 'retrun_1', but it must be one of return_1"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_found_before_a_run_folder_is_made(own_file, tmp_path, setting, message):
+    result = run("train", "--data", str(own_file), "--run", str(tmp_path / "run"), "--set", setting)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_config_explains_a_key_a_section_and_everything():
+    key = run("config", "--explain", "training.risk.alpha").stdout
+    assert key.startswith("training.risk.alpha: number in (0, 1] or list of 2 numbers in (0, 1]; default 0.05\n")
+    assert "the worst 5 %" in key
+    section = run("config", "--explain", "training.critic").stdout
+    assert "training.critic.distribution: quantile, monotone or categorical" in section
+    assert "training.critic.scale.beta: number in (0, 1]; default 0.2" in section
+    assert "training.risk" not in section
+    whole = run("config", "--explain").stdout
+    assert key in whole
+    assert "population.hyperparams[].min_value: number or null; default null" in whole
+
+
+def test_init_writes_a_file_that_loads_and_never_overwrites(tmp_path):
+    path = tmp_path / "mine.yaml"
+    assert run("init", str(path)).returncode == 0
+    text = path.read_text()
+    config = load_config(path)
+    assert config == Config(data=config.data)
+    assert config.data == ("nasdaq-1d",)
+    settings = [line for line in text.splitlines() if re.match(r" *\w+: \S", line)]
+    assert len(settings) > 30
+    assert all("  # " in line for line in settings)
+    path.write_text("data: []\n")
+    refused = run("init", str(path))
+    assert refused.returncode == 2
+    assert "exists already" in refused.stderr
+    assert path.read_text() == "data: []\n"

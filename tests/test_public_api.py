@@ -34,7 +34,7 @@ RELIED_ON = {
     "tailguard.ppo.scaling": ["ObsNormConfig"],
     "tailguard.config": ["Config", "TrainingConfig", "CheckpointConfig"],
     "tailguard.envs.vec_env": ["GymVectorAdapter"],
-    "tailguard.population.learner": ["Learner"],
+    "tailguard.population.member": ["Learner"],
 }
 
 

@@ -1,8 +1,7 @@
-"""Draw the packages from their imports: `python tools/architecture.py` rewrites the drawings of docs/architecture.md.
+"""Read the packages from their imports: `python tools/architecture.py` rewrites the tables of docs/architecture.md.
 
-Every import statement in the source counts, also those inside functions and under ``TYPE_CHECKING``: an import that waits for
-its first use is an arrow all the same. The only file that is left out is ``tailguard/__init__.py``: it names
-what is public, and loads it on first use.
+Every import statement in the source counts, also those inside functions and under ``TYPE_CHECKING``. The only file that is left
+out is ``tailguard/__init__.py``: it names what is public, and loads it on first use.
 """
 
 import argparse
@@ -31,12 +30,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__main__",),
 )
-ALONE = ("config", "__main__")  # files beside the packages that are packages of their own; all others are the foundation
+# Files beside the packages that are packages of their own; all other files there are the foundation.
+ALONE = {"config": "config", "config_help": "config", "__main__": "__main__"}
 Graph = dict[str, set[str]]
 
 
 def modules(source: Path = SOURCE) -> dict[str, Path]:
-    """Every module but ``tailguard/__init__.py``, by its name without ``tailguard.``; a package stands for its ``__init__``."""
+    """Return the paths of all modules but ``tailguard/__init__.py``, by dotted name; a package is its ``__init__``."""
     found = {}
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
@@ -47,7 +47,7 @@ def modules(source: Path = SOURCE) -> dict[str, Path]:
 
 
 def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """The modules of Tailguard that a file names in an import, wherever the statement stands.
+    """Return the modules of Tailguard that a file imports, wherever the statement stands.
 
     :param path: the file.
     :param known: all modules, from :func:`modules`.
@@ -66,7 +66,7 @@ def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
 
 
 def _module_of(name: str, known: Mapping[str, Path], path: Path) -> str | None:
-    """The module that a dotted name lies in; None for a name of ``tailguard/__init__.py``, such as the version."""
+    """Return the module of a dotted name; None for a name of ``tailguard/__init__.py``, such as the version."""
     if name in known:
         return name
     owner, dot, _ = name.rpartition(".")
@@ -78,19 +78,19 @@ def _module_of(name: str, known: Mapping[str, Path], path: Path) -> str | None:
 
 
 def module_graph(source: Path = SOURCE) -> Graph:
-    """Who imports whom, module by module."""
+    """Return the imports of every module."""
     known = modules(source)
     return {name: imported(path, known) - {name} for name, path in known.items()}
 
 
 def package_of(module: str) -> str:
-    """The package of a module, or the file itself where it is a package of its own."""
+    """Return the package of a module, or the file itself where it is a package of its own."""
     head, dot, _ = module.partition(".")
-    return head if dot or head in ALONE or (SOURCE / head).is_dir() else FOUNDATION
+    return ALONE.get(head, head if dot or (SOURCE / head).is_dir() else FOUNDATION)
 
 
 def package_graph(graph: Graph) -> Graph:
-    """Who imports whom, package by package."""
+    """Return the imports of every package."""
     packages: Graph = {package_of(module): set() for module in graph}
     for module, targets in graph.items():
         packages[package_of(module)] |= {package_of(target) for target in targets} - {package_of(module)}
@@ -98,7 +98,11 @@ def package_graph(graph: Graph) -> Graph:
 
 
 def backward(packages: Graph) -> list[tuple[str, str]]:
-    """The arrows that do not lead to a lower layer; a package without a layer counts as a mistake, too."""
+    """Return the imports that do not lead to a lower layer.
+
+    :param packages: from :func:`package_graph`.
+    :raises ValueError: for a package without a layer.
+    """
     height = {package: level for level, layer in enumerate(LAYERS) for package in layer}
     missing = sorted(set(packages) - set(height))
     if missing:
@@ -109,7 +113,7 @@ def backward(packages: Graph) -> list[tuple[str, str]]:
 
 
 def cycle(graph: Graph) -> list[str]:
-    """A way from a module back to itself; empty where there is none."""
+    """Return a cycle of imports; empty where there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -117,36 +121,20 @@ def cycle(graph: Graph) -> list[str]:
     return []
 
 
-def reduced(graph: Graph) -> Graph:
-    """Without the arrows that others imply: what can be reached stays the same. The graph must have no cycle."""
-    reach: Graph = {}
-    for node in TopologicalSorter(graph).static_order():
-        targets = graph.get(node, set())
-        reach[node] = targets.union(*(reach[target] for target in targets))
-    return {node: {t for t in targets if not any(t in reach[u] for u in targets - {t})} for node, targets in graph.items()}
-
-
-def mermaid(graph: Graph, labels: Mapping[str, str]) -> str:
-    """A drawing; arrows lead from a module to what it imports."""
-    ids = {name: re.sub(r"\W", "_", name).strip("_") + "_" for name in graph}  # "end" and the like are words of mermaid
-    lines = ["```mermaid", "graph TD"]
-    lines += [f'  {ids[name]}["{labels[name]}"]' for name in sorted(graph)]
-    lines += [f"  {ids[name]} --> {ids[target]}" for name in sorted(graph) for target in sorted(graph[name])]
-    return "\n".join([*lines, "```"])
+def layer_cake() -> str:
+    """Return the layers as text, the highest on top."""
+    rows = ["   ".join(layer) for layer in reversed(LAYERS)]
+    width = max(map(len, rows))
+    return "\n".join(["```text", *(row.center(width).rstrip() for row in rows), "```"])
 
 
 def drawings(graph: Graph) -> dict[str, str]:
-    """The text of every drawing, by the name of its markers."""
+    """Return the text of every drawing, by the name of its markers."""
     packages = package_graph(graph)
-    label = {package: f"{package}.py" if package in ALONE else package for package in packages}
     table = ["| package | imports |", "|---|---|"]
     ordered = [package for layer in reversed(LAYERS) for package in layer]
-    table += [f"| `{label[package]}` | {_names(packages[package])} |" for package in ordered]
-    layers = [f"{number}. {_names(layer)}" for number, layer in enumerate(LAYERS, start=1)]
-    return {
-        "layers": "\n".join(layers),
-        "packages": "\n\n".join([mermaid(reduced(packages), label), "\n".join(table)]),
-    }
+    table += [f"| `{package}` | {_names(packages[package])} |" for package in ordered]
+    return {"layers": layer_cake(), "packages": "\n".join(table)}
 
 
 def _names(packages: Iterable[str]) -> str:
@@ -154,7 +142,7 @@ def _names(packages: Iterable[str]) -> str:
 
 
 def redrawn(text: str, drawn: Mapping[str, str]) -> str:
-    """The document with every drawing in its place.
+    """Return the document with every drawing in its place.
 
     :param text: of the document.
     :param drawn: from :func:`drawings`.
@@ -169,12 +157,12 @@ def redrawn(text: str, drawn: Mapping[str, str]) -> str:
         _, found, tail = rest.partition(end)
         if not found:
             raise ValueError(f"the drawing {name} has no {end}")
-        text = f"{head}{start}\n{drawing}\n{end}{tail}"
+        text = f"{head}{start}\n\n{drawing}\n\n{end}{tail}"
     return text
 
 
 def main() -> None:
-    """Rewrite the drawings, or say whether they are as the imports say."""
+    """Rewrite the drawings, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when something has changed")
     check = parser.parse_args().check

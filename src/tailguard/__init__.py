@@ -4,6 +4,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.envs.registration import register
+
 if TYPE_CHECKING:
     from tailguard.envs.return_observer import ReturnAugmentedEnv, ReturnObserver
     from tailguard.market.env import TradingEnv, TradingVecEnv
@@ -26,3 +28,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_ON_FIRST_USE[name]), name)
+
+
+# gymnasium.make("tailguard/Trading-v0", bars=..., fee=...); the environment itself is loaded when it is made.
+register(id="tailguard/Trading-v0", entry_point="tailguard.market.env:TradingEnv")

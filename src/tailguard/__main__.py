@@ -1,4 +1,4 @@
-"""``python -m tailguard`` is the command ``tailguard``."""
+"""Run the command ``tailguard`` as ``python -m tailguard``."""
 
 from tailguard.cli import main
 

@@ -1,71 +1,220 @@
-"""The configuration: one tree of settings, one YAML file, overrides from the command line.
+"""The configuration: one tree of settings, one YAML file, overrides from the command line. It does not load PyTorch.
 
-A section is the settings class of its room, so every default stands exactly once, beside the code that it steers.
+A section is the settings class of its package, so every default stands exactly once, beside the code that it steers, and the
+constructor of :class:`tailguard.DistributionalPPO` takes the same classes. ``docs/config.md`` is made of their docstrings.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from tailguard.evaluate.walkforward import WalkforwardConfig
+from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
-from tailguard.market.rules import TradingSettings
-from tailguard.population.config import PopulationConfig
-from tailguard.validation import build
+from tailguard.market.rules import TradingRules, TradingSettings
+from tailguard.optim.config import OptimizerConfig, VGSConfig
+from tailguard.population.config import HyperparamConfig, PBTConfig, PopulationConfig
+from tailguard.ppo.config import (
+    CriticConfig,
+    EntropyConfig,
+    KLConfig,
+    LayersConfig,
+    NetworkConfig,
+    ObsNormConfig,
+    ReturnScaleConfig,
+    RiskConfig,
+    resolve_batch_sizes,
+)
+from tailguard.robust.config import PerturbationConfig, SAPPOConfig
+from tailguard.validation import build, require
+
+__all__ = [
+    "AdversaryConfig",
+    "CheckpointConfig",
+    "Config",
+    "CriticConfig",
+    "EntropyConfig",
+    "FeatureConfig",
+    "HyperparamConfig",
+    "KLConfig",
+    "LayersConfig",
+    "NetworkConfig",
+    "ObsNormConfig",
+    "OptimizerConfig",
+    "PBTConfig",
+    "PerturbationConfig",
+    "PopulationConfig",
+    "ReturnScaleConfig",
+    "RiskConfig",
+    "SAPPOConfig",
+    "TradingNetworkConfig",
+    "TradingRules",
+    "TradingSettings",
+    "TrainingConfig",
+    "VGSConfig",
+    "WalkforwardConfig",
+    "dump_config",
+    "load_config",
+]
+
+# What a population may search, by the names that experiments/population_member.py gives to the hyperparameters of a model.
+ADVERSARIAL = frozenset({"adversarial_epsilon", "adversarial_ratio", "robust_kl_coef"})
+SEARCHABLE = ADVERSARIAL | {
+    "clip_range",
+    "entropy_coef",
+    "gae_lambda",
+    "gamma",
+    "kl_target",
+    "learning_rate",
+    "max_grad_norm",
+    "n_epochs",
+    "vf_coef",
+}
+
+
+class TradingNetworkConfig(NetworkConfig):
+    """The networks of a trading agent: those of :class:`NetworkConfig` with a smaller LSTM, since markets are mostly noise.
+
+    :param lstm_hidden_size: size of the LSTM's hidden state, at least 1, for ``MlpLstmPolicy``. 32 is enough for daily and
+        hourly bars; time grows with its square, and a larger one learns the noise of the past by heart.
+    """
+
+    lstm_hidden_size: PositiveInt = 32
+
+
+class AdversaryConfig(SAPPOConfig):
+    """Training against perturbed observations, with columns that may be named.
+
+    :param perturbable: features that the adversary may move: names, patterns such as ``[return_*, rsi]``, or numbers of
+        columns. None is everything that the market says: the calendar and the account are known for certain. Fewer make the
+        adversary weaker and the agent trust the others.
+    """
+
+    perturbable: tuple[NonNegativeInt | str, ...] | None = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _names_or_columns(self) -> Self:
+        kinds = {isinstance(column, str) for column in self.perturbable or ()}
+        require(len(kinds) < 2, "perturbable", self.perturbable, "all names or all numbers of columns")
+        return self
 
 
 class TrainingConfig(BaseModel):
-    """How an agent is trained.
+    """The training of an agent.
 
-    :param steps: environment steps in all.
-    :param seed: of everything that is random.
-    :param n_envs: accounts that trade side by side.
-    :param test_share: share of the bars, at the end, that training never sees.
-    :param policy: with or without memory.
-    :param lstm_hidden_size: size of the memory.
-    :param learning_rate: size of a gradient step.
-    :param n_steps: steps per account between updates.
-    :param n_epochs: passes over them.
-    :param gamma: discount; 0.95 looks about 20 bars ahead.
-    :param risk: the objective, such as ``{objective: cvar, alpha: 0.2}``; as all that follow, passed on to DistributionalPPO.
-    :param critic: settings of the critics.
-    :param optimizer: such as ``{name: adaptive_upgd}``.
-    :param vgs: variance gradient scaling; ``{}`` switches it on.
-    :param adversary: training against perturbed observations, such as ``{epsilon: 0.1}``; its ``perturbable`` may name features
-        (``[return_*, rsi]``) and is all that the market says by default, but not the calendar and the account.
+    :param steps: environment steps in all, at least 1; 300,000 take a minute or two. More fit the training bars better, which
+        is not always better on the bars that follow.
+    :param seed: seed of everything that is random, at least 0. The same seed gives the same agent, bit for bit.
+    :param n_envs: accounts that trade side by side, at least 1. 32 is typical; more make steadier updates and fewer of them.
+    :param test_share: share of the bars, at the end, that training never sees, in (0, 1). 0.3 is typical; less leaves more to
+        learn from and makes the test less certain.
+    :param policy: ``MlpLstmPolicy`` is recurrent: it remembers earlier bars. ``MlpPolicy`` sees the features of the present bar
+        only and trains several times faster.
+    :param network: layers, activation, LSTM and the distribution of actions. ``training.lstm_hidden_size`` is an older place of
+        ``training.network.lstm_hidden_size``.
+    :param learning_rate: size of a gradient step, above 0. 3e-4 is typical; three times more is often unstable, three times
+        less slow.
+    :param n_steps: steps per account between updates, at least 2. 128 is typical; longer rollouts see farther and update less
+        often. The recurrent policy learns from sequences of this length.
+    :param batch_size: samples per gradient step, a divisor of ``n_steps * n_envs``; for ``MlpLstmPolicy`` a multiple of
+        `n_steps`, since a minibatch is whole sequences. None takes a quarter of the rollout. Smaller ones are noisier and make
+        more steps.
+    :param n_epochs: passes over each rollout, at least 1. 4 to 10 are usual; more learn faster and overfit the rollout.
+    :param gamma: discount, in [0, 1]; 0.95 looks about 20 bars ahead. Closer to 1 looks farther, with more noise.
+    :param gae_lambda: lambda of the advantages (GAE), in [0, 1]. 0.95 is typical; lower trusts the critics more, with less
+        noise and more bias.
+    :param clip_range: how far the ratio of new to old probability may count, above 0. 0.2 is typical; 0.1 is more cautious.
+    :param max_grad_norm: gradients are scaled down to this norm, above 0. 0.5 is typical; lower cuts more of them.
+    :param vf_coef: weight of the critics' loss, at least 0. 0.5 is typical; it matters where actor and critics share an LSTM.
+    :param microbatch_size: samples per backward pass, a divisor of `batch_size`; gradients of a minibatch are added up, which
+        saves memory and changes nothing else. None: the whole minibatch.
+    :param risk: what is maximised: the mean return or the average of its worst share (CVaR).
+    :param critic: what the critics predict and how they learn it.
+    :param optimizer: the optimizer and its settings.
+    :param entropy: how much randomness is paid for.
+    :param kl: how far one update may move the policy.
+    :param vgs: variance-based gradient scaling, shorter steps where gradients are noisy; ``{}`` switches it on. None is off.
+    :param adversary: training against perturbed observations, such as ``{epsilon: 0.1}``. None is off.
+    :param normalize_obs: a running normalisation of the observations; true or ``{}`` switches it on, with
+        ``{half_life: ...}`` it forgets. None is off: the features are standardised already.
+    :param stats_window_size: finished episodes that averages in the log span, at least 1. More are smoother and lag.
     :param tensorboard: folder for TensorBoard; None writes nothing.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    steps: Annotated[int, Field(ge=1)] = 300_000
-    seed: Annotated[int, Field(ge=0)] = 0
-    n_envs: Annotated[int, Field(ge=1)] = 32
+    steps: PositiveInt = 300_000
+    seed: NonNegativeInt = 0
+    n_envs: PositiveInt = 32
     test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
     policy: Literal["MlpPolicy", "MlpLstmPolicy"] = "MlpLstmPolicy"
-    lstm_hidden_size: Annotated[int, Field(ge=1)] = 32
-    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-4
+    network: TradingNetworkConfig = Field(default_factory=TradingNetworkConfig)
+    learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
     n_steps: Annotated[int, Field(ge=2)] = 128
-    n_epochs: Annotated[int, Field(ge=1)] = 4
+    batch_size: PositiveInt | None = None
+    n_epochs: PositiveInt = 4
     gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
-    # Checked where they are used: their classes would make every command wait for PyTorch.
-    risk: dict[str, Any] = Field(default_factory=dict)
-    critic: dict[str, Any] = Field(default_factory=dict)
-    optimizer: dict[str, Any] = Field(default_factory=dict)
-    vgs: dict[str, Any] | None = None
-    adversary: dict[str, Any] | None = None
+    gae_lambda: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
+    clip_range: Annotated[float, Field(gt=0.0)] = 0.2
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 0.5
+    vf_coef: Annotated[float, Field(ge=0.0)] = 0.5
+    microbatch_size: PositiveInt | None = None
+    risk: RiskConfig = Field(default_factory=RiskConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    entropy: EntropyConfig = Field(default_factory=EntropyConfig)
+    kl: KLConfig = Field(default_factory=KLConfig)
+    vgs: VGSConfig | None = None
+    adversary: AdversaryConfig | None = None
+    normalize_obs: ObsNormConfig | None = None
+    stats_window_size: PositiveInt = 100
     tensorboard: str | None = "artifacts/tensorboard"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lstm_hidden_size_belongs_to_the_network(cls, values: Any) -> Any:
+        """Accept ``lstm_hidden_size`` where files of earlier versions have it."""
+        if not isinstance(values, dict) or "lstm_hidden_size" not in values:
+            return values
+        values = dict(values)
+        size, network = values.pop("lstm_hidden_size"), values.get("network", {})
+        if isinstance(network, BaseModel):
+            network = network.model_dump()
+        if not isinstance(network, dict):
+            return values  # the field's own check refuses it
+        named = network.get("lstm_hidden_size", size)
+        require(named == size, "network.lstm_hidden_size", named, f"{size}, as lstm_hidden_size says; keep one of the two")
+        return values | {"network": network | {"lstm_hidden_size": size}}
+
+    @field_validator("normalize_obs", mode="before")
+    @classmethod
+    def _on_or_off(cls, value: Any) -> Any:
+        """Accept true and false, as the constructor of the model does."""
+        return ({} if value else None) if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        resolve_batch_sizes(
+            self.n_steps,
+            self.n_envs,
+            recurrent=self.policy == "MlpLstmPolicy",
+            batch_size=self.batch_size,
+            microbatch_size=self.microbatch_size,
+        )
+        if self.risk.return_augmented:
+            require(self.gamma > 0.0, "gamma", self.gamma, "above 0 for an objective that looks at the return of an episode")
+        return self
 
 
 class CheckpointConfig(BaseModel):
-    """How often a training is saved. Whatever happens, at most this much is lost.
+    """The checkpoints of a training. Whatever happens, at most this much is lost.
 
-    :param every_seconds: save between updates when this much time has passed since the last time.
-    :param every_steps: save when this many steps have passed as well; None looks at the time only.
-    :param keep: how many of the newest stay.
+    :param every_seconds: save between updates when this much time has passed since the last time, at least 0. A save takes some
+        milliseconds.
+    :param every_steps: save when this many steps have passed as well, at least 1; None looks at the time only.
+    :param keep: how many of the newest checkpoints stay, at least 2, so that a damaged one has a predecessor.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,14 +225,15 @@ class CheckpointConfig(BaseModel):
 
 
 class Config(BaseModel):
-    """Everything that a run can be told.
+    """All settings of a run.
 
-    :param data: names of shipped data sets or paths of files; several joined by ``+`` are traded as one portfolio.
-    :param strategies: baselines to run, each a name, or ``name:parameter=value,...``.
+    :param data: names of shipped data sets or paths of files, each ``a`` or ``a+b``: joined by ``+`` they are traded as one
+        portfolio. ``--data`` on the command line comes first.
+    :param strategies: baselines that ``tailguard backtest`` runs, each a name, or ``name:parameter=value,...``. Empty: all.
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.
     :param training: how an agent is trained.
-    :param checkpoints: how often its training is saved.
+    :param checkpoints: how often a training is saved.
     :param walkforward: folds and seeds of ``tailguard walkforward``.
     :param population: for ``tailguard population``: what is searched while a population trains; None for all other commands.
     """
@@ -98,6 +248,17 @@ class Config(BaseModel):
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
     walkforward: WalkforwardConfig = Field(default_factory=WalkforwardConfig)
     population: PopulationConfig | None = None
+
+    @model_validator(mode="after")
+    def _searchable(self) -> Self:
+        for hyperparam in self.population.hyperparams if self.population is not None else ():
+            name, key = hyperparam.name, "population.hyperparams"
+            require(name in SEARCHABLE, key, name, f"one of {', '.join(sorted(SEARCHABLE))}")
+            threatened = self.training.adversary is not None
+            require(name not in ADVERSARIAL or threatened, key, name, "left out, or training.adversary set: there is none")
+            fixed = name == "gamma" and self.training.risk.return_augmented
+            require(not fixed, key, name, "left alone where the objective looks at the return of an episode")
+        return self
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -117,7 +278,10 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
 
 
 def dump_config(config: Config) -> str:
-    """The whole tree as YAML, in the form that :func:`load_config` reads."""
+    """Return the whole tree as YAML, in the form that :func:`load_config` reads.
+
+    :param config: all settings.
+    """
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 

@@ -1,4 +1,4 @@
-"""What the three games with a known optimum promise alike."""
+"""The interface that the games with a known optimum share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +91,7 @@ def test_an_ended_copy_shows_its_last_and_its_next_first_observation(make: Make)
         assert np.array_equal(info["_final_obs"], ended)
         assert info["final_obs"].shape == obs.shape
         assert info["final_obs"].dtype == np.float32
-        # The copies that go on show the same either way; of those that begin anew, the non-random part is the start's.
+        # Copies that continue show the same either way; of those that start a new episode, the non-random part is the start's.
         assert np.array_equal(info["final_obs"][~ended], obs[~ended])
         known = slice(1, None) if isinstance(env, SignalMarket) else slice(None)
         assert np.array_equal(obs[ended][:, known], start[ended][:, known])
@@ -108,7 +108,7 @@ def test_returned_arrays_are_never_written_again(make: Make) -> None:
     for _ in range(300):
         obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
         kept += [obs, rewards, terminated, truncated, *info.values()]
-        copies += [one.copy() for one in (obs, rewards, terminated, truncated, *info.values())]
+        copies += [array.copy() for array in (obs, rewards, terminated, truncated, *info.values())]
     assert same(kept, copies)
 
 

@@ -19,21 +19,21 @@ def cvar_of(results: list[tuple[float, float]], alpha: float) -> float:
 
 
 def enumerate_policies(game: BettingGame) -> list[list[tuple[float, float]]]:
-    """Return the law of the result under every deterministic policy, each free to remember the whole past."""
+    """Return the distribution of the result under every deterministic policy, each free to depend on the whole past."""
 
-    def laws(chips: float, rounds_left: int) -> list[list[tuple[float, float]]]:
+    def distributions(chips: float, rounds_left: int) -> list[list[tuple[float, float]]]:
         if rounds_left == 0:
             return [[(chips - game.chips, 1.0)]]
         found = []
         for k in range(game.fractions + 1):
             bet = min(chips * k / game.fractions, game.cap - chips)
-            after_win, after_loss = laws(chips + bet, rounds_left - 1), laws(chips - bet, rounds_left - 1)
+            after_win, after_loss = distributions(chips + bet, rounds_left - 1), distributions(chips - bet, rounds_left - 1)
             for won, lost in itertools.product(after_win, after_loss):
                 p = game.win_probability
                 found.append([(r, p * q) for r, q in won] + [(r, (1.0 - p) * q) for r, q in lost])
         return found
 
-    return laws(float(game.chips), game.rounds)
+    return distributions(float(game.chips), game.rounds)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def enumerate_policies(game: BettingGame) -> list[list[tuple[float, float]]]:
 )
 def test_no_policy_beats_the_solution(settings: dict[str, Any]) -> None:
     game = BettingGame(**settings)
-    laws = enumerate_policies(game)
+    distributions = enumerate_policies(game)
     for alpha in (0.03, 0.05, 0.2, 0.35, 0.5, 0.9, 1.0):
-        expected = max(cvar_of(law, alpha) for law in laws)
+        expected = max(cvar_of(distribution, alpha) for distribution in distributions)
         solution = game.solve(alpha)
         assert solution.objective == pytest.approx(expected, abs=1e-8)
         assert solution.cvar() == pytest.approx(expected, abs=1e-8)

@@ -7,7 +7,7 @@ from tailguard.envs.crash_market import CrashMarket
 
 
 def worst_share(results: np.ndarray, probabilities: np.ndarray, alpha: float) -> float:
-    """The mean of the worst share of a discrete law, atom by atom."""
+    """Return the CVaR of a discrete distribution, atom by atom."""
     left, total = alpha, 0.0
     for result, probability in sorted(zip(results, probabilities, strict=True)):
         taken = min(left, probability)

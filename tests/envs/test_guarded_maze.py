@@ -205,8 +205,8 @@ def test_walls_stop_and_free_cells_do_not() -> None:
         for move, (row, column) in enumerate(MOVES):
             env = GuardedMaze(guard_std=0.0)
             obs, _ = env.reset()
-            for one in [*route, move]:
-                obs, _, terminated, _, info = env.step(np.array([one]))
+            for action in [*route, move]:
+                obs, _, terminated, _, info = env.step(np.array([action]))
             there = (cell[0] + row, cell[1] + column)
             expected = cell if marks[there] == "#" else there
             shown = info["final_obs"] if terminated[0] else obs

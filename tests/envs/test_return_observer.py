@@ -42,7 +42,7 @@ ACTIONS = np.zeros((3, 1))
 
 
 def through_arrays(env):
-    """All that a walk shows: observations, and the final ones by step and environment."""
+    """Return the observations of a walk, and the final ones by step and environment."""
     seen, finals = [env.reset()], {}
     for t in range(STEPS):
         step, _ = step_with_arrays(env, ACTIONS)

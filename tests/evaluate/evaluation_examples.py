@@ -8,12 +8,12 @@ import pandas as pd
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import (
     AccountHistory,
-    Calibration,
     CostPoint,
+    CriticCalibration,
     Delay,
     Dispersion,
+    Estimate,
     Evaluation,
-    Figure,
     Provenance,
     Sanity,
 )
@@ -33,8 +33,8 @@ def example_evaluation(bars=600, assets=1, seeds=3, seed=0, full=True):
     prices = pd.DataFrame(100.0 * np.cumprod(1.0 + moves, axis=0), times, [f"asset{i}" for i in range(assets)])
 
     seed_weights = [np.clip(0.5 + generator.normal(0.0, 0.3, (bars, assets)).cumsum(0) * 0.05, -1.0, 1.0) for _ in range(seeds)]
-    agent = _track("agent", times, moves, np.mean(seed_weights, axis=0))
-    members = [_track(f"seed {i}", times, moves, weights) for i, weights in enumerate(seed_weights)]
+    agent = _history("agent", times, moves, np.mean(seed_weights, axis=0))
+    members = [_history(f"seed {i}", times, moves, weights) for i, weights in enumerate(seed_weights)]
     baselines = {
         "buy_and_hold": np.ones((bars, assets)),
         "own_mix": np.broadcast_to(agent.weights.mean(axis=0), (bars, assets)),
@@ -45,7 +45,7 @@ def example_evaluation(bars=600, assets=1, seeds=3, seed=0, full=True):
         "random_positions": generator.choice([-1.0, 1.0], (bars, assets)),
         "own_shuffled": np.roll(agent.weights, bars // 3, axis=0),
     }
-    tracks = [_track(name, times, moves, np.asarray(weights) / assets) for name, weights in baselines.items()]
+    histories = [_history(name, times, moves, np.asarray(weights) / assets) for name, weights in baselines.items()]
     return Evaluation(
         title="An example",
         source="example-1d",
@@ -53,13 +53,13 @@ def example_evaluation(bars=600, assets=1, seeds=3, seed=0, full=True):
         prices=prices,
         agent=agent,
         seeds=members,
-        baselines=tracks,
+        baselines=histories,
         market="buy_and_hold",
-        statistics=_statistics([agent, *members, *tracks]),
+        statistics=_statistics([agent, *members, *histories]),
         verdict=statistics.judge(
-            agent.returns, {track.name: track.returns for track in tracks}, PERIODS, market="buy_and_hold", draws=200
+            agent.returns, {history.name: history.returns for history in histories}, PERIODS, market="buy_and_hold", draws=200
         ),
-        sanity=_sanity(agent, members, tracks[0]),
+        sanity=_sanity(agent, members, histories[0]),
         calibration=_calibration(agent, generator) if full else None,
         folds=_folds(times),
         training=_training(seeds),
@@ -72,29 +72,29 @@ def example_evaluation(bars=600, assets=1, seeds=3, seed=0, full=True):
     )
 
 
-def _track(name, times, moves, weights):
+def _history(name, times, moves, weights):
     traded = np.abs(np.diff(weights, axis=0, prepend=np.zeros((1, weights.shape[1])))).sum(axis=1)
     costs = 0.0005 * traded
     return AccountHistory(name, times, (weights * moves).sum(axis=1) - costs, np.array(weights), traded, costs)
 
 
-def _statistics(tracks):
-    resamples = statistics.bootstrap({track.name: track.returns for track in tracks}, PERIODS, draws=200)
+def _statistics(histories):
+    resamples = statistics.bootstrap({history.name: history.returns for history in histories}, PERIODS, draws=200)
     table = {}
-    for track in tracks:
-        intervals = {metric: resamples.interval(metric, track.name) for metric in statistics.METRICS}
-        table[track.name] = {metric: Figure(each.estimate, each.low, each.high) for metric, each in intervals.items()}
-        table[track.name] |= {
-            "turnover": Figure(statistics.turnover(track.turnover, PERIODS)),
-            "exposure": Figure(statistics.exposure(track.weights)),
-            "hit_rate": Figure(statistics.hit_rate(track.returns)),
+    for history in histories:
+        intervals = {metric: resamples.interval(metric, history.name) for metric in statistics.METRICS}
+        table[history.name] = {metric: Estimate(each.estimate, each.low, each.high) for metric, each in intervals.items()}
+        table[history.name] |= {
+            "turnover": Estimate(statistics.turnover(history.turnover, PERIODS)),
+            "exposure": Estimate(statistics.exposure(history.weights)),
+            "hit_rate": Estimate(statistics.hit_rate(history.returns)),
         }
-    table["agent"]["cost_share"] = Figure(np.inf)  # no gross gain: readers have to cope with it
+    table["agent"]["cost_share"] = Estimate(np.inf)  # no gross gain: readers have to cope with it
     return table
 
 
 def _sanity(agent, members, market):
-    sharpes = [statistics.sharpe(track.returns, PERIODS) for track in members]
+    sharpes = [statistics.sharpe(history.returns, PERIODS) for history in members]
     total, sharpe = agent.equity[-1] - 1.0, statistics.sharpe(agent.returns, PERIODS)
     gross = agent.returns + agent.costs
     curve = [
@@ -134,7 +134,7 @@ def _calibration(agent, generator):
     quantiles = spread[:, None] * np.quantile(outcomes / outcomes.std(), levels)
     transforms = statistics.probability_transform(outcomes, quantiles, levels)
     tails = (0.05, 0.1)
-    return Calibration(
+    return CriticCalibration(
         horizon=1,
         levels=levels,
         times=agent.times,

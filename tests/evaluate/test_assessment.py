@@ -10,10 +10,9 @@ from test_record import assert_same
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.record import Provenance
-from tailguard.evaluate.record_files import load, save
-from tailguard.evaluate.walkforward import Fold
-from tailguard.experiments.out_of_sample import fold_table
+from tailguard.evaluate.folds import Fold
+from tailguard.evaluate.record import Provenance, load_record, save_record
+from tailguard.experiments.evaluation import fold_table
 from tailguard.market import TradingRules, ar1_returns, random_walk
 
 QUICK = Effort(draws=300, permutations=99)
@@ -27,7 +26,7 @@ CONTEXT = Context(
 
 
 def momentum(bars, seed=0, noise=0.0):
-    """Follow the last move, which pays where returns are correlated; some decisions are tossed instead."""
+    """Trade with the last move, which pays where returns are correlated; some decisions are tossed instead."""
     generator = np.random.default_rng(seed)
     side = np.sign(np.diff(bars["close"].to_numpy(), prepend=bars["close"].iloc[0]))
     return np.where(generator.random(len(bars)) < noise, generator.choice([-1.0, 1.0], len(bars)), side)[:, None]
@@ -48,7 +47,7 @@ def skilled():
 
 def test_skill_is_seen_where_it_is(skilled):
     assert skilled.verdict.outcome == "evidence of skill"
-    assert any(reason.startswith("Its timing is more than chance") for reason in skilled.verdict.reasons)
+    assert any(reason.startswith("The timing is more than chance") for reason in skilled.verdict.reasons)
     assert skilled.sanity.permutation_p == pytest.approx(1.0 / 100.0)
     assert skilled.sanity.delay.sharpe < 0.5 * skilled.sanity.delay.sharpe_before
 
@@ -70,7 +69,7 @@ def test_buy_and_hold_in_disguise_has_no_skill():
     record = assessed(bars, lambda table, i: np.full((len(table), 1), 0.9))
     assert record.statistics["agent"]["sharpe"].low > 0.5
     assert record.verdict.outcome == "no evidence of skill"
-    assert "Its timing may be chance" in " ".join(record.verdict.reasons)
+    assert "The timing may be chance" in " ".join(record.verdict.reasons)
     assert record.sanity.permutation_p == 1.0
 
 
@@ -80,12 +79,12 @@ def test_the_agent_is_the_mean_of_its_seeds():
     window = BacktestWindow(bars, TradingRules(fee=0.001), (300, 900))
     record = assess(window, {name: np.full((599, 1), side) for name, side in sides.items()}, [599], CONTEXT, effort=QUICK)
     np.testing.assert_array_equal(record.agent.returns, window.trade("x", np.full((599, 1), 0.25)).returns)
-    assert [track.name for track in record.seeds] == list(sides)
+    assert [history.name for history in record.seeds] == list(sides)
     np.testing.assert_array_equal(record.seeds[1].returns, window.trade("x", np.full((599, 1), -0.5)).returns)
 
 
 def test_every_figure_comes_from_its_function(skilled):
-    periods, agent, market = skilled.periods_per_year, skilled.agent, skilled.track("buy_and_hold")
+    periods, agent, market = skilled.periods_per_year, skilled.agent, skilled.history("buy_and_hold")
     table = skilled.statistics["agent"]
     relation = statistics.alpha_beta(agent.returns, market.returns, periods)
     expected = {
@@ -117,7 +116,7 @@ def test_every_figure_comes_from_its_function(skilled):
     lead = skilled.statistics["momentum"]["agent_lead"]
     assert lead.value == pytest.approx(table["sharpe"].value - skilled.statistics["momentum"]["sharpe"].value)
     assert lead.low < lead.value < lead.high
-    assert set(skilled.statistics) == {track.name for track in skilled.tracks}
+    assert set(skilled.statistics) == {history.name for history in skilled.histories}
 
 
 def test_the_verdict_says_what_the_table_says(skilled):
@@ -158,8 +157,8 @@ def test_a_ruined_agent_is_judged_too():
 
 
 def test_the_record_survives_the_disk(skilled, tmp_path):
-    save(skilled, tmp_path)
-    back = load(tmp_path)
+    save_record(skilled, tmp_path)
+    back = load_record(tmp_path)
     assert_same(skilled.agent, back.agent)
     assert_same(skilled.baselines, back.baselines)
     assert_same(skilled.verdict, back.verdict)

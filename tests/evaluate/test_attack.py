@@ -12,9 +12,10 @@ import torch
 
 from tailguard import DistributionalPPO, TradingVecEnv
 from tailguard.evaluate import statistics
-from tailguard.evaluate.agent import play
 from tailguard.evaluate.attack import FIGURES, AttackPlan, attack_market
 from tailguard.evaluate.attacked import DELIBERATE, NATURAL, AttackedPolicy
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.play import play, return_gamma_of
 from tailguard.market import build_features, random_walk
 from tailguard.market.data import periods_per_year
 from tailguard.market.features import FeatureScaler, market_columns
@@ -31,7 +32,7 @@ def market():
     bars = random_walk(400, seed=0)
     features = build_features(bars)
     scaler = FeatureScaler(bars.index[0], bars.index[SPLIT]).fit(features[:SPLIT])
-    split = SimpleNamespace(train=(0, SPLIT), test=(SPLIT, len(bars)))
+    split = SimpleNamespace(train=(0, SPLIT), span=(SPLIT - 1, len(bars)))
     return SimpleNamespace(bars=bars, features=scaler.transform(features), trading=RULES, split=split)
 
 
@@ -97,7 +98,7 @@ def test_sampled_actions_follow_the_distribution_and_leave_the_random_numbers_of
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert not np.array_equal(drawn[0][0], drawn[0][1])
     with torch.no_grad():
-        mean, log_std = model.policy.action_outputs(torch.as_tensor(obs[:1]))[0].tolist()
+        mean, log_std = model.policy.dist_params(torch.as_tensor(obs[:1]))[0].tolist()
     inside = scipy.stats.norm(mean, np.exp(log_std))
     actions = np.array(drawn[0]).reshape(-1)  # clipped to the box
     for level in (-0.5, 0.0, 0.5):
@@ -129,7 +130,7 @@ def test_many_gradients_move_a_policy_further_than_one_and_one_further_than_none
         moved = {}
         for kind in ("random", "fgsm", "pgd_kl"):
             seen = seen_by(model, attacked(model, kind, [0.3] * 20, market), obs, starts)
-            moved[kind] = model.policy.distribution.kl(clean, model.policy.act(seen, state)[0])
+            moved[kind] = model.policy.action_dist.kl(clean, model.policy.act(seen, state)[0])
     assert (moved["pgd_kl"] >= moved["fgsm"] - 1e-5).float().mean() > 0.9
     assert moved["pgd_kl"].mean() > moved["random"].mean()
     assert moved["fgsm"].mean() > 2.0 * moved["random"].mean()
@@ -140,7 +141,7 @@ def test_the_action_attack_drives_towards_the_far_end_of_the_box(market):
     obs, starts = observations(market, 20, 1)[0], np.ones(20, bool)
     seen = seen_by(model, attacked(model, "action", [0.3] * 20, market), obs, starts)
     with torch.no_grad():
-        clean, moved = (model.policy.action_outputs(inputs)[:, 0] for inputs in (torch.as_tensor(obs), seen))
+        clean, moved = (model.policy.dist_params(inputs)[:, 0] for inputs in (torch.as_tensor(obs), seen))
     assert ((moved - clean) * clean.sign() < 0.0).all()
 
 
@@ -203,6 +204,13 @@ def test_stale_dropped_and_noisy_columns(market):
         attacked(model, "stale", [0.5], market)
 
 
+def history(model, market):
+    """The account of an agent in an evaluation: with a warm-up of 64 bars, from the close before the first test row on."""
+    span = market.split.span
+    (played,) = play(model, market.bars, market.features, RULES, [span], return_gamma=return_gamma_of(model), warmup=64)
+    return BacktestWindow(market.bars, RULES, span).trade("agent", played.targets)
+
+
 SMALL = AttackPlan(epsilons=(0.1, 0.5), stale=(2,), dropped=(0.3,), noisy=(0.5,), steps=3, restarts=1, draws=50)
 
 
@@ -219,17 +227,17 @@ def test_the_grid_is_complete_and_the_clean_row_is_the_backtest(market, report):
     cells = [(row.kind, row.strength) for row in made.rows]
     expected = [("clean", 0.0)] + [(kind, e) for kind in DELIBERATE for e in (0.1, 0.5)]
     assert cells == [*expected, ("stale", 2.0), ("dropped", 0.3), ("noisy", 0.5), ("worst", 0.1), ("worst", 0.5)]
-    played = [play(one, "agent", market.bars, market.features, RULES, market.split.test) for one in agents]
+    histories = [history(model, market) for model in agents]
     clean = made.rows[0]
-    periods = periods_per_year(market.bars.index[SPLIT:])
-    returns = [np.expm1(one.rewards) for one in played]
-    equity = [statistics.equity_of(one) for one in returns]
+    periods = periods_per_year(market.bars.index[SPLIT - 1 :])
+    returns = [each.returns for each in histories]
+    equity = [each.equity for each in histories]
     oracle = {
         "cagr": [statistics.cagr(one, periods) for one in equity],
         "sharpe": [statistics.sharpe(one, periods) for one in returns],
         "cvar_5": [statistics.cvar(one, 0.05) for one in returns],
         "max_drawdown": [statistics.max_drawdown(one) for one in equity],
-        "turnover": [one.track.turnover.mean() * periods for one in played],
+        "turnover": [each.turnover.mean() * periods for each in histories],
     }
     assert clean.total_return == pytest.approx(np.mean([one[-1] / one[0] - 1.0 for one in equity]))
     for figure, values in oracle.items():
@@ -274,9 +282,7 @@ def test_agents_of_a_tail_are_attacked_with_what_they_have_earned(market):
     for risk in ({"objective": "cvar", "alpha": 0.2}, {"objective": "cvar", "alpha": (0.1, 0.9)}):
         model = agent(market, "MlpLstmPolicy", risk=risk, gamma=0.95)
         made = attack_market(model, market, plan)
-        watched = 0.95 if model.risk.return_augmented else None
-        alone = play(model, "agent", market.bars, market.features, RULES, market.split.test, watched)
-        assert made.rows[0].total_return == pytest.approx(np.expm1(alone.rewards.sum()))
+        assert made.rows[0].total_return == pytest.approx(history(model, market).equity[-1] - 1.0)
         assert math.isfinite(made.rows[1].total_return)
 
 

@@ -27,9 +27,9 @@ def random_targets(n, assets, seed=0):
 def test_weights_held_over_a_bar_times_its_moves_are_the_return(portfolio, fill):
     """With trades at closes and without costs nothing else can happen between two closes."""
     window = BacktestWindow(portfolio, TradingRules(fee=0.0, fill=fill), (100, 300))
-    track = window.trade("random", random_targets(199, 2))
-    np.testing.assert_allclose((track.weights * window.moves).sum(axis=1), track.returns, rtol=0, atol=1e-12)
-    assert np.abs(track.returns).max() > 0.005
+    history = window.trade("random", random_targets(199, 2))
+    np.testing.assert_allclose((history.weights * window.moves).sum(axis=1), history.returns, rtol=0, atol=1e-12)
+    assert np.abs(history.returns).max() > 0.005
 
 
 def test_a_trade_at_the_open_earns_open_to_close(bars):
@@ -37,13 +37,13 @@ def test_a_trade_at_the_open_earns_open_to_close(bars):
     targets = np.zeros(199)
     targets[10] = 1.0
     window = BacktestWindow(bars, TradingRules(fee=0.0), (100, 300))
-    track = window.trade("once", targets)
+    history = window.trade("once", targets)
     bought, row = bars["open"].iloc[111], bars.iloc[111]
-    assert track.returns[10] == pytest.approx(row["close"] / bought - 1.0)
-    assert track.returns[11] == pytest.approx(bars["open"].iloc[112] / row["close"] - 1.0)
-    assert np.flatnonzero(track.returns).tolist() == [10, 11]
-    assert np.flatnonzero(track.weights[:, 0]).tolist() == [10]
-    assert track.times[10] == bars.index[111]
+    assert history.returns[10] == pytest.approx(row["close"] / bought - 1.0)
+    assert history.returns[11] == pytest.approx(bars["open"].iloc[112] / row["close"] - 1.0)
+    assert np.flatnonzero(history.returns).tolist() == [10, 11]
+    assert np.flatnonzero(history.weights[:, 0]).tolist() == [10]
+    assert history.times[10] == bars.index[111]
 
 
 @pytest.mark.parametrize("fill", ["next_open", "close", "next_close"])
@@ -60,9 +60,9 @@ def test_the_first_decision_is_paid_by_the_first_return(bars, fill):
 def test_costs_take_from_the_return_what_they_say(bars):
     """Gross return minus cost is the net return, bar by bar, when positions are the same units."""
     window = BacktestWindow(bars, TradingRules(fee=0.002, slippage=0.001, fill="next_close", sizing="pre_cost"), (100, 300))
-    track = window.trade("random", random_targets(199, 1))
-    earned = (track.weights * window.moves).sum(axis=1)
-    np.testing.assert_allclose(track.returns, earned - track.costs, rtol=0, atol=1e-12)
+    history = window.trade("random", random_targets(199, 1))
+    earned = (history.weights * window.moves).sum(axis=1)
+    np.testing.assert_allclose(history.returns, earned - history.costs, rtol=0, atol=1e-12)
     doubled = window.at_costs(2.0)
     assert (doubled.rules.fee, doubled.rules.slippage, doubled.rules.fill) == (0.004, 0.002, "next_close")
 
@@ -74,7 +74,7 @@ def test_a_strategy_brings_what_it_would_have_held(bars):
     targets = window.targets_of(strategy("momentum", lookback=50, skip=5))
     np.testing.assert_array_equal(targets[:, 0], whole[first:299])
     window = BacktestWindow(bars, TradingRules(fee=0.0), (250, 300))
-    hold = window.follow("hold", strategy("buy_and_hold"))
+    hold = window.trade_strategy("hold", strategy("buy_and_hold"))
     assert hold.equity[-1] == pytest.approx(bars["close"].iloc[299] / bars["open"].iloc[251])
 
 

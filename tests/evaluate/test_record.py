@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from evaluation_examples import example_evaluation
 
-from tailguard.evaluate.record import AccountHistory, Figure
-from tailguard.evaluate.record_files import load, save
+from tailguard.evaluate.record import AccountHistory, Estimate, load_record, save_record
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "record-v1"
 
 
 def assert_same(one, other, place="record"):
@@ -43,57 +45,67 @@ def assert_same(one, other, place="record"):
 @pytest.mark.parametrize("full", [True, False])
 def test_reading_gives_what_was_written(tmp_path, assets, full):
     written = example_evaluation(assets=assets, full=full)
-    save(written, tmp_path / "run")
-    assert_same(written, load(tmp_path / "run"))
+    save_record(written, tmp_path / "run")
+    assert_same(written, load_record(tmp_path / "run"))
+
+
+def test_a_record_of_an_earlier_version_is_read_and_written_unchanged(tmp_path):
+    """The fixture was written before the accounts of a record were called histories."""
+    record = load_record(FIXTURE)
+    assert [history.name for history in record.seeds] == ["seed 0", "seed 1"]
+    assert record.history("buy_and_hold").returns.shape == (40,)
+    save_record(record, tmp_path)
+    for file in FIXTURE.iterdir():
+        assert (tmp_path / file.name).read_text() == file.read_text(), file.name
 
 
 def test_bars_of_an_hour_keep_their_times(tmp_path):
     written = example_evaluation()
     times = pd.date_range("2024-03-01 00:30", periods=len(written.agent.times), freq="h")
-    tracks = [dataclasses.replace(track, times=times) for track in written.tracks]
+    histories = [dataclasses.replace(history, times=times) for history in written.histories]
     seeds, prices = len(written.seeds), written.prices.set_index(times)
     hourly = dataclasses.replace(
         written,
-        agent=tracks[0],
-        seeds=tracks[1 : seeds + 1],
-        baselines=tracks[seeds + 1 :],
+        agent=histories[0],
+        seeds=histories[1 : seeds + 1],
+        baselines=histories[seeds + 1 :],
         prices=prices,
     )
-    save(hourly, tmp_path)
-    assert_same(hourly, load(tmp_path))
+    save_record(hourly, tmp_path)
+    assert_same(hourly, load_record(tmp_path))
 
 
 def test_numbers_that_json_lacks_survive_and_the_file_is_json(tmp_path):
     written = example_evaluation()
-    figures = {"inf": Figure(math.inf, -math.inf, None), "nan": Figure(math.nan)}
+    figures = {"inf": Estimate(math.inf, -math.inf, None), "nan": Estimate(math.nan)}
     odd = dataclasses.replace(written, statistics={**written.statistics, "agent": figures})
-    save(odd, tmp_path)
+    save_record(odd, tmp_path)
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
     json.loads((tmp_path / "metrics.json").read_text(), parse_constant=refuse)
-    assert_same(odd, load(tmp_path))
+    assert_same(odd, load_record(tmp_path))
 
 
 def test_an_older_record_leaves_nothing_behind(tmp_path):
-    save(example_evaluation(full=True), tmp_path)
+    save_record(example_evaluation(full=True), tmp_path)
     later = example_evaluation(full=False, seed=1)
-    save(later, tmp_path)
-    assert_same(later, load(tmp_path))
+    save_record(later, tmp_path)
+    assert_same(later, load_record(tmp_path))
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no evaluation"):
-        load(tmp_path)
+        load_record(tmp_path)
     (tmp_path / "metrics.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="format 99"):
-        load(tmp_path)
+        load_record(tmp_path)
 
 
 def test_what_does_not_fit_together_is_refused():
     record = example_evaluation()
-    with pytest.raises(ValueError, match="names of the tracks"):
+    with pytest.raises(ValueError, match="names of the accounts"):
         dataclasses.replace(record, seeds=[record.agent])
     with pytest.raises(ValueError, match="market is 'agent'"):
         dataclasses.replace(record, market="agent")
@@ -104,5 +116,5 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ValueError, match="shape of costs"):
         dataclasses.replace(record.agent, costs=record.agent.costs[1:])
     with pytest.raises(ValueError, match="it must be one of agent"):
-        record.track("nobody")
-    assert record.track("momentum").name == "momentum"
+        record.history("nobody")
+    assert record.history("momentum").name == "momentum"

@@ -1,4 +1,4 @@
-"""What a sceptic tries: each check on an agent for which the answer is known."""
+"""Sanity checks, each on an agent for which the answer is known."""
 
 from dataclasses import replace
 
@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tailguard.evaluate import performance, sanity
+from tailguard.evaluate import sanity
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.record import AccountHistory
+from tailguard.evaluate.stats import performance
 from tailguard.market import TradingRules, load_bars, random_walk
 
 RULES = TradingRules(fee=0.0005)
@@ -53,8 +54,8 @@ def test_timing_is_found_where_it_is_and_not_where_it_is_not(window, prophet, co
     periods = window.periods_per_year
 
     def p_value(targets):
-        sharpes, track = sanity.permutations(window, targets, count=99)
-        assert performance.sharpe(track.returns, periods) == pytest.approx(np.median(sharpes))
+        sharpes, history = sanity.permutations(window, targets, count=99)
+        assert performance.sharpe(history.returns, periods) == pytest.approx(np.median(sharpes))
         own = performance.sharpe(window.trade("agent", targets).returns, periods)
         return (1.0 + (sharpes >= own).sum()) / 100.0
 
@@ -142,7 +143,7 @@ def test_interquartile_mean_of_a_multiple_of_four_is_the_trimmed_mean():
     assert sanity.interquartile_mean([3.0]) == 3.0
 
 
-def track(name, returns):
+def history(name, returns):
     n = len(returns)
     times = random_walk(n, seed=0).index
     return AccountHistory(name, times, np.asarray(returns), np.zeros((n, 1)), np.zeros(n), np.zeros(n))
@@ -150,18 +151,18 @@ def track(name, returns):
 
 def test_dispersion_by_hand():
     generator = np.random.default_rng(0)
-    tracks = [track(f"seed {i}", generator.normal(0.001 * i, 0.01, 400)) for i in range(5)]
-    spread = sanity.dispersion(tracks, [100, 300], 252.0)
-    sharpes = sorted(performance.sharpe(each.returns, 252.0) for each in tracks)
+    histories = [history(f"seed {i}", generator.normal(0.001 * i, 0.01, 400)) for i in range(5)]
+    spread = sanity.dispersion(histories, [100, 300], 252.0)
+    sharpes = sorted(performance.sharpe(each.returns, 252.0) for each in histories)
     assert (spread.worst, spread.low, spread.median, spread.high, spread.best) == pytest.approx(tuple(sharpes))
-    table = [performance.sharpe(each.returns[a:b], 252.0) for each in tracks for a, b in ((0, 100), (100, 400))]
+    table = [performance.sharpe(each.returns[a:b], 252.0) for each in histories for a, b in ((0, 100), (100, 400))]
     assert spread.interquartile_mean == pytest.approx(sanity.interquartile_mean(table))
     assert spread.interquartile_low < spread.interquartile_mean < spread.interquartile_high
-    twins = sanity.dispersion([tracks[0], replace(tracks[0], name="twin")], [400], 252.0)
+    twins = sanity.dispersion([histories[0], replace(histories[0], name="twin")], [400], 252.0)
     assert twins.interquartile_low == pytest.approx(twins.interquartile_high)
-    assert sanity.dispersion(tracks[:1], [400], 252.0) is None
+    assert sanity.dispersion(histories[:1], [400], 252.0) is None
     with pytest.raises(ValueError, match="fold_rows"):
-        sanity.dispersion(tracks, [100, 200], 252.0)
+        sanity.dispersion(histories, [100, 200], 252.0)
 
 
 @pytest.mark.parametrize("assets", [1, 2])
@@ -172,12 +173,12 @@ def test_there_are_enough_baselines_and_they_trade_as_they_should(assets):
     targets = np.random.default_rng(0).uniform(0.0, 1.0 / assets, (499, assets))
     agent = window.trade("agent", targets)
     _, permuted = sanity.permutations(window, targets, count=9)
-    tracks = {each.name: each for each in sanity.baselines(window, agent, permuted)}
-    assert len(tracks) >= 7
-    assert {"buy_and_hold", "own_mix", "own_permuted", "random_positions", "cash"} <= set(tracks)
-    np.testing.assert_allclose(tracks["own_mix"].weights.mean(axis=0), agent.weights.mean(axis=0), rtol=0.02)
-    assert tracks["own_mix"].turnover.mean() < 0.1 * agent.turnover.mean()
-    assert tracks["own_permuted"].weights.mean() == pytest.approx(agent.weights.mean(), rel=0.01)
-    assert tracks["own_permuted"].turnover.mean() == pytest.approx(agent.turnover.mean(), rel=0.1)
-    assert tracks["random_positions"].turnover.mean() == pytest.approx(agent.turnover.mean(), rel=0.35)
-    assert (tracks["cash"].returns == 0.0).all()
+    histories = {each.name: each for each in sanity.baselines(window, agent, permuted)}
+    assert len(histories) >= 7
+    assert {"buy_and_hold", "own_mix", "own_permuted", "random_positions", "cash"} <= set(histories)
+    np.testing.assert_allclose(histories["own_mix"].weights.mean(axis=0), agent.weights.mean(axis=0), rtol=0.02)
+    assert histories["own_mix"].turnover.mean() < 0.1 * agent.turnover.mean()
+    assert histories["own_permuted"].weights.mean() == pytest.approx(agent.weights.mean(), rel=0.01)
+    assert histories["own_permuted"].turnover.mean() == pytest.approx(agent.turnover.mean(), rel=0.1)
+    assert histories["random_positions"].turnover.mean() == pytest.approx(agent.turnover.mean(), rel=0.35)
+    assert (histories["cash"].returns == 0.0).all()

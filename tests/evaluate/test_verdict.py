@@ -46,8 +46,9 @@ def test_everything_passed_is_skill():
     assert verdict.outcome == verdict.headline == "evidence of skill"
     assert (verdict.worse_than, verdict.years_needed) == ((), None)
     text = " ".join(verdict.reasons)
-    assert "Sharpe 1.50 per year [0.88, 2.12]: more than luck (deflated Sharpe 0.990; 0.95 is needed)." in text
-    assert "More than the market: over hold alpha +10.00% per year (t = 3.00), beta 0.20." in text
+    luck = "more than luck can explain (deflated Sharpe ratio 0.990; above 0.95 passes)"
+    assert f"Sharpe 1.50 per year [0.88, 2.12]: {luck}." in text
+    assert "Significant positive alpha over hold: +10.00% per year (t = 3.00), beta 0.20." in text
     assert "The test has 2,520 bars (10.0 years)." in text
     assert "hold +0.50 [-0.12, +1.12], shuffled +1.20 [+0.58, +1.82]" in text
 
@@ -55,15 +56,18 @@ def test_everything_passed_is_skill():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"deflated": 0.94}, "it may be luck (deflated Sharpe 0.940; 0.95 is needed)"),
-        ({"alpha_t": 1.9}, "Not shown to be more than the market"),
-        ({"alpha_t": -3.0}, "Not shown to be more than the market"),
+        ({"deflated": 0.94}, "not more than luck can explain (deflated Sharpe ratio 0.940; above 0.95 passes)"),
+        ({"alpha_t": 1.9}, "No significant positive alpha over hold"),
+        ({"alpha_t": -3.0}, "No significant positive alpha over hold"),
         (
             {"edges": (edge("shuffled", 0.5, 0.3, hurdle=True),)},
-            "Not shown to be better than shuffled: Sharpe +0.50 [-0.09, +1.09]",
+            "Not shown to be better than shuffled: Sharpe ratio lead +0.50 [-0.09, +1.09]",
         ),
-        ({"seed_edges": (2.0, -0.5, 0.4, 1.9, -1.0)}, "The 5 training seeds disagree: median lead +0.40"),
-        ({"timing": Timing(0.5, 0.3, 0.0, 0.048)}, "Its timing may be chance: Sharpe +0.50 over its own positions"),
+        (
+            {"seed_edges": (2.0, -0.5, 0.4, 1.9, -1.0)},
+            "The 5 training seeds do not agree on a lead: median lead +0.40 in Sharpe ratio",
+        ),
+        ({"timing": Timing(0.5, 0.3, 0.0, 0.048)}, "The timing may be chance: Sharpe ratio lead +0.50 over the same positions"),
         ({"deflated": None}, "The account never moved: the agent did not trade."),
     ],
 )
@@ -71,22 +75,26 @@ def test_one_gate_that_stays_shut_is_no_skill(changes, reason):
     verdict = statistics.decide(evidence(**changes))
     assert verdict.outcome == "no evidence of skill"
     assert reason in verdict.reasons[0]
-    assert "would have been found with a chance of" in " ".join(verdict.reasons)
+    assert "would have detected a true Sharpe ratio lead" in " ".join(verdict.reasons)
 
 
 def test_gates_that_open_are_named_too():
     found = evidence(edges=(edge("shuffled", 0.9, 0.3, hurdle=True),), seed_edges=(1.0, 1.1, 1.2))
     verdict = statistics.decide(found)
     assert verdict.outcome == "evidence of skill"
-    assert "Better than shuffled: Sharpe +0.90 [+0.31, +1.49], p = 0.001." in verdict.reasons
-    assert "The 3 training seeds agree: median lead +1.10, the middle half from +1.05 to +1.15." in verdict.reasons
+    assert "Better than shuffled: Sharpe ratio lead +0.90 [+0.31, +1.49], p = 0.001." in verdict.reasons
+    assert (
+        "The 3 training seeds agree on a lead: median lead +1.10 in Sharpe ratio, interquartile range +1.05 to +1.15."
+        in verdict.reasons
+    )
 
 
 def test_timing_is_a_gate_that_opens_too():
     verdict = statistics.decide(evidence(timing=Timing(1.2, 0.3, 0.0, 0.002)))
     assert verdict.outcome == "evidence of skill"
     assert (
-        "Its timing is more than chance: Sharpe +1.20 over its own positions permuted in blocks, p = 0.002." in verdict.reasons
+        "The timing is more than chance: Sharpe ratio lead +1.20 over the same positions in shuffled order, p = 0.002."
+        in verdict.reasons
     )
 
 
@@ -134,7 +142,7 @@ def test_many_trials_raise_the_bar():
     found = evidence(trials=100, chance=luck / math.sqrt(10.0))
     verdict = statistics.decide(found)
     assert verdict.outcome != "evidence of skill"
-    assert "after 100 trials, whose best has 0.80 by luck" in " ".join(verdict.reasons)
+    assert "for 100 trials, the best of which reaches 0.80 by luck" in " ".join(verdict.reasons)
     assert statistics.decide(replace(found, alpha=replace(found.alpha, alpha_t=luck + 1.97))).outcome == "evidence of skill"
     assert statistics.decide(replace(found, alpha=replace(found.alpha, alpha_t=luck + 1.95))).outcome != "evidence of skill"
 
@@ -146,8 +154,8 @@ def test_too_little_data_says_how_much_is_needed():
     assert verdict.years_needed == pytest.approx((stats.norm.isf(0.025) + stats.norm.ppf(0.8)) ** 2, rel=1e-3)
     assert verdict.headline == "too little data to tell: about 7.8 years of test data are needed"
     # P(Z > 1.96 - sqrt(2)) = 29 %.
-    assert "A real lead of Sharpe 1 would have been found with a chance of 29%." in verdict.reasons[0]
-    assert "about 7.8 years (1,978 bars) are needed" in verdict.reasons[1]
+    assert "It would have detected a true Sharpe ratio lead of 1 with a probability of 29%." in verdict.reasons[0]
+    assert "about 7.8 years (1,978 bars) of test data are needed" in verdict.reasons[1]
 
 
 def test_the_power_that_is_promised_is_the_power_that_the_gates_have():
@@ -163,28 +171,28 @@ def test_the_power_that_is_promised_is_the_power_that_the_gates_have():
 def test_a_short_test_can_still_exclude_a_worthwhile_lead():
     verdict = statistics.decide(evidence(sharpe=-1.5, years=2.0, alpha_t=-2.0, deflated=0.02))
     assert verdict.outcome == "no evidence of skill"
-    assert "but shows that this one is smaller" in " ".join(verdict.reasons)
+    assert "enough to rule out a Sharpe ratio lead of 1" in " ".join(verdict.reasons)
 
 
 def test_few_bars_are_never_enough():
     verdict = statistics.decide(evidence(years=99 / 252, better=("hold",)))
     assert verdict.outcome == "too little data to tell"
-    assert "99 bars (4.7 months). Below 100 bars no test is reliable." in verdict.reasons[0]
+    assert "99 bars (4.7 months). No statistical test is reliable below 100 bars." in verdict.reasons[0]
     assert statistics.decide(evidence(years=100 / 252), VerdictRules(worthwhile=20.0)).outcome == "evidence of skill"
 
 
 def test_what_the_observed_lead_would_need():
     """t = 1.5 after ten years reaches 1.96 after 10 (1.96 / 1.5)^2 = 17 years."""
     verdict = statistics.decide(evidence(alpha_t=1.5))
-    assert "If what was observed is real, about 17.1 years of test data would show it." in verdict.reasons
+    assert "If the observed leads are real, about 17.1 years of test data would be needed to show it." in verdict.reasons
     assert any("more than 100 years" in reason for reason in statistics.decide(evidence(alpha_t=0.1)).reasons)
-    assert not any("If what was observed" in reason for reason in statistics.decide(evidence(alpha_t=-0.1)).reasons)
+    assert not any("If the observed" in reason for reason in statistics.decide(evidence(alpha_t=-0.1)).reasons)
 
 
 def test_cautions():
     verdict = statistics.decide(evidence(sharpe=3.5, pbo=0.6))
     assert any("more often a bug" in reason for reason in verdict.reasons)
-    assert any("PBO 0.60, wanted below 0.2" in reason for reason in verdict.reasons)
+    assert any("PBO 0.60, should be below 0.2" in reason for reason in verdict.reasons)
     assert not any("PBO" in reason or "bug" in reason for reason in statistics.decide(evidence(pbo=0.1)).reasons)
 
 
@@ -244,7 +252,7 @@ def test_a_constant_mix_in_a_bull_market_has_no_skill(exposure):
     market = np.random.default_rng(3).standard_normal(2520) * 0.01 + 0.001  # Sharpe 1.6
     verdict = statistics.judge(exposure * market, {"hold": market}, 252, market="hold", draws=200)
     assert verdict.outcome == "no evidence of skill"
-    assert "Not shown to be more than the market" in verdict.reasons[0]
+    assert "No significant positive alpha" in verdict.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -314,3 +322,15 @@ def test_power_on_a_market_with_an_edge_rises_with_the_data():
         found.append(runs.count("evidence of skill") / len(runs))
     assert found[0] < 0.6
     assert found[1] > 0.8
+
+
+def test_resamples_of_more_accounts_give_the_same_evidence_as_new_ones():
+    generator = np.random.default_rng(3)
+    accounts = {name: generator.normal(0.0005, 0.01, 400) for name in ("agent", "seed", "hold", "cash")}
+    agent, baselines = accounts["agent"], {name: accounts[name] for name in ("cash", "hold")}
+    resamples = statistics.bootstrap(accounts, 252, draws=200, block=7.0, seed=5)
+    drawn = statistics.gather_evidence(agent, baselines, 252, market="hold", draws=200, block=7.0, seed=5)
+    assert statistics.gather_evidence(agent, baselines, 252, market="hold", resamples=resamples) == drawn
+    assert resamples.only(["hold", "agent"]).difference("cagr", "hold", "agent") == resamples.difference(
+        "cagr", "hold", "agent"
+    )

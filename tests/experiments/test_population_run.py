@@ -9,19 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from tailguard.config import load_config
-from tailguard.experiments.population import PopulationRun
-from tailguard.experiments.population_member import MarketFactory, blocks, equity_paths, growth, sharpe, with_validation
+from tailguard.config import SEARCHABLE, load_config
+from tailguard.experiments.evaluation import backtest_agent
+from tailguard.experiments.population_member import (
+    ACCESSORS,
+    MarketFactory,
+    TunableHyperparameters,
+    blocks,
+    equity_paths,
+    log_growth,
+    log_sharpe,
+)
+from tailguard.experiments.population_run import PopulationRun
+from tailguard.experiments.prepared_market import Split, default_split, prepare_market, split_off_validation
 from tailguard.experiments.run import Run
-from tailguard.experiments.training import Split, build_model, default_split, prepare_market
-from tailguard.experiments.training import test as trade
-from tailguard.experiments.tunables import DIALS, ModelDials
+from tailguard.experiments.training import build_model
 from tailguard.market import random_walk
 from tailguard.market.data import load_source
 from tailguard.market.env import TradingVecEnv
-from tailguard.population.files import FileStore
-from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import read
+from tailguard.population.member import MemberFailed
+from tailguard.population.store import FileStore
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -74,7 +82,7 @@ def winner(population):
 
 def factory_of(data, *settings):
     config, bars = load_config(None, [*TINY, *settings]), load_source(data)
-    split, validation = with_validation(default_split(len(bars), config.training), 0.25)
+    split, validation = split_off_validation(default_split(len(bars), config.training), 0.25)
     return MarketFactory(prepare_market(bars, config, split), validation, config)
 
 
@@ -91,8 +99,8 @@ def test_the_winner_is_an_ordinary_run(straight):
     assert model.clip_range == best.hyperparams["clip_range"]
     assert model.num_timesteps == run.config.training.steps == 3 * 2 * 16 * 2
     paths = equity_paths(model, market, blocks(tuple(run.info["validation"]), 4))
-    assert np.mean([growth(path) for path in paths]) == pytest.approx(best.performance, abs=1e-12)
-    assert trade(model, market, run.config)[0].strategy == "agent"
+    assert np.mean([log_growth(path) for path in paths]) == pytest.approx(best.performance, abs=1e-12)
+    assert backtest_agent(model, market, run.config.walkforward.warmup)[0].strategy == "agent"
 
 
 def test_the_number_of_trials_is_recorded(straight):
@@ -169,7 +177,7 @@ def test_a_full_disk_stops_a_population_and_costs_nothing(straight, data, tmp_pa
     market = population.run.market()
     most = market.features.values.nbytes + 1000  # enough for the features, too little for the state of a member
     assert most < min(path.stat().st_size for path in (straight[0].folder / "states").glob("*.safetensors"))
-    with full_disk(most), pytest.raises(OSError, match=r"member 0 cannot go on: .*File too large: '.*member_0_step_2"):
+    with full_disk(most), pytest.raises(OSError, match=r"member 0 cannot continue: .*File too large: '.*member_0_step_2"):
         population.train()
     population = PopulationRun.open(population.run.path)
     population.train()
@@ -258,7 +266,7 @@ def test_a_copy_of_another_build_fails_politely(data):
     learner = factory_of(data)(0, {"learning_rate": 1e-3, "clip_range": 0.2}, 0)
     other = factory_of(data, "training.lstm_hidden_size=5")(1, {"learning_rate": 1e-3, "clip_range": 0.2}, 0)
     with pytest.raises(MemberFailed, match="do not fit"):
-        learner.adopt(other.save(), {"learning_rate": 1e-4, "clip_range": 0.3}, 3)
+        learner.copy_from(other.save(), {"learning_rate": 1e-4, "clip_range": 0.3}, 3)
     assert learner.hyperparams["clip_range"] == learner.model.clip_range == 0.2
 
 
@@ -281,18 +289,18 @@ def test_blocks_and_spans():
     assert blocks((10, 50), 4) == [(10, 20), (20, 30), (30, 40), (40, 50)]
     with pytest.raises(ValueError, match="validation_blocks"):
         blocks((10, 50), 20)
-    split, validation = with_validation(Split((0, 400), (400, 500)), 0.25)
+    split, validation = split_off_validation(Split((0, 400), (400, 500)), 0.25)
     assert (split, validation) == (Split((0, 300), (400, 500)), (300, 400))
     with pytest.raises(ValueError, match="validation_share"):
-        with_validation(Split((0, 2), (2, 3)), 0.1)
+        split_off_validation(Split((0, 2), (2, 3)), 0.1)
 
 
 def test_scores_of_a_path():
     path = np.exp(np.cumsum([0.0, 0.1, 0.2, 0.0]))
-    assert growth(path) == pytest.approx(0.3)
-    assert sharpe(path) == pytest.approx(0.1 / np.std([0.1, 0.2, 0.0], ddof=1))
-    assert sharpe(np.ones(4)) == 0.0
-    assert math.isfinite(growth(np.array([1.0, 0.0])))
+    assert log_growth(path) == pytest.approx(0.3)
+    assert log_sharpe(path) == pytest.approx(0.1 / np.std([0.1, 0.2, 0.0], ddof=1))
+    assert log_sharpe(np.ones(4)) == 0.0
+    assert math.isfinite(log_growth(np.array([1.0, 0.0])))
 
 
 def test_the_sharpe_ratio_is_per_year(data):
@@ -303,41 +311,42 @@ def test_the_sharpe_ratio_is_per_year(data):
     paths = equity_paths(growths.model, growths._market, growths._blocks)
     bars = growths._market.bars
     per_year = (len(bars) - 1) / ((bars.index[-1] - bars.index[0]).days / 365.25)
-    assert growths.score() == [growth(path) for path in paths]
-    np.testing.assert_allclose(sharpes.score(), [sharpe(path) * math.sqrt(per_year) for path in paths], rtol=2e-3)
+    assert growths.score() == [log_growth(path) for path in paths]
+    np.testing.assert_allclose(sharpes.score(), [log_sharpe(path) * math.sqrt(per_year) for path in paths], rtol=2e-3)
 
 
-# Dials.
+# Tunable hyperparameters.
 
 
-def test_every_dial_reads_what_it_was_turned_to(data):
+def test_every_hyperparameter_reads_what_it_was_set_to(data):
     factory = factory_of(data, "training.adversary={epsilon: 0.05, steps: 3}")
     model = build_model(factory.market, factory.config.training)
-    dials = ModelDials(model, tuple(DIALS))
-    before = dials.read()
-    turned = {name: 3 if isinstance(value, int) else 0.5 * value + 0.01 for name, value in before.items()}
-    dials.turn(turned)
-    assert dials.read() == turned
-    assert model.episode_returns.gamma == model.gamma == turned["gamma"]
-    assert model._update_settings().policy.clip == turned["clip_range"]
-    assert model._update_settings().policy.entropy == turned["entropy_coef"]
-    assert model.kl.config.target == turned["kl_target"]
+    assert set(ACCESSORS) | {"learning_rate"} == SEARCHABLE
+    tunables = TunableHyperparameters(model, tuple(ACCESSORS))
+    before = tunables.read()
+    changed = {name: 3 if isinstance(value, int) else 0.5 * value + 0.01 for name, value in before.items()}
+    tunables.apply(changed)
+    assert tunables.read() == changed
+    assert model.episode_returns.gamma == model.gamma == changed["gamma"]
+    assert model._update_settings().policy.clip == changed["clip_range"]
+    assert model._update_settings().policy.entropy == changed["entropy_coef"]
+    assert model.kl.config.target == changed["kl_target"]
     assert model.adversary.perturbation.config is model.adversary.config
-    assert model.adversary.config.epsilon == turned["adversarial_epsilon"]
+    assert model.adversary.config.epsilon == changed["adversarial_epsilon"]
 
 
-def test_dials_that_do_not_exist_or_must_not_move(data):
+def test_hyperparameters_that_do_not_exist_or_must_not_change(data):
     factory = factory_of(data)
     model = build_model(factory.market, factory.config.training)
     with pytest.raises(ValueError, match="hyperparameter"):
-        ModelDials(model, ("batch_size",))
+        TunableHyperparameters(model, ("batch_size",))
     with pytest.raises(ValueError, match="the model has none"):
-        ModelDials(model, ("adversarial_epsilon",))
+        TunableHyperparameters(model, ("adversarial_epsilon",))
     with pytest.raises(ValueError, match="clip_range"):
-        ModelDials(model, ("clip_range",)).turn({"gamma": 0.9})
+        TunableHyperparameters(model, ("clip_range",)).apply({"gamma": 0.9})
     watching = factory_of(data, "training.risk={objective: cvar, alpha: 0.2}")
     with pytest.raises(ValueError, match="gamma"):
-        ModelDials(build_model(watching.market, watching.config.training), ("gamma",))
+        TunableHyperparameters(build_model(watching.market, watching.config.training), ("gamma",))
 
 
 def test_the_shipped_population_trains_against_an_adversary(tmp_path, data):
@@ -345,7 +354,7 @@ def test_the_shipped_population_trains_against_an_adversary(tmp_path, data):
     less = ["training.n_envs=2", "training.n_steps=16", "population.population_size=2", "population.intervals=2"]
     less += ["population.perturbation_interval=1", "training.tensorboard=null", "training.adversary.warmup_updates=0"]
     config = load_config(ROOT / "configs" / "population_adversarial.yaml", less)
-    assert config.training.adversary["epsilon"] == 0.05
+    assert config.training.adversary.epsilon == 0.05
     population = PopulationRun.create(tmp_path / "run", config, data)
     model = population.train().trained_model()
     winner = population.run.info["winner"]["hyperparams"]

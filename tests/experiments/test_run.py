@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tailguard.config import load_config
-from tailguard.experiments.interruption import Interrupted
+from tailguard.experiments import Interrupted
+from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
-from tailguard.experiments.training import default_split, prepare_market
 from tailguard.io.checkpoint import CheckpointError
 from tailguard.market import random_walk
 from tailguard.market.env import TradingVecEnv
@@ -49,7 +49,7 @@ def create(path, data, *settings):
     return Run.create(path, config, str(data), prepare_market(bars, config, default_split(len(bars), config.training)))
 
 
-def nobody(done, text):
+def nobody(done, total, text):
     """Listens to no report."""
 
 
@@ -92,7 +92,7 @@ def _wait_for(condition, seconds=60):
 def test_a_signal_saves_and_stops(tmp_path, data, number):
     run = create(tmp_path / "run", data, "checkpoints.every_seconds=1000000")
 
-    def interrupt(done, text):
+    def interrupt(done, total, text):
         if done == 512:
             os.kill(os.getpid(), number)
 
@@ -110,7 +110,7 @@ def test_a_full_disk_stops_it_and_costs_nothing(tmp_path, data, full_disk, most)
     whole, run = (create(tmp_path / name, data) for name in ("whole", "run"))
     train(whole, nobody)
     with pytest.raises(Interrupted):
-        train(run, lambda done, text: os.kill(os.getpid(), signal.SIGTERM) if done == 512 else None)
+        train(run, lambda done, total, text: os.kill(os.getpid(), signal.SIGTERM) if done == 512 else None)
     before = content(run)
     assert 1_000 < len(before[1]) < 30_000 < len(before[0])
     with (
@@ -175,7 +175,7 @@ def test_data_that_has_changed_is_noticed(tmp_path, data):
     changed.iloc[100, -1] += 1.0
     changed.to_csv(data)
     with pytest.raises(ValueError, match="is not what it was"):
-        run.market()
+        Run.open(run.path).market()
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from tailguard.config import load_config
-from tailguard.experiments.training import Split, build_model, default_split, prepare_market
-from tailguard.experiments.training import test as trade
+from tailguard.experiments.evaluation import backtest_agent
+from tailguard.experiments.prepared_market import Split, default_split, prepare_market
+from tailguard.experiments.training import build_model, train_model
 from tailguard.market import random_walk
 
 TINY = [
@@ -27,8 +28,9 @@ def trained(bars, *settings):
     """The model, the rows of its table and the first unseen row."""
     config = load_config(None, [*TINY, *settings])
     market = prepare_market(bars, config, default_split(len(bars), config.training))
-    model = build_model(market, config.training).learn(config.training.steps)
-    return model, trade(model, market, config), market.split.test[0]
+    model = build_model(market, config.training)
+    train_model(model, config.training.steps)
+    return model, backtest_agent(model, market, config.walkforward.warmup), market.split.test[0]
 
 
 def test_what_is_unseen_has_no_influence_on_what_is_learnt(bars):

@@ -7,14 +7,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tailguard.config import load_config
+from tailguard.config import CriticConfig, RiskConfig, load_config
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.record_files import load
-from tailguard.evaluate.walkforward import WalkforwardConfig, longest_lookback, make_folds
-from tailguard.experiments.out_of_sample import decide
-from tailguard.experiments.training import Split, prepare_market
-from tailguard.experiments.walkforward import Job, Pair, Tally, load_outcome, run_pair, run_pairs, walkforward, warnings_of
+from tailguard.evaluate.folds import WalkforwardConfig, longest_lookback, make_folds
+from tailguard.evaluate.record import load_record
+from tailguard.experiments.evaluation import out_of_sample_decisions, warnings_of
+from tailguard.experiments.prepared_market import Split, prepare_market
+from tailguard.experiments.walkforward import (
+    Pair,
+    PairProgress,
+    WalkforwardRun,
+    load_result,
+    train_pair,
+    train_pairs,
+    walkforward,
+)
 from tailguard.market import random_walk
 from tailguard.ppo.algorithm import DistributionalPPO
 
@@ -57,9 +65,9 @@ def finished(bars, config, tmp_path_factory):
 
 
 def trained(bars, config, pair, folder):
-    job = Job(bars, config, WALK.warmup, folder)
-    run_pair(job, pair, lambda name, done: None)
-    return load_outcome(job.decisions_file(pair))
+    run = WalkforwardRun(bars, config, WALK.warmup, folder)
+    train_pair(run, pair, lambda name, done: None)
+    return load_result(run.decisions_file(pair))
 
 
 def silent(done, total, line):
@@ -85,9 +93,9 @@ def test_a_record_comes_out_and_is_on_disk(finished, bars, folds):
     folder, record, reports = finished
     assert len(record.agent.times) == folds[-1].test[1] - folds[0].test[0]
     assert record.agent.times.equals(pd.DatetimeIndex(bars.index[folds[0].test[0] :]))
-    assert [track.name for track in record.seeds] == ["seed 0", "seed 1"]
+    assert [history.name for history in record.seeds] == ["seed 0", "seed 1"]
     assert len(record.baselines) >= 7
-    assert load(folder / "evaluation").verdict == record.verdict
+    assert load_record(folder / "evaluation").verdict == record.verdict
     assert record.folds["embargo"].tolist() == [fold.embargo for fold in folds]
     assert set(zip(record.training["fold"], record.training["seed"], strict=True)) == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert record.training["step"].max() == 128
@@ -101,30 +109,30 @@ def test_a_record_comes_out_and_is_on_disk(finished, bars, folds):
 
 def test_seeds_differ_and_folds_are_chained(finished, config, bars, folds):
     folder, record, _ = finished
-    job = Job(bars, config, WALK.warmup, folder)
-    parts = [load_outcome(job.decisions_file(Pair(fold, 1))).decisions.targets for fold in folds]
+    run = WalkforwardRun(bars, config, WALK.warmup, folder)
+    parts = [load_result(run.decisions_file(Pair(fold, 1))).decisions.targets for fold in folds]
     window = BacktestWindow(bars, config.trading, (folds[0].span[0], folds[-1].span[1]))
     chained = window.trade("seed 1", np.concatenate(parts))
-    np.testing.assert_array_equal(chained.returns, record.track("seed 1").returns)
-    assert (record.track("seed 0").returns != record.track("seed 1").returns).any()
+    np.testing.assert_array_equal(chained.returns, record.history("seed 1").returns)
+    assert (record.history("seed 0").returns != record.history("seed 1").returns).any()
 
 
 def test_agents_are_kept_and_decide_the_same_again(finished, bars, config, folds):
     folder, _, _ = finished
     pair = Pair(folds[1], 0)
-    job = Job(bars, config, WALK.warmup, folder)
-    model = DistributionalPPO.load(job.agent_file(pair))
+    run = WalkforwardRun(bars, config, WALK.warmup, folder)
+    model = DistributionalPPO.load(run.agent_file(pair))
     market = prepare_market(bars, config, Split(pair.fold.train, pair.fold.test))
-    again = decide(model, market, config.trading, pair.fold.span, WALK.warmup)
-    kept = load_outcome(job.decisions_file(pair)).decisions
+    again = out_of_sample_decisions(model, market, pair.fold.span, WALK.warmup)
+    kept = load_result(run.decisions_file(pair)).decisions
     np.testing.assert_array_equal(again.targets, kept.targets)
     np.testing.assert_array_equal(again.quantiles, kept.quantiles)
 
 
 def test_a_finished_run_is_not_trained_again_and_a_lost_pair_is(finished, bars, config, folds):
     folder, record, _ = finished
-    job = Job(bars, config, WALK.warmup, folder)
-    files = [job.decisions_file(Pair(fold, seed)) for fold in folds for seed in (0, 1)]
+    run = WalkforwardRun(bars, config, WALK.warmup, folder)
+    files = [run.decisions_file(Pair(fold, seed)) for fold in folds for seed in (0, 1)]
     before = {file.name: (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files}
     files[2].unlink()
     again = walkforward(bars, config, WALK, folder, source="walk", effort=QUICK)
@@ -159,18 +167,20 @@ def test_a_run_that_is_stopped_goes_on(finished, bars, config, tmp_path):
 
 def test_processes_side_by_side_give_the_same_and_an_error_in_one_ends_the_run(finished, bars, config, folds, tmp_path):
     folder, _, _ = finished
-    pairs, job, reports = [Pair(fold, 0) for fold in folds], Job(bars, config, WALK.warmup, tmp_path), []
-    in_the_way = job.agent_file(pairs[1])
+    pairs, run, reports = [Pair(fold, 0) for fold in folds], WalkforwardRun(bars, config, WALK.warmup, tmp_path), []
+    in_the_way = run.agent_file(pairs[1])
     (in_the_way / "something").mkdir(parents=True)
     with pytest.raises(OSError, match="fold-1-seed-0"):
-        run_pairs(job, pairs, 2, lambda *said: reports.append(said[:2]))
-    assert [job.decisions_file(pair).exists() for pair in pairs] == [True, False]
+        train_pairs(run, pairs, 2, lambda *said: reports.append(said[:2]))
+    assert [run.decisions_file(pair).exists() for pair in pairs] == [True, False]
     (in_the_way / "something").rmdir()
     in_the_way.rmdir()
-    run_pairs(job, pairs, 2, lambda *said: reports.append(said[:2]))
+    train_pairs(run, pairs, 2, lambda *said: reports.append(said[:2]))
     assert reports[-1] == (256, 256)
     for pair in pairs:
-        alone, beside = (load_outcome(Job(bars, config, 16, place).decisions_file(pair)) for place in (folder, tmp_path))
+        alone, beside = (
+            load_result(WalkforwardRun(bars, config, 16, place).decisions_file(pair)) for place in (folder, tmp_path)
+        )
         assert alone.agent_hash == beside.agent_hash
         np.testing.assert_array_equal(alone.decisions.targets, beside.decisions.targets)
 
@@ -185,36 +195,36 @@ def test_a_folder_of_something_else_is_refused(finished, bars, config):
 
 
 def test_a_damaged_file_is_named(bars, config, folds, tmp_path):
-    job, pair = Job(bars, config, WALK.warmup, tmp_path), Pair(folds[0], 0)
-    job.decisions_file(pair).parent.mkdir()
-    job.decisions_file(pair).write_bytes(b"half of it")
+    run, pair = WalkforwardRun(bars, config, WALK.warmup, tmp_path), Pair(folds[0], 0)
+    run.decisions_file(pair).parent.mkdir()
+    run.decisions_file(pair).write_bytes(b"half of it")
     with pytest.raises(ValueError, match=r"fold-0-seed-0\.safetensors"):
-        run_pairs(job, [pair], 1, silent)
+        train_pairs(run, [pair], 1, silent)
 
 
 def test_agents_that_watch_their_return_walk_too(bars, config, folds, tmp_path):
     risky = config.model_copy(
-        update={"training": config.training.model_copy(update={"risk": {"objective": "cvar", "alpha": 0.2}})}
+        update={"training": config.training.model_copy(update={"risk": RiskConfig(objective="cvar", alpha=0.2)})}
     )
-    outcome = trained(bars, risky, Pair(folds[0], 0), tmp_path)
-    assert np.isfinite(outcome.decisions.quantiles).all()
-    assert len(outcome.decisions.targets) == folds[0].test[1] - folds[0].test[0]
+    result = trained(bars, risky, Pair(folds[0], 0), tmp_path)
+    assert np.isfinite(result.decisions.quantiles).all()
+    assert len(result.decisions.targets) == folds[0].test[1] - folds[0].test[0]
 
 
 def test_agents_without_memory_or_quantiles_walk_too(bars, config, folds, tmp_path):
-    update = {"policy": "MlpPolicy", "critic": {"num_quantiles": 1}}
+    update = {"policy": "MlpPolicy", "critic": CriticConfig(num_quantiles=1)}
     plain = config.model_copy(update={"training": config.training.model_copy(update=update)})
-    outcome = trained(bars, plain, Pair(folds[0], 0), tmp_path)
-    assert outcome.decisions.quantiles.shape == (len(outcome.decisions.targets), 0)
+    result = trained(bars, plain, Pair(folds[0], 0), tmp_path)
+    assert result.decisions.quantiles.shape == (len(result.decisions.targets), 0)
 
 
 def test_progress_adds_up_and_never_falls(folds):
     said = []
-    tally = Tally([Pair(folds[0], 0), Pair(folds[0], 1)], 100, lambda *line: said.append(line[:2]))
+    progress = PairProgress([Pair(folds[0], 0), Pair(folds[0], 1)], 100, lambda *line: said.append(line[:2]))
     for name, done in (("fold-0-seed-0", 40), ("fold-0-seed-1", 50), ("fold-0-seed-0", 120)):
-        tally.reached(name, done)
-    tally.finished("fold-0-seed-0")
-    tally.reached("fold-0-seed-0", 90)  # late
+        progress.reached(name, done)
+    progress.finished("fold-0-seed-0")
+    progress.reached("fold-0-seed-0", 90)  # late
     assert said == [(40, 200), (90, 200), (150, 200), (150, 200), (150, 200)]
 
 

@@ -151,7 +151,7 @@ def test_the_change_of_equity_is_gains_minus_fees_slippage_and_carry(leverage, b
 @quick
 @given(bars=markets(max_assets=1), seed=seeds, fee=fees)
 def test_close_fills_follow_the_return_form(bars, seed, fee):
-    weights = 0.8 * random_targets(bars, seed)  # room for the fees: a full investment would be cut to the cash
+    weights = 0.8 * random_targets(bars, seed)  # leaves cash for the fees: a full investment would be cut to the cash
     result = simulate(bars, weights, fee=fee, fill="close", sizing="pre_cost")
     returns = np.diff(field(bars, "close")[:, 0]) / field(bars, "close")[:-1, 0]
     held = result.weights[:-1, 0]

@@ -1,4 +1,4 @@
-"""Nothing knows the future: features, environments, simulations and impact up to bar t do not change when later bars do."""
+"""Causality: features, environments, simulations and impact up to bar t do not change when later bars do."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ def table(name: str) -> pd.DataFrame:
     if name != "stocks":
         return load_dataset(name).iloc[2000 : 2000 + ROWS]
     rng = np.random.default_rng(0)
-    stocks = {one: load_dataset(one).iloc[:ROWS] for one in ("aapl-1d", "ibm-1d", "msft-1d")}
+    stocks = {name: load_dataset(name).iloc[:ROWS] for name in ("aapl-1d", "ibm-1d", "msft-1d")}
     stocks["ibm-1d"] = stocks["ibm-1d"].iloc[90:]
     return align_bars({one: bars[rng.random(len(bars)) > 0.05] for one, bars in stocks.items()})
 
@@ -182,7 +182,7 @@ def test_the_impact_of_a_fill_depends_on_bars_before_it_only(name: str, garbage:
 def test_the_impact_of_a_fill_does_depend_on_the_bar_before_it() -> None:
     bars = table("btcusd-1h")
     rules = TradingRules(impact=1.0, impact_window=10)
-    before, after = (bar_array(one, rules)[:, 0, IMPACT] for one in (bars, with_garbage_after(bars, 100, "tenfold")))
+    before, after = (bar_array(table, rules)[:, 0, IMPACT] for table in (bars, with_garbage_after(bars, 100, "tenfold")))
     assert before[101] == after[101]
     assert before[102] != after[102]
 

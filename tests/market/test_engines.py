@@ -126,31 +126,31 @@ def test_the_cash_clip_that_both_engines_apply_matters():
 
 
 class HoldGivenUnits(Strategy):
-    """Trades at the next open to ``wanted[t]``, whole units chosen at bar t."""
+    """Trades at the next open to ``target_units[t]``, whole units chosen at bar t."""
 
-    wanted = None
+    target_units = None
 
     def init(self):
         self.held = 0
 
     def next(self):
-        wanted = int(self.wanted[len(self.data) - 1])
-        if wanted > self.held:
-            self.buy(size=wanted - self.held)
-        elif wanted < self.held:
-            self.sell(size=self.held - wanted)
-        self.held = wanted
+        target_units = int(self.target_units[len(self.data) - 1])
+        if target_units > self.held:
+            self.buy(size=target_units - self.held)
+        elif target_units < self.held:
+            self.sell(size=self.held - target_units)
+        self.held = target_units
 
 
-def weights_of_units(wanted, opens, fee, cash):
-    """What share of equity before the trade each position is, NaN where there is no trade."""
-    weights, held = np.full(len(wanted), np.nan), 0.0
-    for t in range(len(wanted) - 1):
-        price, bought = opens[t + 1], wanted[t] - held
+def weights_of_units(target_units, opens, fee, cash):
+    """Return each position as a share of equity before the trade, NaN where there is no trade."""
+    weights, held = np.full(len(target_units), np.nan), 0.0
+    for t in range(len(target_units) - 1):
+        price, bought = opens[t + 1], target_units[t] - held
         if bought != 0.0:
-            weights[t] = wanted[t] * price / (cash + held * price)
+            weights[t] = target_units[t] * price / (cash + held * price)
             cash -= bought * price + fee * abs(bought) * price
-            held = wanted[t]
+            held = target_units[t]
     return weights
 
 
@@ -167,14 +167,14 @@ def test_whole_units_are_accounted_for_as_in_backtesting_py(dataset, fee):
     bars = bars_of(dataset)
     opens, cash = bars["open"].to_numpy(), 1e6 * bars["open"].iloc[0]
     rng = np.random.default_rng(4)
-    wanted = np.where(rng.random(len(bars)) < 0.03, np.rint(rng.uniform(-0.4, 0.4, len(bars)) * cash / opens), np.nan)
-    wanted[0], wanted[-2:] = 0.0, 0.0  # its first fill is on the third bar, and it warns about trades left open
-    wanted = pd.Series(wanted).ffill().to_numpy()
+    target_units = np.where(rng.random(len(bars)) < 0.03, np.rint(rng.uniform(-0.4, 0.4, len(bars)) * cash / opens), np.nan)
+    target_units[0], target_units[-2:] = 0.0, 0.0  # its first fill is on the third bar, and it warns about trades left open
+    target_units = pd.Series(target_units).ffill().to_numpy()
     backtest = Backtest(
         bars.rename(columns=str.capitalize), HoldGivenUnits, cash=cash, commission=fee, hedging=False, exclusive_orders=False
     )
-    equity = backtest.run(wanted=wanted)["_equity_curve"]["Equity"].to_numpy()
-    result = simulate(bars, weights_of_units(wanted, opens, fee, cash), fee=fee, cash=cash, sizing="pre_cost")
-    assert np.count_nonzero(np.diff(wanted)) > 70
-    np.testing.assert_allclose(result.units[1:], wanted[:-1], rtol=0.0, atol=TOLERANCE * np.abs(wanted).max())
+    equity = backtest.run(target_units=target_units)["_equity_curve"]["Equity"].to_numpy()
+    result = simulate(bars, weights_of_units(target_units, opens, fee, cash), fee=fee, cash=cash, sizing="pre_cost")
+    assert np.count_nonzero(np.diff(target_units)) > 70
+    np.testing.assert_allclose(result.units[1:], target_units[:-1], rtol=0.0, atol=TOLERANCE * np.abs(target_units).max())
     np.testing.assert_allclose(result.equity, equity, rtol=TOLERANCE)

@@ -36,7 +36,7 @@ every_fill = pytest.mark.parametrize("fill", FILLS)
 @cache
 def table(name: str) -> pd.DataFrame:
     if name == "stocks":
-        stocks = {one: load_dataset(one).iloc[:400] for one in ("aapl-1d", "ibm-1d", "msft-1d")}
+        stocks = {name: load_dataset(name).iloc[:400] for name in ("aapl-1d", "ibm-1d", "msft-1d")}
         stocks["ibm-1d"] = stocks["ibm-1d"].drop(stocks["ibm-1d"].index[[120, 200, 201]])
         return align_bars(stocks)
     return load_dataset(name).iloc[4000:5000] if name == "btcusd-1h" else load_dataset(name).iloc[:400]
@@ -101,7 +101,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 
 def play_batch(env: TradingVecEnv, actions: np.ndarray) -> tuple[list[np.ndarray], dict[int, list[np.ndarray]]]:
-    """What all environments showed at each step, and the final observations of each."""
+    """Return all observations of each step, and the final observations of each environment."""
     shown, finals = [env.reset()], {index: [] for index in range(env.num_envs)}
     for action in actions:
         step = env.step_arrays(action)
@@ -115,7 +115,7 @@ def play_batch(env: TradingVecEnv, actions: np.ndarray) -> tuple[list[np.ndarray
 def play_singles(
     envs: list[TradingEnv], seed: int, actions: np.ndarray
 ) -> tuple[list[np.ndarray], dict[int, list[np.ndarray]]]:
-    """The same from a loop over single environments."""
+    """Return the same arrays as a batch, from a loop over single environments."""
     starts = [env.reset(seed=seed + index)[0] for index, env in enumerate(envs)]
     shown, finals = [np.array(starts)], {index: [] for index in range(len(envs))}
     for action in actions:
@@ -637,7 +637,7 @@ def test_what_cannot_be_sold_is_no_reason_for_a_loan() -> None:
 @pytest.mark.parametrize("assets", [1, 3])
 @pytest.mark.parametrize("settings", [{}, {"band": 0.2}, {"participation": 0.1}, {"participation": 0.1, "long_only": True}])
 def test_there_is_nothing_to_gain_from_still_prices(fill: str, assets: int, settings: dict[str, Any]) -> None:
-    """Whatever is done, whatever stays unfilled and whichever bars are missing: without costs the equity stays."""
+    """Without costs the equity stays, for any actions, unfilled orders and missing bars."""
     rng = np.random.default_rng(0)
     still_bars = hand_made(*[still(100.0)] * 200)
     symbols = {f"asset {index}": still_bars.assign(volume=rng.uniform(0.0, 1000.0, 200)) for index in range(assets)}
@@ -729,7 +729,7 @@ def test_what_a_single_environment_returns_may_be_overwritten() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"episode_length": 0}, "episode_length: .* greater than or equal to 1"),
+        ({"episode_length": 0}, "episode_length is 0: must be greater than or equal to 1"),
         ({"episode_length": 337}, "not enough bars"),
         ({"span": (0, 64)}, "not enough bars"),
         ({"span": (100, 50)}, "span must be rows"),
@@ -738,9 +738,9 @@ def test_what_a_single_environment_returns_may_be_overwritten() -> None:
         ({"features": "too few"}, "features have 399 rows, the bars 400"),
         ({"no_trade": [True] * 3}, r"no_trade must have the shape \(400,\)"),
         ({"commission": 0.1}, "commission: unknown key; known are band, "),
-        ({"fill": "yesterday"}, "fill: .*'yesterday'"),
-        ({"leverage": 0.0}, "leverage: .* greater than 0"),
-        ({"fee": math.nan}, "fee: "),
+        ({"fill": "yesterday"}, "fill is 'yesterday': must be 'next_open', 'close' or 'next_close'"),
+        ({"leverage": 0.0}, "leverage is 0.0: must be greater than 0"),
+        ({"fee": math.nan}, "fee is nan: must be "),
         ({"fee": 0.5, "leverage": 2.0}, "cannot carry a gross exposure of 2"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The synthetic prices have the law that their docstrings promise."""
+"""The synthetic prices have the distribution that their docstrings promise."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def log_returns(bars: pd.DataFrame, start: float = 100.0) -> np.ndarray:
 
 
 def near(sample: np.ndarray, expected: float) -> bool:
-    """Whether a mean lies within four standard errors of what it should be."""
+    """Return True if a mean lies within four standard errors of its expectation."""
     return bool(abs(sample.mean() - expected) < 4.0 * sample.std() / np.sqrt(len(sample)))
 
 
@@ -102,7 +102,7 @@ def test_high_and_low_are_the_extremes_of_a_brownian_motion() -> None:
     rise = np.log((bars["high"] / bars["open"]).to_numpy())
     fall = np.log((bars["open"] / bars["low"]).to_numpy())
     session_std = volatility * np.sqrt(0.7)
-    # The maximum of a Brownian motion has the law of its absolute value at the end.
+    # The maximum of a Brownian motion is distributed as its absolute value at the end.
     for extreme in (rise, fall):
         assert near(extreme, session_std * np.sqrt(2.0 / np.pi))
         assert near(extreme**2, session_std**2)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tailguard.optim import VarianceGradientScaler
-from tailguard.optim.noise_scale import NoiseScale
+from tailguard.optim.gradient_statistics import NoiseScale
 
 
 def minibatch(scale, gradients, sizes):

@@ -21,14 +21,14 @@ def test_words_are_splitmix64():
     assert words.tolist() == vector
 
 
-def test_the_table_is_the_normal_law():
+def test_the_table_is_the_normal_distribution():
     """65,536 quantiles: mean 0, variance 1, and within 1e-5 of the normal distribution function."""
     table = QUANTILES.astype(np.float64)
     assert table.mean() == pytest.approx(0.0, abs=1e-6)
     assert table.var() == pytest.approx(1.0, abs=1e-6)
     below = np.arange(len(table)) / len(table)
-    law = stats.norm.cdf(table)
-    assert max(np.abs(law - below).max(), np.abs(law - below - 1.0 / len(table)).max()) < 2e-5
+    normal = stats.norm.cdf(table)
+    assert max(np.abs(normal - below).max(), np.abs(normal - below - 1.0 / len(table)).max()) < 2e-5
     assert table.max() < 4.4
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from tailguard.optim.adam import Adam
-from tailguard.optim.config import OptimizerConfig, build_optimizer
+from tailguard.optim.config import OptimizerConfig
+from tailguard.optim.factory import build_optimizer
 from tailguard.optim.upgd import UtilityGated
 
 NAMES = {

@@ -207,7 +207,7 @@ REFERENCE = {
 def test_reference_trajectory(cls, implementation):
     """gate="reference" is the authors' published code."""
     start = [[[1.0, -2.0], [0.5, 3.0]], [-1.5, 0.25, 2.0]]
-    params = [nn.Parameter(torch.tensor(one, dtype=torch.float64)) for one in start]
+    params = [nn.Parameter(torch.tensor(value, dtype=torch.float64)) for value in start]
     settings = {"lr": 0.1, "weight_decay": 0.01, "beta_utility": 0.9, "sigma": 0.0}
     if cls is AdaptiveUPGD:
         settings |= {"beta1": 0.8, "beta2": 0.95, "eps": 1e-5}
@@ -507,7 +507,7 @@ def test_the_gate_compares_all_groups(cls):
     """One group or three, in any order: the same steps."""
     together, apart = parameters(dtype=torch.float64), parameters(dtype=torch.float64)
     run(lambda p: cls(p, lr=0.01, sigma=0.0), together, 5)
-    run(lambda p: cls([{"params": [one]} for one in reversed(p)], lr=0.01, sigma=0.0), apart, 5)
+    run(lambda p: cls([{"params": [param]} for param in reversed(p)], lr=0.01, sigma=0.0), apart, 5)
     torch.testing.assert_close(values(together), values(apart), rtol=1e-12, atol=0.0)
 
 
@@ -586,7 +586,7 @@ def test_a_group_is_checked_too():
 
 
 def test_defaults():
-    """The paper's and the seeds'."""
+    """The defaults are the paper's and the audit reports'."""
     assert UPGD(parameters()).defaults["lr"] == 1e-5
     adaptive, w = AdaptiveUPGD(parameters()).defaults, UPGDW(parameters()).defaults
     assert (adaptive["weight_decay"], adaptive["sigma"], adaptive["adaptive_noise"]) == (0.001, 0.001, False)

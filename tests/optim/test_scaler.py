@@ -1,4 +1,4 @@
-"""What VarianceGradientScaler measures, when it acts, and how it is saved."""
+"""VarianceGradientScaler: its measurements, its factor, and how it is saved."""
 
 import copy
 import io
@@ -25,7 +25,7 @@ def tensors(*sizes, dtype=torch.float32):
 
 
 def flat_tensors(*sizes):
-    """The same as views of one flat tensor, with gradients that are views of another."""
+    """Return tensors as views of one flat tensor, with gradients that are views of another."""
     module = nn.ParameterList(tensors(*sizes))
     flat = FlatParameters(module)
     return list(module.parameters()), flat
@@ -51,7 +51,7 @@ def random_gradients(steps, *sizes, seed=0, mean=0.3, std=1.0):
 
 def by_definition(gradients, beta, estimator):
     """Variance and squared mean of x from explicit weights beta^(t - i), for one tensor ``[t, n]``, in float64."""
-    g = np.stack([one.double().numpy() for one in gradients])
+    g = np.stack([gradient.double().numpy() for gradient in gradients])
     x = {"elementwise": g, "mean": g.mean(1, keepdims=True), "norm": np.linalg.norm(g, axis=1, keepdims=True)}[estimator]
     weights = beta ** np.arange(len(x) - 1, -1, -1.0)
     weights /= weights.sum()
@@ -73,7 +73,7 @@ def test_statistics_by_definition(estimator, flat):
         feed(scaler, gradients[step : step + 1])
         if step in (1, 4, 11):
             for k in range(3):
-                expected = by_definition([one[k] for one in gradients[: step + 1]], beta, estimator)
+                expected = by_definition([at_once[k] for at_once in gradients[: step + 1]], beta, estimator)
                 np.testing.assert_allclose(scaler._statistics.parts[k, :2], expected, rtol=2e-4, atol=1e-6)
 
 
@@ -181,7 +181,7 @@ def test_no_scale(estimator, scale):
     found = []
     for factor in (1.0, scale):
         scaler = VarianceGradientScaler(tensors(100, 20), estimator=estimator)
-        feed(scaler, [[factor * one for one in at_once] for at_once in gradients])
+        feed(scaler, [[factor * gradient for gradient in at_once] for at_once in gradients])
         found.append(scaler.get_normalized_variance())
     assert found[0] > 1e-3
     assert found[1] == pytest.approx(found[0], rel=1e-3)
@@ -251,7 +251,7 @@ def test_tensors_without_gradient_keep_their_statistics():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_flat_memory_changes_nothing(estimator):
+def test_a_flat_buffer_changes_nothing(estimator):
     sizes = (40, 3, 129)
     params, flat = flat_tensors(*sizes)
     heads = {"a": [params[2]], "b": params[:2]}
@@ -275,7 +275,7 @@ def test_flat_memory_changes_nothing(estimator):
     assert scalers[0].metrics() == pytest.approx(scalers[1].metrics(), rel=1e-4, abs=1e-6)
 
 
-def test_flat_memory_is_found_again_after_gradients_were_replaced():
+def test_a_flat_buffer_is_found_again_after_gradients_were_replaced():
     params, flat = flat_tensors(30, 20)
     scaler, plain = VarianceGradientScaler(params), VarianceGradientScaler(tensors(30, 20))
     for step, gradients in enumerate(random_gradients(20, 30, 20)):
@@ -295,7 +295,7 @@ def test_flat_memory_is_found_again_after_gradients_were_replaced():
 def test_float64_parameters():
     gradients = random_gradients(20, 30)
     wide = VarianceGradientScaler(tensors(30, dtype=torch.float64))
-    feed(wide, [[one.double() for one in at_once] for at_once in gradients])
+    feed(wide, [[gradient.double() for gradient in at_once] for at_once in gradients])
     narrow = VarianceGradientScaler(tensors(30))
     feed(narrow, gradients)
     assert wide.get_normalized_variance() == pytest.approx(narrow.get_normalized_variance(), rel=1e-4)
@@ -335,7 +335,7 @@ def test_no_scaling_in_warm_up_or_when_disabled(options):
 @settings(deadline=None)
 @given(st.floats(0.0, 100.0), st.floats(1e-4, 1.0), st.integers(0, 1000))
 def test_factor_formula(alpha, floor, seed):
-    """R047: 1 / (1 + alpha V) within [floor, 1], the seeds' floor of 1e-4 included."""
+    """R047: 1 / (1 + alpha V) within [floor, 1], the audit reports' floor of 1e-4 included."""
     scaler = VarianceGradientScaler(tensors(20), alpha=alpha, warmup_steps=0, min_scaling_factor=floor)
     generator = torch.Generator().manual_seed(seed)
     mean = float(torch.rand((), generator=generator)) * 3.0
@@ -348,7 +348,7 @@ def test_factor_formula(alpha, floor, seed):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("limit", [1e-3, 0.1, 1e9])
 def test_statistics_are_of_raw_gradients(estimator, limit):
-    """R043: in the seeds' order of calls, statistics know nothing of the factor and of clipping."""
+    """R043: in the audit reports' order of calls, statistics know nothing of the factor and of clipping."""
     gradients = random_gradients(30, 100, 10)
     params = tensors(100, 10)
     scaler = VarianceGradientScaler(params, estimator=estimator, warmup_steps=3, alpha=10.0)
@@ -455,7 +455,7 @@ def through_a_file(state):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("flat", [False, True], ids=["list", "flat"])
 def test_state_round_trip(estimator, flat):
-    """R048, R052: the seeds' keys; tensors, numbers and strings alone; what follows is bit-identical."""
+    """R048, R052: the audit reports' keys; tensors, numbers and strings alone; what follows is bit-identical."""
     sizes, gradients = (30, 8), random_gradients(20, 30, 8)
     make = (lambda: flat_tensors(*sizes)[0]) if flat else (lambda: tensors(*sizes))
     scaler = VarianceGradientScaler(make(), estimator=estimator, beta=0.9, warmup_steps=3, alpha=0.7, aggregate="percentile")
@@ -525,7 +525,7 @@ def test_a_state_of_other_parameters_is_refused_and_changes_nothing():
 
 @pytest.mark.parametrize("copied", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy], ids=["pickle", "deepcopy"])
 def test_a_pickle_holds_no_parameters(copied):
-    """R050, R051: nothing of the old model is in it; linked to new parameters it goes on as before."""
+    """R050, R051: nothing of the old model is in it; linked to new parameters it continues as before."""
     gradients = random_gradients(20, 30, 8)
     params = tensors(30, 8)
     scaler = VarianceGradientScaler(params, warmup_steps=2)
@@ -546,11 +546,11 @@ def test_a_pickle_holds_no_parameters(copied):
     assert other.factors() == scaler.factors()
 
 
-def test_parameters_of_other_sizes_start_anew(caplog):
+def test_parameters_of_other_sizes_reset_the_statistics(caplog):
     scaler = VarianceGradientScaler(tensors(30), warmup_steps=0)
     feed(scaler, random_gradients(10, 30))
     scaler.update_parameters(tensors(31))
-    assert "start anew" in caplog.text
+    assert "are reset" in caplog.text
     assert scaler.step_count == 0
     assert scaler.get_normalized_variance() == 0.0
 

@@ -1,4 +1,4 @@
-"""Learners to whom things happen, in whatever process they are; and what a population leaves behind.
+"""Learners with planned faults, for any process, and the files that a population leaves behind.
 
 Nothing here needs PyTorch, so that a process starts in a moment.
 """
@@ -14,15 +14,15 @@ from pathlib import Path
 from population_toys import MovingOptimum
 
 from tailguard.population import PBTConfig, PBTScheduler
-from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import Lineage
+from tailguard.population.member import MemberFailed
 
 INTERVAL = 10
 
 
 @dataclass(frozen=True)
 class JsonStore:
-    """States as JSON in a folder."""
+    """A store of states as JSON files in a folder."""
 
     folder: Path
 
@@ -50,7 +50,7 @@ class JsonStore:
 
 
 class Mortal(MovingOptimum):
-    """A moving optimum that meets its fate when it sets out at a certain age."""
+    """A moving optimum with a planned fault at a certain age."""
 
     def __init__(self, member_id, hyperparams, seed, fates):
         super().__init__(member_id, hyperparams, seed)
@@ -67,7 +67,7 @@ class Mortal(MovingOptimum):
 
 @dataclass(frozen=True)
 class Fates:
-    """Makes learners, and says what happens to whom: {(member, age): what}. All happen once, but ``cursed``, always.
+    """A factory of learners with planned faults: {(member, age): fault}. Each happens once, ``cursed`` always.
 
     :param folder: where it is remembered, across processes, what has happened already.
     :param pause: seconds that an interval takes.
@@ -103,7 +103,7 @@ class Fates:
 
 
 def population(folder, **settings):
-    """A scheduler that writes its lineage into the folder, and a store beside it."""
+    """Return a scheduler that writes its lineage into the folder, and a store beside it."""
     common = {"population_size": 3, "perturbation_interval": INTERVAL, "hyperparams": MovingOptimum.search, "seed": 5}
     config = PBTConfig(**{**common, **settings})
     (folder / "states").mkdir(parents=True)
@@ -111,6 +111,6 @@ def population(folder, **settings):
 
 
 def left_behind(folder):
-    """The lineage and every state that was kept."""
+    """Return the lineage and every state that was kept."""
     states = {path.stem: json.loads(path.read_text()) for path in sorted((folder / "states").glob("member_*.json"))}
     return (folder / "lineage.jsonl").read_text(), states

@@ -43,7 +43,7 @@ def ranges(draw, name="x"):
 def choices(draw, name="x"):
     """A legal list of values: of one type or mixed."""
     values = draw(
-        st.lists(st.integers(-5, 5) | st.floats(-1.0, 1.0) | st.text(max_size=2), min_size=2, max_size=5, unique_by=repr)
+        st.lists(st.integers(-5, 5) | st.floats(-1.0, 1.0) | st.text(max_size=2), min_size=2, max_size=5, unique=True)
     )
     return HyperparamConfig(name=name, values=tuple(values))
 

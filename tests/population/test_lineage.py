@@ -1,4 +1,4 @@
-"""The file of events: it grows, is replayed, and is cut where a resumed run goes on."""
+"""The file of events: it grows, is replayed, and is cut where a run resumes."""
 
 import json
 import os

@@ -9,11 +9,10 @@ from population_toys import MovingOptimum
 from tailguard.population import HyperparamConfig, PBTConfig, PBTScheduler, PopulationMember
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.pb2 import ForgettingRBF, Surrogate, observations, propose
-from tailguard.population.space import require_legal
 
 
 def kernel(a, b, length, forgetting):
-    """Entry by entry, from the definition."""
+    """Compute the kernel entry by entry, from its definition."""
     return np.array(
         [
             [
@@ -40,7 +39,7 @@ class TestKernel:
         np.testing.assert_allclose(np.diag(covariances(a)), covariances.diag(a))
 
     def test_gradient(self):
-        """In the logarithms, in the order of theta."""
+        """Derivatives are in the logarithms, in the order of theta."""
         points, step = data(6)[0], 1e-6
         start = ForgettingRBF(0.7, 0.2)
         analytic = start(points, eval_gradient=True)[1]
@@ -57,7 +56,7 @@ class TestKernel:
 
 class TestSurrogate:
     def test_the_bound_is_the_mean_and_kappa_standard_deviations(self):
-        """The posterior from the normal equations; not the variance, and without the noise of an observation."""
+        """The bound is the posterior from the normal equations, without observation noise."""
         inputs, gains = data()
         surrogate = Surrogate(inputs, gains)
         fitted = surrogate._process.kernel_
@@ -127,7 +126,7 @@ class TestProposals:
         assert len(exploits) == 12
         for exploit in exploits:
             for hyperparam in MIXED:
-                require_legal(hyperparam, exploit.hyperparams[hyperparam.name])
+                hyperparam.require_legal(exploit.hyperparams[hyperparam.name])
 
     def test_observations_are_gains_per_step_from_where_they_started(self):
         search = (HyperparamConfig(name="x", min_value=0.0, max_value=2.0),)
@@ -157,7 +156,7 @@ class TestProposals:
         np.testing.assert_allclose(gains, [0.2])
 
     def test_members_of_one_round_try_different_things(self):
-        """One observation in the middle: the ends are uncertain, and who comes second takes the end that is left."""
+        """One observation in the middle: the ends are uncertain, and the second target takes the end that is left."""
         search = (HyperparamConfig(name="x", min_value=0.0, max_value=1.0),)
         config = PBTConfig(population_size=3, perturbation_interval=10, hyperparams=search, explore_method="pb2")
         members = [PopulationMember(i, {"x": 0.5}, performance=1.0, step=20) for i in range(3)]

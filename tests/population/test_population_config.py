@@ -1,4 +1,4 @@
-"""What a population may be told, and what it refuses."""
+"""Settings of a population that are accepted and refused."""
 
 import pytest
 

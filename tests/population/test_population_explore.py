@@ -10,8 +10,7 @@ from population_strategies import choices, ranges
 from scipy.stats import chisquare, kstest
 
 from tailguard.population import HyperparamConfig
-from tailguard.population.explore import explore, perturb, resample
-from tailguard.population.space import from_unit, require_legal, to_unit
+from tailguard.population.operators import explore, perturb, resample
 
 seeds = st.integers(0, 2**32)
 LEARNING_RATE = HyperparamConfig(name="lr", min_value=1e-5, max_value=1e-3, is_log_scale=True)
@@ -35,10 +34,10 @@ def draws(config, number=4000):
 def test_whatever_happens_values_stay_legal(config, seed, steps):
     rng = np.random.default_rng(seed)
     value = resample(config, rng)
-    require_legal(config, value)
+    config.require_legal(value)
     for _ in range(steps):
         value = perturb(config, value, rng)
-        require_legal(config, value)
+        config.require_legal(value)
 
 
 @given(config=ranges(), end=st.sampled_from(["min_value", "max_value"]), seed=seeds)
@@ -46,21 +45,21 @@ def test_whatever_happens_values_stay_legal(config, seed, steps):
 def test_the_ends_of_a_range_are_legal_starts(config, end, seed):
     value = config.model_dump()[end]
     value = int(value) if config.is_integer else value
-    require_legal(config, value)
-    require_legal(config, perturb(config, value, np.random.default_rng(seed)))
+    config.require_legal(value)
+    config.require_legal(perturb(config, value, np.random.default_rng(seed)))
 
 
 @given(config=ranges(), unit=st.floats(0.0, 1.0))
 @settings(max_examples=200, deadline=None)
 def test_the_unit_scale_can_be_inverted(config, unit):
-    value = from_unit(config, unit)
-    assert 0.0 <= to_unit(config, value) <= 1.0
+    value = config.from_unit(unit)
+    assert 0.0 <= config.to_unit(value) <= 1.0
     if config.is_integer:
-        assert from_unit(config, to_unit(config, value)) == value
+        assert config.from_unit(config.to_unit(value)) == value
     else:
         # 1 - x keeps an absolute precision of 1e-16 only, a wide offset a relative one.
         size = max(abs(config.min_value), abs(config.max_value), 1.0)
-        assert from_unit(config, to_unit(config, value)) == pytest.approx(value, rel=1e-9, abs=1e-12 * size)
+        assert config.from_unit(config.to_unit(value)) == pytest.approx(value, rel=1e-9, abs=1e-12 * size)
 
 
 @pytest.mark.parametrize(("config", "value"), [(LINEAR, 0.2), (LEARNING_RATE, 1e-4)])
@@ -118,9 +117,9 @@ def test_true_and_1_are_different_choices():
 @pytest.mark.parametrize("config", [LINEAR, LEARNING_RATE, GAMMA], ids=lambda config: config.name)
 def test_noise_is_gaussian_on_the_scale_of_the_search(config):
     noisy = config.model_copy(update={"perturbation_noise": 0.05})
-    middle = from_unit(noisy, 0.5)
+    middle = noisy.from_unit(0.5)
     rng = np.random.default_rng(3)
-    steps = [(to_unit(noisy, perturb(noisy, middle, rng)) - 0.5) / 0.05 for _ in range(2000)]
+    steps = [(noisy.to_unit(perturb(noisy, middle, rng)) - 0.5) / 0.05 for _ in range(2000)]
     assert kstest(steps, "norm").pvalue > 0.01
 
 
@@ -165,4 +164,4 @@ def test_both_resamples_with_its_probability():
 )
 def test_values_that_the_search_cannot_produce_are_refused(config, value, message):
     with pytest.raises(ValueError, match=message):
-        require_legal(config, value)
+        config.require_legal(value)

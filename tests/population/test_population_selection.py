@@ -1,4 +1,4 @@
-"""Who copies whom: sizes, ranks, the test, and the one draw."""
+"""The choice of sources: sizes, ranks, the t-test, and one draw per member."""
 
 import math
 from fractions import Fraction
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
 from tailguard.population import PBTConfig, PopulationMember
-from tailguard.population.selection import choose_sources, truncation_size, welch_p_value
+from tailguard.population.operators import choose_sources, truncation_size, welch_p_value
 
 
 def member(member_id, performance, scores=None, alive=True):

@@ -20,7 +20,7 @@ INTERVALS = 6
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What six intervals in one process leave behind."""
+    """Return the lineage and the states after six intervals in one process."""
     folder = tmp_path_factory.mktemp("serial")
     scheduler, store = population(folder)
     SerialEngine(scheduler, Fates(folder), store).run(INTERVALS)
@@ -44,7 +44,7 @@ def test_same_lineage_and_states_as_in_one_process(tmp_path, undisturbed):
     scheduler, store = population(tmp_path)
     with ProcessEngine(scheduler, Fates(tmp_path), store) as engine:
         engine.run(INTERVALS)
-        environment = Path(f"/proc/{engine.crew.pid(0)}/environ").read_bytes().split(b"\0")
+        environment = Path(f"/proc/{engine.executor.pid(0)}/environ").read_bytes().split(b"\0")
     assert left_behind(tmp_path) == undisturbed
     assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1", b"NUMBA_NUM_THREADS=1"} <= set(environment)
     assert os.environ.get("MKL_NUM_THREADS") == before
@@ -59,12 +59,12 @@ def test_a_killed_member_costs_time_and_nothing_else(tmp_path, undisturbed):
     assert left_behind(tmp_path) == undisturbed
 
 
-def test_a_member_that_always_dies_is_replaced_and_the_others_go_on(tmp_path, caplog):
+def test_a_member_that_always_dies_is_replaced_and_the_others_continue(tmp_path, caplog):
     scheduler = run(tmp_path, {(1, 20): "cursed"}, intervals=4, max_losses=1)
     assert events(tmp_path, "dead")[0]["member"] == 1
     assert any(event["target"] == 1 for event in events(tmp_path, "exploit"))
     assert [scheduler.members[i].step for i in (0, 2)] == [40, 40]
-    assert "Member 1: lost (its process ended with exit code -9); made again from its last checkpoint" in caplog.messages
+    assert "Member 1: lost (its process ended with exit code -9); created again from its last checkpoint" in caplog.messages
     assert [m.to_dict() for m in replay(read(tmp_path / "lineage.jsonl"))] == [m.to_dict() for m in scheduler.members]
 
 
@@ -82,9 +82,9 @@ def test_apart_everybody_trains_to_the_end(tmp_path):
     assert [m.to_dict() for m in replay(read(tmp_path / "lineage.jsonl"))] == [m.to_dict() for m in scheduler.members]
 
 
-def test_a_member_that_hangs_is_made_again(tmp_path, undisturbed, caplog):
+def test_a_member_that_hangs_is_created_again(tmp_path, undisturbed, caplog):
     run(tmp_path, {(2, 20): "hang"}, time_limit=5.0)
-    assert "Member 2: lost (no answer within 5 s); made again from its last checkpoint" in caplog.messages
+    assert "Member 2: lost (no result within 5 s); created again from its last checkpoint" in caplog.messages
     assert left_behind(tmp_path) == undisturbed
 
 
@@ -94,7 +94,7 @@ def test_a_bug_ends_the_run_and_shows_its_trace(tmp_path):
 
 
 def test_a_full_disk_of_a_member_ends_the_run_and_is_no_bug(tmp_path):
-    with pytest.raises(OSError, match=r"member 1 cannot go on: \[Errno 28\] No space left on device: 'its file'"):
+    with pytest.raises(OSError, match=r"member 1 cannot continue: \[Errno 28\] No space left on device: 'its file'"):
         run(tmp_path / "processes", {(1, 10): "disk"})
 
 

@@ -51,13 +51,13 @@ def test_same_population_as_in_one_process_though_a_machine_is_lost(cluster, tmp
     engine = RayEngine(scheduler, Fates(ours, pause=0.3), store, resources={"num_cpus": 0.5, "scheduling_strategy": "SPREAD"})
     with engine:
         engine.run(2)
-        machines = set(engine.crew.places().values())
+        machines = set(engine.executor.nodes().values())
         killer = threading.Thread(target=lambda: (time.sleep(0.1), cluster.remove_node(cluster.worker)))
         killer.start()
         engine.run(INTERVALS)
         killer.join()
     assert len(machines) == 2
-    assert "made again from its last checkpoint" in caplog.text
+    assert "created again from its last checkpoint" in caplog.text
     assert left_behind(ours) == serial(tmp_path / "serial", population_size=4)
 
 

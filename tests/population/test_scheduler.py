@@ -14,8 +14,7 @@ from population_strategies import populations, scores
 from tailguard.population import HyperparamConfig, PBTConfig, PBTScheduler, PopulationMember
 from tailguard.population.lineage import replay
 from tailguard.population.member import member_seed
-from tailguard.population.selection import truncation_size
-from tailguard.population.space import require_legal
+from tailguard.population.operators import truncation_size
 
 NAN = float("nan")
 # A whole life is a large example; how long it takes to draw says more about the load of the machine than about the code.
@@ -24,7 +23,7 @@ X = HyperparamConfig(name="x", min_value=0.1, max_value=1.0)
 
 
 def through_json(state):
-    """A state as a file would give it back; what JSON cannot say is an error."""
+    """Return a state as a file would give it back; a value that JSON cannot hold is an error."""
     text = json.dumps(state, allow_nan=False)
     assert json.loads(text) == state
     return json.loads(text)
@@ -36,7 +35,7 @@ def population(size=4, *, initial=None, **settings):
 
 
 def told(scheduler, values):
-    """Everybody reports the score of its place after one more step; a missing place is silent."""
+    """Let every member report its score after one more step; None stays silent."""
     for member_id, value in values.items():
         scheduler.report(member_id, scheduler.members[member_id].step + 1, value)
     return scheduler
@@ -48,7 +47,7 @@ def finish(scheduler, decided):
 
 
 class Bookkeeping:
-    """What is known of each member, kept apart from the scheduler."""
+    """A model of the members, kept apart from the scheduler."""
 
     def __init__(self, config):
         self.config = config
@@ -92,7 +91,7 @@ def lives(draw):
 
 
 def live(scheduler, messages, order=None):
-    """One round of messages and the decision."""
+    """Send one round of reports and return the decision."""
     interval = scheduler.config.perturbation_interval
     for member_id in order if order is not None else range(len(messages)):
         message = messages[member_id]
@@ -127,7 +126,7 @@ class TestWholeLives:
                     assert not (config.protect_first_member and target == 0)
                     assert config.exploit_method == "t_test" or model.merit(source) >= model.merit(target)
                 for hyperparam in config.hyperparams:
-                    require_legal(hyperparam, exploit.hyperparams[hyperparam.name])
+                    hyperparam.require_legal(exploit.hyperparams[hyperparam.name])
             if decided.number > 0 and able:
                 assert {i for i in decided.considered if not model.healthy(i)} <= set(targets)
             assert [member.hyperparams for member in scheduler.members] == before  # nothing before the commit
@@ -142,7 +141,7 @@ class TestWholeLives:
     @given(life=lives())
     @settings(LIVES, max_examples=200)
     def test_truncation_ranks(self, life):
-        """Sources stand among the best of those who took part, targets among the worst, by counting who is ahead of whom."""
+        """Sources are among the best of those who took part, targets among the worst, by counting ranks."""
         config, rounds = life
         config = config.model_copy(update={"exploit_method": "truncation", "synchronous": True, "ready_percentage": 0.01})
         scheduler, model = PBTScheduler(config), Bookkeeping(config)
@@ -296,7 +295,7 @@ class TestExploits:
     def test_nobody_to_copy(self, caplog):
         decided = told(population(2), {0: NAN, 1: None}).decide()
         assert (decided.considered, decided.exploits) == ((0, 1), ())
-        assert "nobody has a finite mean_reward" in caplog.text
+        assert "no member has a finite mean_reward" in caplog.text
 
     @pytest.mark.parametrize("size", [2, 4])
     def test_small_populations_exploit(self, size):

@@ -8,9 +8,9 @@ from population_toys import MovingOptimum, PaperToy
 
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.serial import SerialEngine
-from tailguard.population.files import FileStore
-from tailguard.population.learner import MemberFailed
 from tailguard.population.lineage import replay
+from tailguard.population.member import MemberFailed
+from tailguard.population.store import FileStore
 from tailguard.population.worker import Train
 
 ROUNDS, INTERVAL = 20, 10  # 200 steps, as in the paper
@@ -55,7 +55,7 @@ class TestPaperToy:
                 score = learner.score()
                 best = 0 if published[0][0] >= published[1][0] else 1
                 if step % INTERVAL == 0 and best != i:
-                    learner.adopt(published[best][1], learner.hyperparams, 0)
+                    learner.copy_from(published[best][1], learner.hyperparams, 0)
                     score = learner.score() if renewed else score
                 published[i] = (score, learner.save())
         result = max(learner.score() for learner in learners)
@@ -111,7 +111,7 @@ class TestResumption:
 
 
 class Chain:
-    """Scores its own name; a copy takes the name over."""
+    """A learner that scores its own name; a copy takes the name over."""
 
     def __init__(self, member_id, hyperparams, seed):
         self.names, self.seed = [member_id], seed
@@ -128,12 +128,12 @@ class Chain:
     def load(self, state):
         self.names = list(state)
 
-    def adopt(self, state, hyperparams, seed):
+    def copy_from(self, state, hyperparams, seed):
         self.names, self.seed = list(state), seed
 
 
 def test_copies_are_of_the_state_before_the_round():
-    """In a tournament a source may be a target itself. Who copies it still gets what it was."""
+    """In a tournament a source may be a target itself. Its copies still get its state before the round."""
     chained = 0
     for seed in range(20):
         config = PBTConfig(population_size=4, perturbation_interval=1, exploit_method="binary_tournament", seed=seed)
@@ -148,7 +148,7 @@ def test_copies_are_of_the_state_before_the_round():
 
 
 class Fragile(Chain):
-    """Fails where it is told to: a map from member to the method that fails, once."""
+    """A learner that fails once, by a map from members to methods."""
 
     plan: dict[int, str]
     made: list[int]
@@ -174,9 +174,9 @@ class Fragile(Chain):
         self._maybe("save")
         return super().save()
 
-    def adopt(self, state, hyperparams, seed):
-        self._maybe("adopt")
-        super().adopt(state, hyperparams, seed)
+    def copy_from(self, state, hyperparams, seed):
+        self._maybe("copy_from")
+        super().copy_from(state, hyperparams, seed)
 
 
 def fragile(**plan):
@@ -206,7 +206,7 @@ class TestFailures:
         assert engine.learners[0].made == [0, 1, 2, 3]
 
     def test_a_copy_that_fails_leaves_the_target_as_it_was(self):
-        engine = fragile(m0="adopt")
+        engine = fragile(m0="copy_from")
         engine.run(1)
         assert [learner.names for learner in engine.learners] == [[0], [1], [2], [3]]
         assert engine.scheduler.members[0].generation == 0
@@ -214,7 +214,7 @@ class TestFailures:
         assert engine.learners[0].names == [3]
 
     def test_a_dead_member_whose_copy_fails_stays_dead_until_the_next_round(self):
-        engine = fragile(m0="train", m1="adopt")
+        engine = fragile(m0="train", m1="copy_from")
         engine.scheduler.mark_dead(1)
         engine.run(1)
         assert [member.alive for member in engine.scheduler.members] == [True, False, True, True]
@@ -243,27 +243,27 @@ class TestFailures:
 
 
 class Late:
-    """A crew in which one member's trainings take as many waits as it likes; without a timeout it is waited for."""
+    """An executor in which one member's training takes several waits; without a timeout it is waited for."""
 
-    def __init__(self, crew, member_id, waits):
-        self.crew, self.member_id, self.waits, self.held = crew, member_id, waits, None
+    def __init__(self, executor, member_id, waits):
+        self.executor, self.member_id, self.waits, self.held = executor, member_id, waits, None
 
     def submit(self, member_id, jobs):
         if member_id == self.member_id and isinstance(jobs[-1], Train):
             self.held, self.left = jobs, self.waits
         else:
-            self.crew.submit(member_id, jobs)
+            self.executor.submit(member_id, jobs)
 
     def wait(self, timeout):
         if self.held is not None:
             self.left -= 1
-            alone = not self.crew._queue
+            alone = not self.executor._queue
             if alone and timeout is not None and self.left > 0:
                 return []
             if alone or self.left <= 0:
                 jobs, self.held = self.held, None
-                self.crew._queue.appendleft((self.member_id, jobs))  # it arrives now, before whatever is waited for
-        return self.crew.wait(timeout)
+                self.executor._queue.appendleft((self.member_id, jobs))  # it arrives now, before whatever is waited for
+        return self.executor.wait(timeout)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
@@ -271,7 +271,7 @@ class Late:
 def test_nobody_is_forgotten_who_arrives_while_copies_are_made(synchronous, waits):
     events = []
     engine = moving(events.append, synchronous=synchronous, ready_percentage=0.5, exploit_method="binary_tournament")
-    engine.crew, engine._patience = Late(engine.crew, 2, waits), 1.0
+    engine.executor, engine._patience = Late(engine.executor, 2, waits), 1.0
     engine.run(4)
     steps = [member.step for member in engine.scheduler.members]
     assert [steps[i] for i in (0, 1, 3, 4)] == [40] * 4
@@ -281,13 +281,13 @@ def test_nobody_is_forgotten_who_arrives_while_copies_are_made(synchronous, wait
     assert [member.to_dict() for member in replay(events)] == [member.to_dict() for member in engine.scheduler.members]
 
 
-def test_a_synchronous_population_goes_on_without_who_never_comes(caplog):
+def test_a_synchronous_population_continues_without_missing_members(caplog):
     """R084: after the checks that may fail, with the members that there are."""
     events = []
     engine = moving(events.append, ready_percentage=1.0, ready_check_max_wait=3)
-    engine.crew, engine._patience = Late(engine.crew, 2, 100), 1.0
+    engine.executor, engine._patience = Late(engine.executor, 2, 100), 1.0
     engine.run(3)
-    assert "PBT deadlock prevention: 3 failed ready checks in a row; going on with 4 ready members" in caplog.text
+    assert "PBT deadlock prevention: 3 failed ready checks in a row; continuing with 4 ready members" in caplog.text
     assert [member.step for member in engine.scheduler.members if member.member_id != 2] == [30] * 4
     rounds = [event["considered"] for event in events if event["event"] == "round"]
     assert rounds[0] == [0, 1, 3, 4]

@@ -1,13 +1,12 @@
-"""Where states lie: on a disk, on any other file system, and in memory."""
+"""The stores: on a disk, on any other file system, and in memory."""
 
 import pickle
 
 import numpy as np
 import pytest
 
-from tailguard.population.files import FileStore
-from tailguard.population.learner import MemberFailed
-from tailguard.population.store import MemoryStore
+from tailguard.population.member import MemberFailed
+from tailguard.population.store import FileStore, MemoryStore
 
 
 @pytest.fixture(params=["memory", "disk", "remote"])

@@ -1,10 +1,10 @@
-"""The adapter for Ray Tune, with a real model: what Tune perturbs is what the optimizer uses."""
+"""The adapter for Ray Tune, with a real model: the optimizer uses the values that Tune perturbs."""
 
 import pytest
 
 from tailguard.config import load_config
-from tailguard.experiments.population_member import MarketFactory, with_validation
-from tailguard.experiments.training import default_split, prepare_market
+from tailguard.experiments.population_member import MarketFactory
+from tailguard.experiments.prepared_market import default_split, prepare_market, split_off_validation
 from tailguard.market import random_walk
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "tailguard[ray]"')
@@ -33,7 +33,7 @@ def trial():
     from tailguard.population.tune import trainable
 
     config, bars = load_config(None, TINY), random_walk(300, seed=0)
-    split, validation = with_validation(default_split(len(bars), config.training), 0.25)
+    split, validation = split_off_validation(default_split(len(bars), config.training), 0.25)
     return trainable(MarketFactory(prepare_market(bars, config, split), validation, config), 1, ["learning_rate"])
 
 

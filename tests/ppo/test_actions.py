@@ -25,26 +25,26 @@ def box(size=SIZE, low=-1.0, high=1.0):
     return spaces.Box(low, high, (size,))
 
 
-def gaussian_outputs(rows, seed=0):
+def gaussian_params(rows, seed=0):
     """Means of order 1, standard deviations from about e^-2 to e."""
     return torch.cat((random(rows, SIZE, seed=seed), random(rows, SIZE, seed=seed + 1) * 0.7 - 0.3), dim=-1)
 
 
-def reference_gaussian(outputs):
-    mean, log_std = outputs.chunk(2, dim=-1)
+def reference_gaussian(dist_params):
+    mean, log_std = dist_params.chunk(2, dim=-1)
     return td.Independent(td.Normal(mean, log_std.exp()), 1)
 
 
-def reference_categoricals(outputs):
-    return [td.Categorical(logits=logits) for logits in outputs.split(COUNTS, dim=-1)]
+def reference_categoricals(dist_params):
+    return [td.Categorical(logits=logits) for logits in dist_params.split(COUNTS, dim=-1)]
 
 
-# Every kind, with outputs for it: the laws that all of them obey.
+# Every kind, with dist_params for it: properties that all of them have.
 
 KINDS = {
-    "gaussian": (Gaussian(box(), squash=False), gaussian_outputs),
-    "squashed": (Gaussian(box(), squash=True), gaussian_outputs),
-    "censored": (CensoredGaussian(box()), gaussian_outputs),
+    "gaussian": (Gaussian(box(), squash=False), gaussian_params),
+    "squashed": (Gaussian(box(), squash=True), gaussian_params),
+    "censored": (CensoredGaussian(box()), gaussian_params),
     "discrete": (action_distribution(spaces.Discrete(4)), lambda rows, seed=0: 2.0 * random(rows, 4, seed=seed)),
     "multi": (action_distribution(spaces.MultiDiscrete(COUNTS)), lambda rows, seed=0: 2.0 * random(rows, 10, seed=seed)),
 }
@@ -53,53 +53,53 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 def test_kl_of_a_law_with_itself_is_zero_and_otherwise_positive(kind):
-    distribution, outputs = KINDS[kind]
-    old, new = outputs(200, seed=0), outputs(200, seed=7)
-    torch.testing.assert_close(distribution.kl(old, old), torch.zeros(200, dtype=torch.float64))
-    assert (distribution.kl(old, new) > 0.0).all()
+    action_dist, dist_params = KINDS[kind]
+    old, new = dist_params(200, seed=0), dist_params(200, seed=7)
+    torch.testing.assert_close(action_dist.kl(old, old), torch.zeros(200, dtype=torch.float64))
+    assert (action_dist.kl(old, new) > 0.0).all()
 
 
 @every_kind
 def test_the_gradient_of_kl_is_zero_where_nothing_moved_and_else_that_of_differences(kind):
-    distribution, outputs = KINDS[kind]
-    old, new = outputs(3), outputs(3, seed=7).requires_grad_()
+    action_dist, dist_params = KINDS[kind]
+    old, new = dist_params(3), dist_params(3, seed=7).requires_grad_()
     still = old.clone().requires_grad_()
-    distribution.kl(old, still).sum().backward()
+    action_dist.kl(old, still).sum().backward()
     torch.testing.assert_close(still.grad, torch.zeros_like(old))
-    assert torch.autograd.gradcheck(lambda moved: distribution.kl(old, moved), (new,))
+    assert torch.autograd.gradcheck(lambda moved: action_dist.kl(old, moved), (new,))
 
 
 @every_kind
 def test_kl_is_the_mean_log_ratio_under_the_old_law(kind):
-    distribution, outputs = KINDS[kind]
+    action_dist, dist_params = KINDS[kind]
     torch.manual_seed(0)
-    old, new = outputs(1).expand(200_000, -1), (outputs(1) + 0.3 * outputs(1, seed=7)).expand(200_000, -1)
-    actions = distribution.sample(old)
-    ratios = distribution.log_prob(old, actions) - distribution.log_prob(new, actions)
+    old, new = dist_params(1).expand(200_000, -1), (dist_params(1) + 0.3 * dist_params(1, seed=7)).expand(200_000, -1)
+    actions = action_dist.sample(old)
+    ratios = action_dist.log_prob(old, actions) - action_dist.log_prob(new, actions)
     error = 4.0 * ratios.std() / math.sqrt(len(ratios))
-    assert abs(ratios.mean() - distribution.kl(old, new)[0]) < error
+    assert abs(ratios.mean() - action_dist.kl(old, new)[0]) < error
 
 
 @every_kind
 def test_leading_dimensions_are_free(kind):
-    distribution, outputs = KINDS[kind]
-    flat, other = outputs(6), outputs(6, seed=3)
-    actions = distribution.mode(other)
-    assert actions.shape == (6, *distribution.action_shape)
+    action_dist, dist_params = KINDS[kind]
+    flat, other = dist_params(6), dist_params(6, seed=3)
+    actions = action_dist.mode(other)
+    assert actions.shape == (6, *action_dist.action_shape)
     deep, deep_other, deep_actions = (x.reshape(2, 3, -1) for x in (flat, other, actions))
-    assert distribution.sample(deep).shape == deep_actions.shape
-    torch.testing.assert_close(distribution.log_prob(deep, deep_actions).flatten(), distribution.log_prob(flat, actions))
-    torch.testing.assert_close(distribution.entropy(deep).flatten(), distribution.entropy(flat))
-    torch.testing.assert_close(distribution.kl(deep, deep_other).flatten(), distribution.kl(flat, other))
+    assert action_dist.sample(deep).shape == deep_actions.shape
+    torch.testing.assert_close(action_dist.log_prob(deep, deep_actions).flatten(), action_dist.log_prob(flat, actions))
+    torch.testing.assert_close(action_dist.entropy(deep).flatten(), action_dist.entropy(flat))
+    torch.testing.assert_close(action_dist.kl(deep, deep_other).flatten(), action_dist.kl(flat, other))
 
 
 @every_kind
 def test_the_same_seed_draws_the_same_actions(kind):
-    distribution, outputs = KINDS[kind]
+    action_dist, dist_params = KINDS[kind]
     draws = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        draws.append(distribution.sample(outputs(50)))
+        draws.append(action_dist.sample(dist_params(50)))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -108,20 +108,20 @@ def test_the_same_seed_draws_the_same_actions(kind):
 
 
 def test_gaussian_is_torchs():
-    distribution, outputs, new = Gaussian(box(), squash=False), gaussian_outputs(100), gaussian_outputs(100, seed=5)
+    action_dist, dist_params, new = Gaussian(box(), squash=False), gaussian_params(100), gaussian_params(100, seed=5)
     actions = 2.0 * random(100, SIZE, seed=9)
-    reference = reference_gaussian(outputs)
-    torch.testing.assert_close(distribution.log_prob(outputs, actions), reference.log_prob(actions))
-    torch.testing.assert_close(distribution.entropy(outputs), reference.entropy())
-    torch.testing.assert_close(distribution.kl(outputs, new), td.kl_divergence(reference, reference_gaussian(new)))
-    assert torch.equal(distribution.mode(outputs), outputs[:, :SIZE])
+    reference = reference_gaussian(dist_params)
+    torch.testing.assert_close(action_dist.log_prob(dist_params, actions), reference.log_prob(actions))
+    torch.testing.assert_close(action_dist.entropy(dist_params), reference.entropy())
+    torch.testing.assert_close(action_dist.kl(dist_params, new), td.kl_divergence(reference, reference_gaussian(new)))
+    assert torch.equal(action_dist.mode(dist_params), dist_params[:, :SIZE])
 
 
 @pytest.mark.parametrize("squash", [False, True])
 def test_gaussian_samples_follow_the_law(squash):
-    distribution = Gaussian(box(1), squash=squash)
+    action_dist = Gaussian(box(1), squash=squash)
     torch.manual_seed(0)
-    samples = distribution.sample(torch.tensor([[0.4, -0.7]]).expand(20_000, -1))[:, 0].numpy()
+    samples = action_dist.sample(torch.tensor([[0.4, -0.7]]).expand(20_000, -1))[:, 0].numpy()
     assert stats.kstest(samples, "norm", args=(0.4, math.exp(-0.7))).pvalue > 0.01
 
 
@@ -137,11 +137,11 @@ def test_components_are_drawn_independently():
 @pytest.mark.parametrize(("mean", "log_std"), [(0.3, -0.5), (2.0, 0.3), (-4.0, 0.2), (0.9, -2.0)])
 def test_censored_law_is_that_of_clipped_draws(mean, log_std):
     """Ends have the mass beyond them, all masses make 1, and entropy is that of ends and density together."""
-    distribution, outputs = CensoredGaussian(box(1)), torch.tensor([mean, log_std], dtype=torch.float64)
+    action_dist, dist_params = CensoredGaussian(box(1)), torch.tensor([mean, log_std], dtype=torch.float64)
     normal = stats.norm(mean, math.exp(log_std))
 
     def log_prob(action):
-        return distribution.log_prob(outputs, torch.tensor([action], dtype=torch.float64)).item()
+        return action_dist.log_prob(dist_params, torch.tensor([action], dtype=torch.float64)).item()
 
     assert log_prob(1.0) == log_prob(7.0) == pytest.approx(normal.logsf(1.0))
     assert log_prob(-1.0) == log_prob(-7.0) == pytest.approx(normal.logcdf(-1.0))
@@ -150,7 +150,7 @@ def test_censored_law_is_that_of_clipped_draws(mean, log_std):
     inside, _ = integrate.quad(lambda action: math.exp(log_prob(action)), -0.999999, 0.999999)
     assert sum(ends) + inside == pytest.approx(1.0, abs=1e-5)
     disorder, _ = integrate.quad(lambda action: -normal.pdf(action) * normal.logpdf(action), -1.0, 1.0)
-    assert distribution.entropy(outputs).item() == pytest.approx(disorder - sum(p * math.log(p) for p in ends))
+    assert action_dist.entropy(dist_params).item() == pytest.approx(disorder - sum(p * math.log(p) for p in ends))
 
 
 def test_censoring_keeps_the_expected_gradient_and_takes_noise_out_of_it():
@@ -159,10 +159,10 @@ def test_censoring_keeps_the_expected_gradient_and_takes_noise_out_of_it():
     torch.manual_seed(0)
     actions = CensoredGaussian(box(1)).sample(mean_and_std)
     rewards, gradients = actions.clamp(-1.0, 1.0).square().squeeze(-1), []
-    for law in (Gaussian(box(1), squash=False), CensoredGaussian(box(1))):
-        outputs = mean_and_std.clone().requires_grad_()
-        (rewards * law.log_prob(outputs, actions)).sum().backward()
-        gradients.append(outputs.grad)
+    for action_dist in (Gaussian(box(1), squash=False), CensoredGaussian(box(1))):
+        dist_params = mean_and_std.clone().requires_grad_()
+        (rewards * action_dist.log_prob(dist_params, actions)).sum().backward()
+        gradients.append(dist_params.grad)
     plain, censored = gradients
     error = (plain - censored).std(0) / math.sqrt(len(actions))
     assert ((plain - censored).mean(0).abs() < 4.0 * error).all()
@@ -171,10 +171,10 @@ def test_censoring_keeps_the_expected_gradient_and_takes_noise_out_of_it():
 
 def test_far_beyond_an_end_an_adversary_of_censored_actions_still_sees_a_way():
     """Or an attack would end where it began, and an agent would look sturdier than it is."""
-    law, outputs = CensoredGaussian(box(1)), torch.tensor([[30.0, 0.0]], dtype=torch.float64)
-    for divergence, seen in ((law.kl, False), (law.surprise, True), (law.sharp_kl, True)):
-        moved = (outputs - torch.tensor([[1.0, 0.0]])).requires_grad_()
-        divergence(outputs, moved).sum().backward()
+    action_dist, dist_params = CensoredGaussian(box(1)), torch.tensor([[30.0, 0.0]], dtype=torch.float64)
+    for divergence, seen in ((action_dist.kl, False), (action_dist.surprise, True), (action_dist.sharp_kl, True)):
+        moved = (dist_params - torch.tensor([[1.0, 0.0]])).requires_grad_()
+        divergence(dist_params, moved).sum().backward()
         assert bool(moved.grad[0, 0].abs() > 1e-6) is seen
 
 
@@ -196,21 +196,21 @@ def test_censoring_needs_a_box_with_ends(space, squash, message):
 
 
 def test_squashed_density_is_torchs():
-    distribution, outputs = Gaussian(box(), squash=True), gaussian_outputs(100)
-    mean, log_std = outputs.chunk(2, dim=-1)
+    action_dist, dist_params = Gaussian(box(), squash=True), gaussian_params(100)
+    mean, log_std = dist_params.chunk(2, dim=-1)
     tanh = td.TransformedDistribution(td.Normal(mean, log_std.exp()), td.TanhTransform())
     before = random(100, SIZE, seed=9)
     expected = tanh.log_prob(before.tanh()).sum(-1)
-    torch.testing.assert_close(distribution.log_prob(outputs, before), expected)
+    torch.testing.assert_close(action_dist.log_prob(dist_params, before), expected)
 
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (1.2, -1.0), (-0.5, 0.7)])
 def test_squashed_density_integrates_to_one(mean, log_std):
-    distribution, outputs = Gaussian(box(1), squash=True), torch.tensor([mean, log_std], dtype=torch.float64)
+    action_dist, dist_params = Gaussian(box(1), squash=True), torch.tensor([mean, log_std], dtype=torch.float64)
 
     def density(squashed):
         before = torch.tensor([math.atanh(squashed)], dtype=torch.float64)
-        return math.exp(distribution.log_prob(outputs, before))
+        return math.exp(action_dist.log_prob(dist_params, before))
 
     total, _ = integrate.quad(density, -1.0, 1.0, limit=200)
     assert total == pytest.approx(1.0, abs=1e-6)
@@ -227,7 +227,7 @@ def test_squashed_log_prob_is_finite_and_smooth_at_the_ends(before):
 
 def test_squashed_kl_is_that_of_the_gaussians_below():
     """A bijection changes no KL."""
-    old, new = gaussian_outputs(20), gaussian_outputs(20, seed=5)
+    old, new = gaussian_params(20), gaussian_params(20, seed=5)
     torch.testing.assert_close(Gaussian(box(), squash=True).kl(old, new), Gaussian(box(), squash=False).kl(old, new))
 
 
@@ -251,22 +251,22 @@ def test_the_environment_gets_actions_inside_its_box(squash, low, high, raw):
 
 
 def test_clipping_changes_only_what_is_outside():
-    distribution = Gaussian(spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 2.0], np.float32)), squash=False)
-    got = distribution.to_env(np.array([[0.25, 3.0], [-4.0, -1.0]], np.float32))
+    action_dist = Gaussian(spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 2.0], np.float32)), squash=False)
+    got = action_dist.to_env(np.array([[0.25, 3.0], [-4.0, -1.0]], np.float32))
     assert got.tolist() == [[0.25, 2.0], [-1.0, 0.0]]
 
 
 def test_squashing_maps_the_line_onto_the_box():
-    distribution = Gaussian(spaces.Box(2.0, 6.0, (1,)), squash=True)
-    got = distribution.to_env(np.array([[-30.0], [0.0], [math.atanh(0.5)], [30.0]]))
+    action_dist = Gaussian(spaces.Box(2.0, 6.0, (1,)), squash=True)
+    got = action_dist.to_env(np.array([[-30.0], [0.0], [math.atanh(0.5)], [30.0]]))
     np.testing.assert_allclose(got[:, 0], [2.0, 4.0, 5.0, 6.0], rtol=1e-6)
 
 
 def test_a_box_keeps_its_shape():
-    distribution = action_distribution(spaces.Box(-1.0, 1.0, (2, 3)))
-    assert distribution.n_outputs == 12
-    assert distribution.action_shape == (2, 3)
-    assert distribution.to_env(np.linspace(-2.0, 2.0, 12).reshape(2, 6)).shape == (2, 2, 3)
+    action_dist = action_distribution(spaces.Box(-1.0, 1.0, (2, 3)))
+    assert action_dist.n_params == 12
+    assert action_dist.action_shape == (2, 3)
+    assert action_dist.to_env(np.linspace(-2.0, 2.0, 12).reshape(2, 6)).shape == (2, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -289,42 +289,42 @@ def test_choices_become_the_integers_of_the_space(space, chosen, expected):
 
 
 def test_categorical_is_torchs():
-    distribution = action_distribution(spaces.MultiDiscrete(COUNTS))
-    outputs, new = 2.0 * random(100, 10), 2.0 * random(100, 10, seed=5)
-    parts, new_parts = reference_categoricals(outputs), reference_categoricals(new)
+    action_dist = action_distribution(spaces.MultiDiscrete(COUNTS))
+    dist_params, new = 2.0 * random(100, 10), 2.0 * random(100, 10, seed=5)
+    parts, new_parts = reference_categoricals(dist_params), reference_categoricals(new)
     torch.manual_seed(0)
-    actions = distribution.sample(outputs)
+    actions = action_dist.sample(dist_params)
     log_prob = sum(part.log_prob(actions[:, i]) for i, part in enumerate(parts))
-    torch.testing.assert_close(distribution.log_prob(outputs, actions), log_prob)
-    torch.testing.assert_close(distribution.entropy(outputs), sum(part.entropy() for part in parts))
+    torch.testing.assert_close(action_dist.log_prob(dist_params, actions), log_prob)
+    torch.testing.assert_close(action_dist.entropy(dist_params), sum(part.entropy() for part in parts))
     kl = sum(td.kl_divergence(old, part) for old, part in zip(parts, new_parts, strict=True))
-    torch.testing.assert_close(distribution.kl(outputs, new), kl)
-    assert distribution.mode(outputs)[:, 1].tolist() == outputs[:, 2:7].argmax(-1).tolist()
+    torch.testing.assert_close(action_dist.kl(dist_params, new), kl)
+    assert action_dist.mode(dist_params)[:, 1].tolist() == dist_params[:, 2:7].argmax(-1).tolist()
 
 
 def test_a_single_choice_is_torchs():
-    distribution, outputs = action_distribution(spaces.Discrete(4)), 2.0 * random(50, 4)
-    reference, actions = td.Categorical(logits=outputs), torch.arange(50.0).remainder(4).unsqueeze(-1)
-    torch.testing.assert_close(distribution.log_prob(outputs, actions), reference.log_prob(actions[:, 0]))
-    torch.testing.assert_close(distribution.entropy(outputs), reference.entropy())
+    action_dist, dist_params = action_distribution(spaces.Discrete(4)), 2.0 * random(50, 4)
+    reference, actions = td.Categorical(logits=dist_params), torch.arange(50.0).remainder(4).unsqueeze(-1)
+    torch.testing.assert_close(action_dist.log_prob(dist_params, actions), reference.log_prob(actions[:, 0]))
+    torch.testing.assert_close(action_dist.entropy(dist_params), reference.entropy())
 
 
 def test_categorical_samples_follow_the_law_choice_by_choice():
-    distribution, outputs = Categorical([4, 3], single=False, start=np.zeros(2, np.int64)), random(1, 7)
+    action_dist, dist_params = Categorical([4, 3], single=False, start=np.zeros(2, np.int64)), random(1, 7)
     torch.manual_seed(0)
-    samples = distribution.sample(outputs.expand(20_000, -1)).long()
-    probabilities = [part.softmax(-1)[0] for part in outputs.split([4, 3], dim=-1)]
+    samples = action_dist.sample(dist_params.expand(20_000, -1)).long()
+    probabilities = [part.softmax(-1)[0] for part in dist_params.split([4, 3], dim=-1)]
     joint = torch.outer(*probabilities).flatten()
     counts = torch.bincount(samples[:, 0] * 3 + samples[:, 1], minlength=12)
     assert stats.chisquare(counts.numpy(), 20_000 * joint.numpy()).pvalue > 0.01
 
 
 def test_nearly_impossible_choices_are_not_drawn_and_break_nothing():
-    distribution, outputs = action_distribution(spaces.Discrete(3)), torch.tensor([[0.0, -200.0, 0.0]])
+    action_dist, dist_params = action_distribution(spaces.Discrete(3)), torch.tensor([[0.0, -200.0, 0.0]])
     torch.manual_seed(0)
-    assert (distribution.sample(outputs.expand(10_000, -1)) != 1.0).all()
-    assert distribution.entropy(outputs).item() == pytest.approx(math.log(2.0))
-    assert distribution.kl(outputs, outputs).item() == 0.0
+    assert (action_dist.sample(dist_params.expand(10_000, -1)) != 1.0).all()
+    assert action_dist.entropy(dist_params).item() == pytest.approx(math.log(2.0))
+    assert action_dist.kl(dist_params, dist_params).item() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tailguard import DistributionalPPO, TradingVecEnv
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import BettingGame, SignalMarket, random_walk
 from tailguard.ppo.adversary import Adversary
-from tailguard.ppo.experience import prepare
+from tailguard.ppo.rollout import prepare
 from tailguard.robust import SAPPOConfig
 
 STEPS, ENVS = 16, 8
@@ -33,7 +33,7 @@ def batch_of(agent):
     """The batch of one rollout, and each sample's share."""
     agent.learn(STEPS * ENVS)
     rollout = agent.rollout_buffer
-    options = {"critic": agent.critic, "objective": agent.objective, "gamma": 0.9, "gae_lambda": 0.9}
+    options = {"critic": agent.critic_config, "objective": agent.objective, "gamma": 0.9, "gae_lambda": 0.9}
     experience = prepare(agent.policy, rollout, *agent._rollout_start, generator=torch.Generator().manual_seed(0), **options)
     batch = experience.normalised(agent.policy)
     return batch, batch.weights / batch.weights.sum()
@@ -84,7 +84,7 @@ def test_the_loss_is_the_mean_kl_between_clean_and_perturbed_of_the_same_samples
     adversary.perturb = lambda *given: met.append(search(*given)) or met[-1]
     order = torch.Generator().manual_seed(1)
     which = torch.randperm(batch.size, generator=order)
-    outputs = agent.policy.action_outputs(batch.features(agent.policy)[0])
+    outputs = agent.policy.dist_params(batch.features(agent.policy)[0])
     loss = adversary.loss(batch, outputs, share)
     (found,) = met
     assert (found.move.abs().amax(-1) <= 0.2 + 1e-6).all()
@@ -94,12 +94,12 @@ def test_the_loss_is_the_mean_kl_between_clean_and_perturbed_of_the_same_samples
     expected = 0.0
     with torch.no_grad():
         if policy == "MlpPolicy":
-            perturbed = agent.policy.action_outputs(moved)
+            perturbed = agent.policy.dist_params(moved)
         else:
             state, rows = (batch.actor_hidden, batch.actor_cell), []
             for row in range(len(moved)):
                 features, after = agent.policy.actor_trunk.step(moved[row], state)
-                rows.append(agent.policy.action_outputs(features))
+                rows.append(agent.policy.dist_params(features))
                 if memory == "step":  # the next step remembers what truly was
                     _, after = agent.policy.actor_trunk.step(batch.obs[row], state)
                 keep = 1.0 - batch.resets[row]
@@ -107,7 +107,7 @@ def test_the_loss_is_the_mean_kl_between_clean_and_perturbed_of_the_same_samples
             perturbed = torch.stack(rows)
         assert (outputs[..., 0].abs() < 1.0).all()  # inside the box, where clipping means changes nothing
         assert (perturbed[..., 0].abs() < 1.0).all()
-        each = agent.policy.distribution.kl(outputs, perturbed)
+        each = agent.policy.action_dist.kl(outputs, perturbed)
         expected = 0.7 * (share * each)[share > 0.0].sum()
     torch.testing.assert_close(loss.detach(), expected, rtol=1e-3, atol=0.0)
     assert expected > 1e-4
@@ -119,7 +119,7 @@ def test_the_gradient_reaches_the_actor_and_not_the_critics(policy):
     batch, share = batch_of(agent)
     adversary = adversary_of(agent)
     agent.flat.zero_grad()
-    outputs = agent.policy.action_outputs(batch.features(agent.policy)[0])
+    outputs = agent.policy.dist_params(batch.features(agent.policy)[0])
     before = torch.get_rng_state()
     loss = adversary.loss(batch, outputs, share)
     assert not agent.flat.gradient.any()
@@ -140,7 +140,7 @@ def test_a_step_along_the_penalty_makes_the_policy_steadier():
     losses = []
     for _ in range(30):
         agent.flat.zero_grad()
-        loss = adversary.loss(batch, agent.policy.action_outputs(batch.obs), share)
+        loss = adversary.loss(batch, agent.policy.dist_params(batch.obs), share)
         loss.backward()
         agent.flat.tensor.data -= 0.05 * agent.flat.gradient / agent.flat.gradient.norm()
         losses.append(loss.item())
@@ -157,10 +157,10 @@ def test_a_mixed_batch_perturbs_a_share_and_leaves_the_rest(policy):
     by_sample = changed.any(-1).any(0) if policy == "MlpLstmPolicy" else changed.any(-1)
     assert by_sample.sum() == round(0.25 * batch.size)
     assert (seen.obs - batch.obs).abs().max() <= 0.2 + 1e-6
-    outputs = agent.policy.action_outputs(seen.features(agent.policy)[0])
+    outputs = agent.policy.dist_params(seen.features(agent.policy)[0])
     loss = adversary.loss(batch, outputs, share)
-    clean = agent.policy.action_outputs(batch.features(agent.policy)[0])
-    each = agent.policy.distribution.kl(clean, outputs)
+    clean = agent.policy.dist_params(batch.features(agent.policy)[0])
+    each = agent.policy.action_dist.kl(clean, outputs)
     if policy == "MlpPolicy":
         torch.testing.assert_close(loss, each[by_sample].mean(), rtol=1e-4, atol=1e-7)
     assert loss > 0.0
@@ -173,7 +173,7 @@ def test_what_the_environment_clips_away_costs_nothing():
     adversary = adversary_of(agent, adversarial_ratio=1.0)
     agent.policy.actor[-1].weight.data *= 100.0
     agent.policy.actor[-1].bias.data.fill_(50.0)
-    assert adversary.loss(batch, agent.policy.action_outputs(batch.obs), share) == 0.0
+    assert adversary.loss(batch, agent.policy.dist_params(batch.obs), share) == 0.0
     one, other = torch.tensor([[7.0, 0.0]]), torch.tensor([[-9.0, 0.0]])
     assert adversary._kl(one, other).item() == pytest.approx(0.5 * 2.0**2)
 
@@ -186,9 +186,9 @@ def test_an_adversary_may_want_the_opposite_action():
     met = []
     search = adversary.perturb
     adversary.perturb = lambda *given: met.append(search(*given)) or met[-1]
-    adversary.loss(batch, agent.policy.action_outputs(batch.obs), share)
+    adversary.loss(batch, agent.policy.dist_params(batch.obs), share)
     with torch.no_grad():
-        before, after = (agent.policy.action_outputs(inputs)[:, 0] for inputs in (met[0].inputs - met[0].move, met[0].inputs))
+        before, after = (agent.policy.dist_params(inputs)[:, 0] for inputs in (met[0].inputs - met[0].move, met[0].inputs))
     assert (((after - before) * before.sign()) < 0.0).float().mean() > 0.95
 
 
@@ -201,16 +201,16 @@ def test_certain_choices_are_turned_in_training_too():
     with torch.no_grad():
         agent.policy.actor[-1].weight.copy_(torch.stack((weight, -weight)))
         agent.policy.actor[-1].bias.copy_(torch.tensor([20.0, -20.0]))
-    clean = agent.policy.action_outputs(batch.obs).detach()
+    clean = agent.policy.dist_params(batch.obs).detach()
     margin = (clean[:, 0] - clean[:, 1]).abs()
     radius = 1.05 * margin.max().item() / (2.0 * weight.sum().item())
     adversary = adversary_of(agent, epsilon=radius, adversarial_ratio=1.0)
     met = []
     search = adversary.perturb
     adversary.perturb = lambda inputs, goal: met.append((inputs, search(inputs, goal))) or met[-1][1]
-    adversary.loss(batch, agent.policy.action_outputs(batch.obs), share)
+    adversary.loss(batch, agent.policy.dist_params(batch.obs), share)
     ((inputs, found),) = met
-    before, after = (agent.policy.action_outputs(one).argmax(-1) for one in (inputs, found.inputs))
+    before, after = (agent.policy.dist_params(one).argmax(-1) for one in (inputs, found.inputs))
     assert margin.median() > 20.0
     assert (before != after).all()
 
@@ -222,7 +222,7 @@ def test_the_critics_can_be_the_target():
     met = []
     search = adversary.perturb
     adversary.perturb = lambda *given: met.append((search(*given), given[1])) or met[-1][0]
-    adversary.loss(batch, agent.policy.action_outputs(batch.features(agent.policy)[0]), share)
+    adversary.loss(batch, agent.policy.dist_params(batch.features(agent.policy)[0]), share)
     ((found, objective),) = met
     with torch.no_grad():
         gained = objective(found.inputs) - objective(found.inputs - found.move)
@@ -258,7 +258,7 @@ def test_the_certificate_bounds_what_the_attack_finds():
     adversary = agent.adversary
     bounds = adversary.certificate(batch)
     adversary.begin(10)
-    adversary.loss(batch, agent.policy.action_outputs(batch.obs), share)
+    adversary.loss(batch, agent.policy.dist_params(batch.obs), share)
     assert 0.0 < adversary.metrics()["sa_ppo/robust_kl"] <= bounds["sa_ppo/certified_kl"]
     assert adversary_of(model("MlpLstmPolicy")).certificate(batch) == {}
 
@@ -317,7 +317,7 @@ def test_the_compiled_update_adds_the_penalty_to_its_gradient(policy):
     after = {}
     for compiled in (True, False):
         agent = model(policy, {"epsilon": 0.3, "coefficient": 5.0, "warmup_updates": 0}, policy_kwargs={"compiled": compiled})
-        assert (agent.update.fused is not None) == compiled
+        assert (agent.update.compiled is not None) == compiled
         agent.policy.actor[-1].weight.data *= 100.0
         agent.learn(STEPS * ENVS)
         after[compiled] = agent.flat.tensor.detach().clone(), agent.adversary.metrics()

@@ -1,4 +1,4 @@
-"""The algorithm on environments whose every number is known: memory, values, time limits, gradients, weights, controls."""
+"""The algorithm on environments whose every number is known: states, values, time limits, gradients, weights, schedules."""
 
 import dataclasses
 import functools
@@ -18,8 +18,7 @@ from torch import nn
 
 from tailguard import DistributionalPPO
 from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
-from tailguard.ppo.experience import prepare
-from tailguard.ppo.rollout import SequenceLayout
+from tailguard.ppo.rollout import SequenceLayout, prepare
 
 T, B, D = 16, 4, 3
 
@@ -66,12 +65,12 @@ mlp_and_lstm = pytest.mark.parametrize("kind", ["mlp", "lstm"])
 
 def make(kind="mlp", env=None, *, critic=None, policy_kwargs=None, **kwargs):
     policy, arch = MODELS[kind]
-    memory = {"lstm_hidden_size": 5} if policy == "MlpLstmPolicy" else {}
+    lstm = {"lstm_hidden_size": 5} if policy == "MlpLstmPolicy" else {}
     return DistributionalPPO(
         policy,
         env if env is not None else Script(),
         critic={"num_quantiles": 6, **(critic or {})},
-        policy_kwargs={"net_arch": [8], **memory, **arch, **(policy_kwargs or {})},
+        policy_kwargs={"net_arch": [8], **lstm, **arch, **(policy_kwargs or {})},
         **{"n_steps": T, "seed": 0, "learning_rate": 1e-2, **kwargs},
     )
 
@@ -98,7 +97,7 @@ def prepared(model):
         model.policy,
         model.rollout_buffer,
         *model._rollout_start,
-        critic=model.critic,
+        critic=model.critic_config,
         objective=model.objective,
         gamma=model.gamma,
         gae_lambda=model.gae_lambda,
@@ -130,7 +129,7 @@ ONE_BATCH = {"learning_rate": 0.0, "n_epochs": 1, "batch_size": T * B, "max_grad
 @pytest.mark.parametrize("actions", [spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([3, 2])], ids=["box", "multi"])
 @every_model
 def test_on_the_first_pass_every_ratio_is_one_and_every_kl_zero(kind, actions):
-    """Over three rollouts with updates between them, so that memory is carried; this catches every slip of the state."""
+    """Over three rollouts with updates between them, so that the state is carried; this catches every slip of it."""
     env = Script(action_space=actions)
     model = make(kind, env, normalize_obs=True)
     for k in range(3):
@@ -140,13 +139,13 @@ def test_on_the_first_pass_every_ratio_is_one_and_every_kl_zero(kind, actions):
         assert env.truncated[now].any()
         batch = prepared(model).batch
         with torch.no_grad():
-            outputs = model.policy.action_outputs(batch.features(model.policy)[0])
-        real, distribution = batch.weights > 0.0, model.policy.distribution
-        then, now = (distribution.log_prob(x, batch.actions) for x in (batch.outputs, outputs))
+            outputs = model.policy.dist_params(batch.features(model.policy)[0])
+        real, distribution = batch.weights > 0.0, model.policy.action_dist
+        then, now = (distribution.log_prob(x, batch.actions) for x in (batch.dist_params, outputs))
         ratio = (now - then).exp()[real]
         assert len(ratio) == T * B
         torch.testing.assert_close(ratio, torch.ones(T * B), atol=1e-5, rtol=0.0)
-        torch.testing.assert_close(distribution.kl(batch.outputs, outputs)[real], torch.zeros(T * B), atol=1e-5, rtol=0.0)
+        torch.testing.assert_close(distribution.kl(batch.dist_params, outputs)[real], torch.zeros(T * B), atol=1e-5, rtol=0.0)
         model.train()
 
 
@@ -175,14 +174,14 @@ def test_the_stored_action_is_the_sampled_one_and_the_environment_gets_it_clippe
     np.testing.assert_array_equal(np.stack(sent), np.clip(stored, -1.0, 1.0))
     batch = prepared(model).batch
     assert torch.equal(batch.actions.reshape(T, B, -1), model.rollout_buffer.actions)
-    assert torch.equal(batch.outputs.reshape(T, B, -1), model.rollout_buffer.outputs)
+    assert torch.equal(batch.dist_params.reshape(T, B, -1), model.rollout_buffer.dist_params)
 
 
-# Values and bootstraps: one call over the strips against a loop that carries the critic's own memory.
+# Values and bootstraps: one call over the sequences against a loop that carries the critic's own state.
 
 
 class SlowCritic:
-    """Walks through the script one step at a time, with a memory of its own."""
+    """Walks through the script one step at a time, with a recurrent state of its own."""
 
     def __init__(self, model, env):
         self.model, self.env, self.t = model, env, 0
@@ -212,7 +211,7 @@ class SlowCritic:
             features, state = self.trunk.step(features, state)
         quantiles = self.model.policy.return_scale.decode(self.model.policy.critic_outputs(features))
         means = quantiles.mean(-1)
-        value = means.mean(0) if self.model.critic.aggregate == "mean" else means.min(0).values
+        value = means.mean(0) if self.model.critic_config.aggregate == "mean" else means.min(0).values
         return value, quantiles.sort(-1).values, state
 
 
@@ -271,7 +270,7 @@ def at_steps(model, rows):
     if not model.policy.recurrent:
         return rows.unflatten(1, (T, B))
     layout = SequenceLayout.of(model.rollout_buffer.terminated | model.rollout_buffer.truncated)
-    return torch.stack([layout.gather(one) for one in rows])
+    return torch.stack([layout.gather(each) for each in rows])
 
 
 def test_the_way_through_dictionaries_gives_the_same_rollout():
@@ -283,7 +282,7 @@ def test_the_way_through_dictionaries_gives_the_same_rollout():
         model = make(env=wrap(env))
         collect(model)
         rollout = model.rollout_buffer
-        found.append((*rollout.strips()[1:], rollout.rewards, rollout.terminated, rollout.truncated, rollout.weights))
+        found.append((*rollout.sequence_layout()[1:], rollout.rewards, rollout.terminated, rollout.truncated, rollout.weights))
     assert found[0][2].any()
     assert found[0][3].any()
     for direct, wrapped in zip(*found, strict=True):
@@ -374,7 +373,7 @@ def test_a_time_limit_costs_nothing_and_a_termination_does(terminal, value):
         critic={"value_lambda": 1.0, "num_quantiles": 25, "scale": {"beta": 0.5}},
     )
     model.learn(25 * 200)
-    mean = raw_quantiles(model.policy, [[0.0]]) @ model.policy.law.masses
+    mean = raw_quantiles(model.policy, [[0.0]]) @ model.policy.return_dist.masses
     assert mean.mean().item() == pytest.approx(value, rel=0.01)
 
 
@@ -507,18 +506,18 @@ def test_the_gradient_is_that_of_the_textbook_loss():
 
     got = gradient(model)
 
-    mean, log_std = model.policy.action_outputs(obs).chunk(2, dim=-1)
-    old_mean, old_log_std = rollout.outputs.chunk(2, dim=-1)
-    law = td.Independent(td.Normal(mean, log_std.exp()), 1)
-    old_law = td.Independent(td.Normal(old_mean, old_log_std.exp()), 1)
-    ratio = (law.log_prob(rollout.actions) - old_law.log_prob(rollout.actions)).exp()
+    mean, log_std = model.policy.dist_params(obs).chunk(2, dim=-1)
+    old_mean, old_log_std = rollout.dist_params.chunk(2, dim=-1)
+    action_dist = td.Independent(td.Normal(mean, log_std.exp()), 1)
+    old_action_dist = td.Independent(td.Normal(old_mean, old_log_std.exp()), 1)
+    ratio = (action_dist.log_prob(rollout.actions) - old_action_dist.log_prob(rollout.actions)).exp()
     for outside in (ratio > 1.1, ratio < 0.9):
         assert (outside & (advantages > 0.0)).any()
         assert (outside & (advantages < 0.0)).any()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.9, 1.1) * advantages).mean()
     error = model.policy.return_scale.encode(returns).unsqueeze(-1) - model.policy.critic_outputs(obs)
-    pinball = torch.maximum(model.policy.law.levels * error, (model.policy.law.levels - 1.0) * error).mean()
-    loss = -surrogate - 0.05 * law.entropy().mean() + 0.7 * pinball
+    pinball = torch.maximum(model.policy.return_dist.levels * error, (model.policy.return_dist.levels - 1.0) * error).mean()
+    loss = -surrogate - 0.05 * action_dist.entropy().mean() + 0.7 * pinball
     expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.policy.parameters()))])
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
@@ -690,7 +689,7 @@ def test_weights_between_zero_and_one_survive_the_way_through_infos():
 
 
 def test_many_precise_actions_do_not_overflow_in_rows_that_are_no_samples():
-    """Blanks and final observations have weight 0; a density of e^100 there must not turn the loss into NaN."""
+    """Reset steps and final observations have weight 0; a density of e^100 there must not turn the loss into NaN."""
     env = Script(action_space=spaces.Box(-1.0, 1.0, (40,)))
     model = make("lstm", env, policy_kwargs={"log_std_init": -4.0})
     before = weights(model.policy.actor)
@@ -729,15 +728,15 @@ def test_the_penalty_adds_the_gradient_of_the_true_kl(actions):
         collect(model)
         move(model)
         found.append(gradient(model))
-    obs, old = model.rollout_buffer.obs[:-1], model.rollout_buffer.outputs
-    laws = []
-    for outputs in (old, model.policy.action_outputs(obs)):
+    obs, old = model.rollout_buffer.obs[:-1], model.rollout_buffer.dist_params
+    action_dists = []
+    for outputs in (old, model.policy.dist_params(obs)):
         if isinstance(actions, spaces.Box):
             mean, log_std = outputs.chunk(2, dim=-1)
-            laws.append(td.Independent(td.Normal(mean, log_std.exp()), 1))
+            action_dists.append(td.Independent(td.Normal(mean, log_std.exp()), 1))
         else:
-            laws.append(td.Categorical(logits=outputs))
-    kl = td.kl_divergence(*laws).mean()
+            action_dists.append(td.Categorical(logits=outputs))
+    kl = td.kl_divergence(*action_dists).mean()
     assert kl > 1e-3
     parts = torch.autograd.grad(2.0 * kl, list(model.policy.parameters()), allow_unused=True, materialize_grads=True)
     torch.testing.assert_close(found[1] - found[0], torch.cat([part.flatten() for part in parts]), atol=1e-5, rtol=1e-4)
@@ -816,7 +815,7 @@ def test_the_entropy_decay_starts_at_a_plateau_of_the_episode_returns():
     assert model.entropy.value < 0.1
 
 
-# Memory between rollouts.
+# Recurrent state between rollouts.
 
 
 def test_a_new_training_begins_with_an_empty_memory():
@@ -1069,7 +1068,7 @@ def test_rewards_are_not_scaled_twice():
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_cart_pole_is_learnt_in_fifteen_thousand_steps(policy):
     """Of three seeds the middle one; a single one may be unlucky (benchmarks/learning.py trains long enough for all)."""
-    memory = {"lstm_hidden_size": 32} if policy == "MlpLstmPolicy" else {}
+    lstm = {"lstm_hidden_size": 32} if policy == "MlpLstmPolicy" else {}
     means = []
     for seed in (1, 2, 3):
         env = make_vec_env("CartPole-v1", 8, seed=seed)
@@ -1080,7 +1079,7 @@ def test_cart_pole_is_learnt_in_fifteen_thousand_steps(policy):
             n_epochs=8,
             learning_rate=3e-3,
             critic={"num_quantiles": 8},
-            policy_kwargs={"net_arch": [32], **memory},
+            policy_kwargs={"net_arch": [32], **lstm},
             seed=seed,
         )
         model.learn(15_000)
@@ -1090,7 +1089,7 @@ def test_cart_pole_is_learnt_in_fifteen_thousand_steps(policy):
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
 def test_a_gradient_that_is_not_finite_is_skipped_and_reported(kind):
-    """The loss of the first step overflows in one layer; the weights stay finite and the other steps go on."""
+    """The loss of the first step overflows in one layer; the weights stay finite and the other steps are taken."""
     model = make(kind)
     spoilt = iter([float("inf")])
     model.policy.actor[0].weight.register_hook(lambda gradient: gradient * next(spoilt, 1.0))

@@ -65,11 +65,11 @@ def collected(*args, updates=1, **kwargs):
     "idle", [{"epsilon": 0.0}, {"rollouts": 0.0}, {"enabled": False}, {"warmup_updates": 3}], ids=lambda one: next(iter(one))
 )
 def test_an_idle_attack_changes_no_bit(policy, idle):
-    plain, idle_one = (model(policy, one).learn(3 * STEPS * ENVS) for one in (None, {**ROLLOUTS, **idle}))
-    assert torch.equal(plain.flat.tensor, idle_one.flat.tensor)
-    assert torch.equal(plain.shuffler.get_state(), idle_one.shuffler.get_state())
-    assert torch.equal(plain.rollout_buffer.obs, idle_one.rollout_buffer.obs)
-    assert idle_one._attack is None
+    plain, idle_agent = (model(policy, adversary).learn(3 * STEPS * ENVS) for adversary in (None, {**ROLLOUTS, **idle}))
+    assert torch.equal(plain.flat.tensor, idle_agent.flat.tensor)
+    assert torch.equal(plain.shuffler.get_state(), idle_agent.shuffler.get_state())
+    assert torch.equal(plain.rollout_buffer.obs, idle_agent.rollout_buffer.obs)
+    assert idle_agent._attack is None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -77,15 +77,15 @@ def test_an_idle_attack_changes_no_bit(policy, idle):
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("objective", ["kl", "action"])
 def test_what_is_stored_is_what_the_policy_acted_on(policy, actions, compiled, objective):
-    """Replayed step by step with torch: outputs, memory, and the ball in the units of the normaliser."""
+    """Replayed step by step with torch: distribution parameters, state, and the ball in the units of the normaliser."""
     threat = {**ROLLOUTS, "rollout_objectives": [objective]}
     agent = collected(policy, threat, actions, updates=2, normalize_obs=True, policy_kwargs={"compiled": compiled})
     rollout, own = agent.rollout_buffer, agent.policy
     state = agent._rollout_start[0]
     with torch.no_grad():
         for t in range(STEPS):
-            outputs, after = own.act(own.inputs(rollout.obs[t]), state)
-            torch.testing.assert_close(rollout.outputs[t], outputs, rtol=1e-4, atol=1e-5)
+            dist_params, after = own.act(own.inputs(rollout.obs[t]), state)
+            torch.testing.assert_close(rollout.dist_params[t], dist_params, rtol=1e-4, atol=1e-5)
             ended = (rollout.terminated | rollout.truncated)[t]
             keep = 1.0 - ended.float().reshape(1, -1, 1)
             state = (after[0] * keep, after[1] * keep) if own.recurrent else after
@@ -117,7 +117,7 @@ def test_environments_and_their_random_numbers_know_nothing_of_it():
     assert np.array_equal(attacked._last_obs, np.stack([env.unwrapped.last for env in attacked.get_env().envs]))
     assert torch.equal(plain.rollout_buffer.rewards, attacked.rollout_buffer.rewards)
     noise = [
-        (one.rollout_buffer.actions - one.rollout_buffer.outputs[..., :2]) for one in (plain, attacked)
+        (agent.rollout_buffer.actions - agent.rollout_buffer.dist_params[..., :2]) for agent in (plain, attacked)
     ]  # what was drawn, with a deviation of 1
     torch.testing.assert_close(*noise, rtol=0.0, atol=1e-5)
 
@@ -135,7 +135,7 @@ def test_a_linear_policy_is_moved_by_exactly_what_the_ball_allows():
     # Past the far end of the box the adversary has more than it wants, and turns back.
     inside = (clean.abs() - reach).abs() < 1.0
     inside[:, :FIRST] = False
-    shown = agent.rollout_buffer.outputs[..., 0]
+    shown = agent.rollout_buffer.dist_params[..., 0]
     assert inside.sum() > 20
     torch.testing.assert_close(shown[inside], expected[inside], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(shown[:, :FIRST], clean[:, :FIRST], rtol=1e-4, atol=1e-4)
@@ -168,7 +168,7 @@ def test_compiled_and_torch_show_the_same(policy, actions):
         for compiled in (True, False)
     ]
     same = (shown[0] - shown[1]).abs().amax(-1) < 1e-4
-    assert same.float().mean() > 0.97  # where a slope is all but 0 its sign is a matter of rounding
+    assert same.float().mean() > 0.97  # where a gradient is all but 0 its sign is a matter of rounding
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -226,11 +226,11 @@ def test_it_is_repeatable_on_any_environment():
         risk = {"objective": "cvar", "alpha": (0.2, 0.8)}
         return DistributionalPPO("MlpPolicy", env, n_steps=32, seed=0, risk=risk, adversary=ROLLOUTS).learn(256)
 
-    one, two = trained(), trained()
-    assert torch.equal(one.flat.tensor, two.flat.tensor)
-    own = one.policy.own_size
-    assert one._attack.true_observations().shape[-1] == own
-    assert torch.equal(one.rollout_buffer.obs[..., own:], two.rollout_buffer.obs[..., own:])
+    first, second = trained(), trained()
+    assert torch.equal(first.flat.tensor, second.flat.tensor)
+    own = first.policy.own_size
+    assert first._attack.true_observations().shape[-1] == own
+    assert torch.equal(first.rollout_buffer.obs[..., own:], second.rollout_buffer.obs[..., own:])
 
 
 @pytest.mark.parametrize("wrong", [{"rollouts": 1.5}, {"rollouts": -0.1}, {"rollout_objectives": []}], ids=str)

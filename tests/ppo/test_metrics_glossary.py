@@ -42,7 +42,7 @@ VGS = {"vgs": {"warmup_steps": 2}, "optimizer": {"name": "adaptive_upgd"}, "micr
 SETTINGS = {
     "plain": {},
     "vgs": VGS,
-    "dial": {"risk": {"objective": "cvar", "alpha": (0.1, 0.9)}, "critic": {"ev_reserve": True}},
+    "alpha_conditioned": {"risk": {"objective": "cvar", "alpha": (0.1, 0.9)}, "critic": {"ev_reserve": True}},
     "adversary": {"adversary": {"epsilon": 0.1, "warmup_updates": 1, "rollouts": 0.5}},
     "constrained": {"risk": {"objective": "constrained", "alpha": 0.2, "limit": 1e6, "multiplier_rate": 1e3}, "gamma": 1.0},
 }

@@ -33,10 +33,12 @@ def test_every_parameter_belongs_to_exactly_one_head(kind):
     heads = model.policy.heads()
     memories = {"mlp": set(), "shared lstm": {"actor_trunk"}}.get(kind, {"actor_trunk", "critic_trunk"})
     assert set(heads) == {"actor", "critic1", "critic2"} | memories
-    listed = [id(one) for head in heads.values() for one in head]
-    assert sorted(listed) == sorted(id(one) for one in model.policy.parameters())
-    assert any(one is model.policy.log_std for one in heads["actor"])
-    assert {id(one) for one in heads["critic2"]} == {id(one) for one in model.policy.critics[1].parameters()}
+    listed = [id(parameter) for head in heads.values() for parameter in head]
+    assert sorted(listed) == sorted(id(parameter) for parameter in model.policy.parameters())
+    assert any(parameter is model.policy.log_std for parameter in heads["actor"])
+    assert {id(parameter) for parameter in heads["critic2"]} == {
+        id(parameter) for parameter in model.policy.critics[1].parameters()
+    }
     assert tuple(heads) == model.vgs.heads
 
 
@@ -57,7 +59,7 @@ def spied(model, monkeypatch):
 
     spy(model.flat, "zero_grad", "zero")
     spy(model.update, "_loss", "loss")
-    spy(model.update.fused, "gradient", "loss")
+    spy(model.update.compiled, "gradient", "loss")
     spy(model.vgs, "observe_microbatch", "microbatch")
     spy(model.vgs, "scale_gradients", "scale")
     spy(model.vgs, "update_statistics", "measure")
@@ -88,7 +90,7 @@ def test_without_scaling_nothing_is_measured(monkeypatch):
     model = make(n_epochs=2, batch_size=T * B, microbatch_size=T)
     calls, _ = spied(model, monkeypatch)
     update(model)
-    assert calls == 2 * ["zero", *["loss"] * 4, "step", "close"]
+    assert calls == 2 * ["zero", *["loss"] * 4, "step"]
     assert model.vgs.step_count == 0
     assert not [name for name in model.logger.name_to_value if name.startswith("vgs/")]
 
@@ -142,10 +144,10 @@ def last_step(name, alpha, action="auto", floor=1e-3, **options):
     assert len(before) == 4
     assert all(factor == 1.0 for row in factors[:3] for factor in row)
     moved, start, by_head = weights(model.policy) - before[-1], 0, {}
-    owner = {id(one): head for head, own in model.policy.heads().items() for one in own}
-    for one in model.policy.parameters():
-        by_head.setdefault(owner[id(one)], []).append(moved[start : start + one.numel()])
-        start += one.numel()
+    owner = {id(parameter): head for head, own in model.policy.heads().items() for parameter in own}
+    for parameter in model.policy.parameters():
+        by_head.setdefault(owner[id(parameter)], []).append(moved[start : start + parameter.numel()])
+        start += parameter.numel()
     return {head: torch.cat(parts) for head, parts in by_head.items()}, dict(zip(model.vgs.heads, factors[-1], strict=True))
 
 
@@ -186,7 +188,7 @@ def test_the_step_of_upgd_is_shortened_by_its_factor_head_by_head():
 
 
 def test_a_factor_on_the_gradients_of_upgd_is_a_factor_of_its_steps_but_for_the_gate():
-    """Scaled heads have smaller utilities, and the gate compares those of all; it multiplies by 0.54 to 1.46 (gate.py)."""
+    """Scaled heads have smaller utilities, and the gate compares those of all; it multiplies by 0.54 to 1.46 (upgd_step.py)."""
     plain, _ = last_step("upgd", 0.0, **QUIET)
     scaled, factors = last_step("upgd", 1.0, floor=0.05, **QUIET)
     low, high = 1.0 - np.tanh(0.5), 1.0 + np.tanh(0.5)
@@ -208,10 +210,12 @@ def test_noise_of_upgd_shrinks_with_the_gradients():
 @mlp_and_lstm
 def test_every_optimizer_moves_every_part(kind, name):
     model = make(kind, optimizer={"name": name})
-    before = {part: torch.cat([one.detach().flatten() for one in own]) for part, own in model.policy.heads().items()}
+    before = {
+        part: torch.cat([parameter.detach().flatten() for parameter in own]) for part, own in model.policy.heads().items()
+    }
     update(model)
     for part, own in model.policy.heads().items():
-        after = torch.cat([one.detach().flatten() for one in own])
+        after = torch.cat([parameter.detach().flatten() for parameter in own])
         assert after.isfinite().all()
         assert (after != before[part]).float().mean() > 0.5
 

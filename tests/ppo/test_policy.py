@@ -1,4 +1,4 @@
-"""The policy alone: its parts, its initialisation, and `predict` with memory."""
+"""The policy alone: its parts, its initialisation, and `predict` with a recurrent state."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.config import CriticConfig, ObsNormConfig
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
-from tailguard.ppo.scaling import ObsNormConfig
 
 D, N = 3, 5
 OBS = spaces.Box(-10.0, 10.0, (D,))
@@ -37,7 +36,7 @@ def observations(*shape, seed=0):
 def test_heads_keep_the_leading_dimensions(shape):
     policy = make()
     features = torch.zeros(*shape, D)
-    assert policy.action_outputs(features).shape == (*shape, 4)
+    assert policy.dist_params(features).shape == (*shape, 4)
     assert policy.critic_outputs(features).shape == (2, *shape, N)
 
 
@@ -48,10 +47,10 @@ def test_critics_are_two_different_networks_or_one():
     assert len(make(critic=CriticConfig(num_quantiles=N, twin=False)).critic_outputs(torch.zeros(1, D))) == 1
 
 
-@pytest.mark.parametrize("law", ["quantile", "monotone", "categorical"])
+@pytest.mark.parametrize("distribution", ["quantile", "monotone", "categorical"])
 @pytest.mark.parametrize("n", [2, 8])
-def test_raw_predictions_of_both_critics_survive_a_change_of_scale(law, n):
-    policy, features = make(critic=CriticConfig(num_quantiles=n, law=law)), torch.randn(6, D)
+def test_raw_predictions_of_both_critics_survive_a_change_of_scale(distribution, n):
+    policy, features = make(critic=CriticConfig(num_quantiles=n, distribution=distribution)), torch.randn(6, D)
     before = policy.raw_atoms(features)
     for returns in ([-0.5, 1.5], [-1.0, 1.5], [-0.2, 2.0]):
         policy.return_scale.update(torch.tensor(returns))
@@ -87,19 +86,19 @@ def test_net_arch_gives_the_hidden_layers(net_arch, actor, critic):
 
 def test_the_first_policy_is_nearly_the_same_everywhere():
     """The small gain of the last layer: no observation is decided before anything is learnt."""
-    outputs = make(actions=spaces.Discrete(3)).action_outputs(10.0 * torch.randn(100, D))
+    outputs = make(actions=spaces.Discrete(3)).dist_params(10.0 * torch.randn(100, D))
     assert outputs.abs().max() < 0.1
 
 
 def test_one_learnt_std_per_action_or_one_per_state():
     features = torch.randn(50, D)
-    free = make(log_std_init=-0.7).action_outputs(features)[:, 2:]
+    free = make(log_std_init=-0.7).dist_params(features)[:, 2:]
     torch.testing.assert_close(free, torch.full_like(free, -0.7))
     policy = make(state_dependent_std=True)
     assert policy.log_std is None
     with torch.no_grad():
         policy.actor[-1].weight *= 1e4
-    wild = policy.action_outputs(features)[:, 2:]
+    wild = policy.dist_params(features)[:, 2:]
     assert (wild.min().item(), wild.max().item()) == (-5.0, 2.0)
     assert len(wild.unique()) > 2
 
@@ -167,7 +166,7 @@ def test_an_observation_of_another_shape_is_refused(shape):
 def test_deterministic_is_the_mode_and_repeats_itself():
     policy, obs = make(log_std_init=0.5), observations(4)
     with torch.no_grad():
-        mean = policy.action_outputs(torch.from_numpy(obs))[:, :2]
+        mean = policy.dist_params(torch.from_numpy(obs))[:, :2]
     first, second = (policy.predict(obs, deterministic=True)[0] for _ in range(2))
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, mean.clip(-1.0, 1.0), rtol=1e-6)
@@ -204,7 +203,7 @@ def test_memory_is_carried_from_call_to_call():
     with torch.no_grad():
         no_blanks = torch.zeros(6, 2, 1)
         features = policy.actor_trunk.sequence(torch.from_numpy(obs), no_blanks, policy.initial_state(2))
-        expected = policy.action_outputs(features)[..., :2]
+        expected = policy.dist_params(features)[..., :2]
     np.testing.assert_allclose(np.stack(actions), expected.clip(-1.0, 1.0), atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Quantile levels, the quantile loss and the measures of a law, against closed forms and the definitions."""
+"""Quantile levels, the quantile loss and measures of a distribution, against closed forms and the definitions."""
 
 import math
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tailguard.ppo.critic import CriticConfig
+from tailguard.ppo.config import CriticConfig
+from tailguard.ppo.critic import quantile_levels
 from tailguard.ppo.quantiles import (
     cumulative_gaps,
     cvar,
@@ -33,8 +34,8 @@ def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def quantiles_of(law, n):
-    return double(law.ppf((np.arange(n) + 0.5) / n))
+def quantiles_of(distribution, n):
+    return double(distribution.ppf((np.arange(n) + 0.5) / n))
 
 
 def pairwise_loss(pred, target, levels, kappa, masses=None):
@@ -136,8 +137,8 @@ class TestCVaR:
 
     @pytest.mark.parametrize(("n", "percent"), [(21, 5.2), (32, 4.3), (51, 2.4), (101, 1.0)])
     def test_the_error_that_levels_alone_cause(self, n, percent):
-        """Of the CVaR .05 of a normal law with exact quantiles: evenly spaced, and with five levels in the tail."""
-        even, tail = (CriticConfig(num_quantiles=n, tail_quantiles=k).levels().double() for k in (0, 5))
+        """Of the CVaR .05 of a normal distribution with exact quantiles: evenly spaced, and with five levels in the tail."""
+        even, tail = (quantile_levels(CriticConfig(num_quantiles=n, tail_quantiles=k)).double() for k in (0, 5))
         errors = [1 - float(cvar(double(stats.norm.ppf(x.numpy())), 0.05, x)) / GAUSSIAN_CVAR[0.05] for x in (even, tail)]
         assert 100 * errors[0] == pytest.approx(percent, abs=0.1)
         # Five cells of 0.01 are the lowest five of 100 even ones.
@@ -389,13 +390,13 @@ class TestLossIsQuantileRegression:
     LEVELS = double([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 
     @pytest.mark.parametrize(
-        "law", [stats.norm(1.0, 2.0), stats.t(3), stats.uniform(-1, 3)], ids=["normal", "student", "uniform"]
+        "distribution", [stats.norm(1.0, 2.0), stats.t(3), stats.uniform(-1, 3)], ids=["normal", "student", "uniform"]
     )
-    def test_fixed_point_is_the_quantile(self, law):
+    def test_fixed_point_is_the_quantile(self, distribution):
         size = 200_000
-        sample = double(law.rvs(size, random_state=np.random.default_rng(0)))
-        truth = law.ppf(self.LEVELS.numpy())
-        error = np.sqrt((self.LEVELS * (1 - self.LEVELS)).numpy() / size) / law.pdf(truth)
+        sample = double(distribution.rvs(size, random_state=np.random.default_rng(0)))
+        truth = distribution.ppf(self.LEVELS.numpy())
+        error = np.sqrt((self.LEVELS * (1 - self.LEVELS)).numpy() / size) / distribution.pdf(truth)
         for kappa in (0.0, 1e-4):
             found = fixed_points(sample, self.LEVELS, kappa).numpy()
             assert np.all(np.abs(found - truth) <= 3 * error), (found - truth) / error

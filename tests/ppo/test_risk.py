@@ -11,18 +11,19 @@ from pydantic import ValidationError
 from test_algorithm import B, Script, T, make, mlp_and_lstm, weights
 
 from tailguard.envs.return_observer import RunningReturn
-from tailguard.ppo.risk import ENOUGH_EPISODES, HOPELESS_MULTIPLIER, Budget, Finished, Returns, RiskConfig, RiskObjective
+from tailguard.ppo.config import RiskConfig
+from tailguard.ppo.risk import ENOUGH_EPISODES, HOPELESS_MULTIPLIER, Budget, FinishedEpisodes, ReturnWindow, RiskObjective
 from tailguard.validation import build
 
-NO_LAWS = np.empty((0, 4))
+NO_ATOMS = np.empty((0, 4))
 
 
 def ended(returns):
     """Episodes that came to their end, played for the mean."""
-    return Finished(np.array(returns, float), NO_LAWS, np.ones(len(returns)), np.empty(0))
+    return FinishedEpisodes(np.array(returns, float), NO_ATOMS, np.ones(len(returns)), np.empty(0))
 
 
-DIAL = {"objective": "cvar", "alpha": (0.1, 0.4)}
+CONDITIONED = {"objective": "cvar", "alpha": (0.1, 0.4)}
 
 
 def objective(cap=None, **config):
@@ -91,13 +92,13 @@ def tree(depth, rng):
     return [(chance, rng.normal(), tree(depth - 1, rng)) for chance in chances]
 
 
-def law_of(node):
-    """The exact law of the discounted return: values and masses."""
+def distribution_of(node):
+    """The exact distribution of the discounted return: values and masses."""
     if node is None:
         return np.zeros(1), np.ones(1)
-    laws = [(chance, reward, *law_of(child)) for chance, reward, child in node]
-    values = np.concatenate([reward + TREE_GAMMA * values for _, reward, values, _ in laws])
-    return values, np.concatenate([chance * masses for chance, _, _, masses in laws])
+    atoms = [(chance, reward, *distribution_of(child)) for chance, reward, child in node]
+    values = np.concatenate([reward + TREE_GAMMA * values for _, reward, values, _ in atoms])
+    return values, np.concatenate([chance * masses for chance, _, _, masses in atoms])
 
 
 @pytest.mark.parametrize("cap", [-2.0, -0.3, 0.0, 0.4, 5.0])
@@ -105,11 +106,11 @@ def law_of(node):
     "config", [{}, {"objective": "mean_cvar", "weight": 0.3, "alpha": 0.25, "anneal": 0.0}], ids=["cvar", "mix"]
 )
 def test_values_obey_bellmans_equation_in_every_node_of_a_tree(cap, config):
-    """The value from the exact law of Z is the expected pay plus gamma times the value of what follows."""
+    """The value from the exact distribution of Z is the expected pay plus gamma times the value of what follows."""
     risk, checked = objective(cap, **config), 0
 
     def value(node, earned, discount):
-        values, masses = law_of(node)
+        values, masses = distribution_of(node)
         columns = double([[[earned, discount]]])
         return risk.values(double(values)[None, None, None], double(masses), columns).item()
 
@@ -131,7 +132,7 @@ def test_values_obey_bellmans_equation_in_every_node_of_a_tree(cap, config):
     check(root, 0.0, 1.0)
     assert checked == 1 + 3 + 9 + 27
     if not config:
-        values, masses = law_of(root)
+        values, masses = distribution_of(root)
         expected = masses @ np.minimum(values, cap) - min(0.0, cap)
         assert value(root, 0.0, 1.0) == pytest.approx(expected)
 
@@ -140,9 +141,9 @@ def test_values_obey_bellmans_equation_in_every_node_of_a_tree(cap, config):
 @settings(max_examples=50, deadline=None)
 def test_maximising_the_capped_return_at_the_var_is_maximising_the_cvar(seed, alpha):
     """Rockafellar and Uryasev: C + E[min(R - C, 0)] / alpha is largest, and the CVaR, at C = VaR."""
-    returns = Returns(100)
+    returns = ReturnWindow(100)
     sample = np.random.default_rng(seed).normal(size=40)
-    returns.add(sample, NO_LAWS)
+    returns.add(sample, NO_ATOMS)
     var, cvar = returns.tail(alpha, np.ones(1))
 
     def bound(cap):
@@ -195,7 +196,7 @@ def brute_tail(values, masses, alpha):
 @given(data=st.data(), alpha=st.one_of(st.sampled_from([0.05, 0.1, 0.25, 0.5, 1.0]), st.floats(0.01, 1.0)))
 @settings(max_examples=150, deadline=None)
 def test_tails_are_those_of_a_bucket_filled_from_the_bottom(data, alpha):
-    """Episodes of one number and whole laws together, each episode of the same weight, with ties."""
+    """Episodes of one number and whole distributions together, each episode of the same weight, with ties."""
     masses = np.array([0.1, 0.2, 0.3, 0.4])
     grid = st.integers(-5, 5).map(float)
     episodes = data.draw(
@@ -203,11 +204,11 @@ def test_tails_are_those_of_a_bucket_filled_from_the_bottom(data, alpha):
             st.one_of(st.lists(grid, min_size=1, max_size=1), st.lists(grid, min_size=4, max_size=4)), min_size=1, max_size=30
         )
     )
-    returns = Returns(1000)
+    returns = ReturnWindow(1000)
     half = len(episodes) // 2
     for rollout in (episodes[:half], episodes[half:]):
-        laws = [sorted(one) for one in rollout if len(one) > 1]
-        returns.add(np.array([one[0] for one in rollout if len(one) == 1]), np.array(laws).reshape(-1, 4))
+        atoms = [sorted(one) for one in rollout if len(one) > 1]
+        returns.add(np.array([one[0] for one in rollout if len(one) == 1]), np.array(atoms).reshape(-1, 4))
     flat = [
         (value, mass / len(episodes))
         for one in episodes
@@ -220,31 +221,31 @@ def test_tails_are_those_of_a_bucket_filled_from_the_bottom(data, alpha):
 
 
 def test_only_the_last_episodes_are_remembered():
-    returns = Returns(3)
+    returns = ReturnWindow(3)
     for k in range(10):
-        returns.add(np.array([float(k)]), NO_LAWS)
+        returns.add(np.array([float(k)]), NO_ATOMS)
     assert len(returns) == 3
     assert returns.tail(1.0, np.ones(1)) == (9.0, pytest.approx(8.0))
-    returns.add(np.array([10.0, 11.0]), NO_LAWS)
-    returns.add(np.empty(0), NO_LAWS)
+    returns.add(np.array([10.0, 11.0]), NO_ATOMS)
+    returns.add(np.empty(0), NO_ATOMS)
     assert len(returns) == 3
     assert len(returns.rollouts) == 2  # a rollout in which nothing ended leaves no trace
-    returns.add(np.arange(20.0, 25.0), NO_LAWS)
+    returns.add(np.arange(20.0, 25.0), NO_ATOMS)
     assert len(returns) == 3
     assert returns.tail(1.0, np.ones(1)) == (24.0, pytest.approx(23.0))
     returns.add(np.array([30.0]), np.full((4, 4), 31.0))
-    assert [(len(totals), len(laws)) for totals, laws in returns.rollouts] == [(0, 3)]
+    assert [(len(totals), len(atoms)) for totals, atoms in returns.rollouts] == [(0, 3)]
 
 
 def test_episodes_go_to_the_tail_they_were_played_for():
     """As it comes back from an observation: in float32."""
     risk = objective(alpha=(0.05, 0.8), levels=5)
     levels = risk.alphas.astype(np.float32).astype(np.float64)
-    laws = np.arange(10.0).reshape(5, 2)
-    risk.remember(Finished(np.arange(5.0), laws, levels, levels[::-1]))
+    atoms = np.arange(10.0).reshape(5, 2)
+    risk.remember(FinishedEpisodes(np.arange(5.0), atoms, levels, levels[::-1]))
     found = [one.rollouts[0] for one in risk.returns]
     assert [totals.tolist() for totals, _ in found] == [[0.0], [1.0], [2.0], [3.0], [4.0]]
-    assert [law.tolist() for _, law in found] == [[row] for row in laws[::-1].tolist()]
+    assert [distribution.tolist() for _, distribution in found] == [[row] for row in atoms[::-1].tolist()]
     assert all(len(one) == 2 for one in risk.returns)
 
 
@@ -331,7 +332,7 @@ def test_the_tail_shrinks_past_alpha_and_comes_back(progress, power, cap):
     metrics = risk.adapt(progress, np.ones(1), 1.0)
     assert metrics["risk/alpha_annealed"] == pytest.approx(0.04**power)
     assert risk.budget.caps.item() == cap
-    assert metrics["risk/cvar"] == pytest.approx(1.5)  # always of the tail that is wanted in the end
+    assert metrics["risk/cvar"] == pytest.approx(1.5)  # always at the final alpha
 
 
 def test_afterwards_the_cap_goes_to_where_the_tail_was_best():
@@ -391,7 +392,7 @@ def test_a_limit_that_cannot_be_reached_is_reported():
 def test_the_state_survives_a_round_trip():
     risk = objective(objective="constrained", limit=5.0, alpha=0.2)
     for _ in range(3):
-        risk.remember(Finished(np.full(5, 1.5), np.tile([1.0, 2.0, 3.0], (5, 1)), np.ones(5), np.ones(5)))
+        risk.remember(FinishedEpisodes(np.full(5, 1.5), np.tile([1.0, 2.0, 3.0], (5, 1)), np.ones(5), np.ones(5)))
     risk.adapt(0.5, np.full(3, 1.0 / 3.0), 1.0)
     assert risk.multiplier > 0.0
     twin = objective(objective="constrained", limit=5.0, alpha=0.2)
@@ -405,7 +406,7 @@ def test_the_state_survives_a_round_trip():
 
 def test_the_state_of_another_number_of_tails_is_refused():
     with pytest.raises(ValueError, match="zip"):
-        objective(**DIAL).load_state_dict(objective(alpha=0.1).state_dict())
+        objective(**CONDITIONED).load_state_dict(objective(alpha=0.1).state_dict())
 
 
 @pytest.mark.parametrize(

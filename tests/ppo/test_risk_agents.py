@@ -1,4 +1,4 @@
-"""Whole agents with an objective that looks at the tail: advantages, first passes, environments, saving."""
+"""Risk-averse agents as a whole: advantages, first passes, environments, saving."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from test_algorithm import B, D, Script, T, collect, make, mlp_and_lstm, prepare
 
 from tailguard import DistributionalPPO, ReturnObserver
 
-DIAL = {"objective": "cvar", "alpha": (0.1, 0.4)}
+CONDITIONED = {"objective": "cvar", "alpha": (0.1, 0.4)}
 
 
 # What the policy learns from.
@@ -44,7 +44,7 @@ def test_advantages_are_capped_returns_less_what_the_critics_expect(kind, name):
     model.policy.budget.caps.fill_(cap)
     collect(model)
     experience = prepared(model)
-    atoms, masses = predicted_atoms(model, experience), model.policy.law.masses.double()
+    atoms, masses = predicted_atoms(model, experience), model.policy.return_dist.masses.double()
     expected = np.zeros((T, B))
     for b in range(B):
         earned, discount = 0.0, 1.0
@@ -58,8 +58,8 @@ def test_advantages_are_capped_returns_less_what_the_critics_expect(kind, name):
             def worth(z, budget=budget):
                 return mean * z + tail * (np.minimum(z, budget) - min(0.0, budget))
 
-            laws = atoms[:, t, b].double().numpy()
-            expected[t, b] = worth(rest) - np.mean([masses.numpy() @ worth(law) for law in laws])
+            rows = atoms[:, t, b].double().numpy()
+            expected[t, b] = worth(rest) - np.mean([masses.numpy() @ worth(row) for row in rows])
             earned, discount = earned + discount * env.rewards[t, b], 0.9 * discount
             if env.terminated[t, b]:
                 earned, discount = 0.0, 1.0
@@ -92,30 +92,30 @@ def test_critics_learn_the_plain_return_whatever_the_objective(kind):
         assert found.returns[t, b].item() == pytest.approx(env.rewards[t, b], abs=1e-5)
 
 
-def test_finished_episodes_are_remembered_with_their_return_or_their_whole_law():
+def test_finished_episodes_are_remembered_with_their_return_or_its_predicted_distribution():
     env, gamma = Script(), 0.9
     model = make(env=env, gamma=gamma, risk={"objective": "cvar", "alpha": 0.2})
     collect(model)
     finished = prepared(model).finished
-    running, discount, totals, laws = np.zeros(B), np.ones(B), [], []
+    running, discount, totals, truncated = np.zeros(B), np.ones(B), [], []
     for t in range(T):
         running, discount = running + discount * env.rewards[t], discount * gamma
         for b in np.flatnonzero(env.dones[t]):
             if env.terminated[t, b]:
                 totals.append(running[b])
             else:
-                watched = np.concatenate((env.finals[t, b], [running[b], discount[b]])).astype(np.float32)
+                augmented = np.concatenate((env.finals[t, b], [running[b], discount[b]])).astype(np.float32)
                 with torch.no_grad():
-                    atoms = model.policy.raw_atoms(model.policy.inputs(torch.from_numpy(watched)))
-                laws.append(running[b] + discount[b] * atoms.sort(-1).values.mean(0).double().numpy())
+                    atoms = model.policy.raw_atoms(model.policy.inputs(torch.from_numpy(augmented)))
+                truncated.append(running[b] + discount[b] * atoms.sort(-1).values.mean(0).double().numpy())
             running[b], discount[b] = 0.0, 1.0
     assert totals
-    assert laws
+    assert truncated
     np.testing.assert_allclose(finished.totals, totals, atol=1e-5)
-    np.testing.assert_allclose(finished.laws, laws, atol=1e-5)
-    assert finished.laws.shape[1] == 6
-    assert finished.totals_for.shape == (len(totals),)
-    assert finished.laws_for.shape == (len(laws),)
+    np.testing.assert_allclose(finished.atoms, truncated, atol=1e-5)
+    assert finished.atoms.shape[1] == 6
+    assert finished.totals_alpha.shape == (len(totals),)
+    assert finished.atoms_alpha.shape == (len(truncated),)
 
 
 # Neutral, and nearly so.
@@ -157,8 +157,8 @@ def test_an_objective_that_caps_nothing_trains_as_the_neutral_one(kind, risk, ca
 
 @pytest.mark.parametrize(
     "risk",
-    [{"objective": "cvar", "alpha": 0.2}, {**DIAL, "levels": 2}, {"objective": "mean_cvar", "observe_return": False}],
-    ids=["cvar", "dial", "unseen"],
+    [{"objective": "cvar", "alpha": 0.2}, {**CONDITIONED, "levels": 2}, {"objective": "mean_cvar", "observe_return": False}],
+    ids=["cvar", "conditioned", "unseen"],
 )
 @mlp_and_lstm
 def test_on_the_first_pass_every_ratio_is_one(kind, risk):
@@ -177,9 +177,11 @@ def test_on_the_first_pass_every_ratio_is_one(kind, risk):
 def check_ratios(model):
     batch = prepared(model).batch
     with torch.no_grad():
-        outputs = model.policy.action_outputs(batch.features(model.policy)[0])
-    real, law = batch.weights > 0.0, model.policy.distribution
-    ratio = (law.log_prob(outputs, batch.actions) - law.log_prob(batch.outputs, batch.actions)).exp()[real]
+        dist_params = model.policy.dist_params(batch.features(model.policy)[0])
+    real, action_dist = batch.weights > 0.0, model.policy.action_dist
+    ratio = (action_dist.log_prob(dist_params, batch.actions) - action_dist.log_prob(batch.dist_params, batch.actions)).exp()[
+        real
+    ]
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0.0)
 
 
@@ -221,7 +223,10 @@ def test_the_environment_is_watched_once():
     ("env", "risk"),
     [
         (lambda: ReturnObserver(Script(), 0.5), {"objective": "cvar"}),  # another discount than the agent's
-        (lambda: ReturnObserver(Script(), 0.99), DIAL),  # no tails: a column of the environment's own would be taken for one
+        (
+            lambda: ReturnObserver(Script(), 0.99),
+            CONDITIONED,
+        ),  # no alpha: a column of the environment would be taken for it
         (lambda: ReturnObserver(Script(), 0.99, [0.1, 0.4]), {"objective": "cvar"}),  # a column too many
         (lambda: VecNormalize(ReturnObserver(Script(), 0.99), norm_reward=False), {"objective": "cvar"}),  # scaled returns
     ],
@@ -238,19 +243,19 @@ def test_a_discount_of_zero_is_refused():
     make(env=Script(), gamma=0.0, risk={"objective": "neutral"})
 
 
-def watched(n):
+def augmented(n):
     rng = np.random.default_rng(5)
     return np.concatenate((rng.normal(size=(n, D)), rng.normal(size=(n, 1)), np.full((n, 1), 0.5)), axis=1).astype(np.float32)
 
 
-def dialled(**risk):
-    model = make(env=Script(), risk={**DIAL, **risk}, policy_kwargs={"ortho_init": False})
+def conditioned_agent(**risk):
+    model = make(env=Script(), risk={**CONDITIONED, **risk}, policy_kwargs={"ortho_init": False})
     model.policy.budget.caps.copy_(torch.linspace(-2.0, 2.0, 6))
     return model
 
 
 def test_predict_adds_the_tail_that_was_set():
-    model, obs = dialled(), watched(7)
+    model, obs = conditioned_agent(), augmented(7)
     assert model.policy.budget.alpha.item() == pytest.approx(0.1)
     answers = []
     for alpha in (0.1, 0.25, 0.4):
@@ -265,7 +270,7 @@ def test_predict_adds_the_tail_that_was_set():
 @pytest.mark.parametrize("alpha", [0.0999, 0.4001, 0.0, 1.0])
 def test_a_tail_out_of_range_is_refused(alpha):
     with pytest.raises(ValueError, match=r"between 0\.1 and 0\.4"):
-        dialled().set_risk(alpha)
+        conditioned_agent().set_risk(alpha)
 
 
 def test_an_agent_of_one_objective_has_no_dial():
@@ -274,7 +279,7 @@ def test_an_agent_of_one_objective_has_no_dial():
             make(env=Script(), risk=risk).set_risk(0.2)
 
 
-@pytest.mark.parametrize("risk", [{"objective": "cvar"}, DIAL])
+@pytest.mark.parametrize("risk", [{"objective": "cvar"}, CONDITIONED])
 def test_an_agent_that_must_see_the_return_says_how_to_show_it(risk):
     model = make(env=Script(), risk=risk)
     for obs in (np.zeros(D), np.zeros((5, D))):
@@ -283,9 +288,9 @@ def test_an_agent_that_must_see_the_return_says_how_to_show_it(risk):
 
 
 def test_an_agent_that_does_not_look_at_the_return_takes_plain_observations():
-    for risk in ({"objective": "cvar", "observe_return": False}, {**DIAL, "observe_return": False}):
+    for risk in ({"objective": "cvar", "observe_return": False}, {**CONDITIONED, "observe_return": False}):
         model = make(env=Script(), risk=risk, policy_kwargs={"ortho_init": False})
-        obs = watched(4)
+        obs = augmented(4)
         plain, _ = model.predict(obs[:, :D], deterministic=True)
         np.testing.assert_allclose(plain, model.predict(obs, deterministic=True)[0], atol=1e-6)
         assert model.predict(obs[0, :D])[0].shape == (2,)
@@ -294,7 +299,7 @@ def test_an_agent_that_does_not_look_at_the_return_takes_plain_observations():
 @pytest.mark.parametrize("width", [D - 1, D + 1, D + 4])
 def test_observations_of_any_other_width_are_refused(width):
     with pytest.raises(ValueError, match="shape"):
-        dialled().predict(np.zeros((2, width)))
+        conditioned_agent().predict(np.zeros((2, width)))
 
 
 # Saving.
@@ -315,7 +320,7 @@ def test_a_loaded_agent_brings_caps_and_remembered_returns(tmp_path):
     assert torch.equal(loaded.policy.budget.caps, model.policy.budget.caps)
     assert loaded.objective.state_dict() == model.objective.state_dict()
     assert loaded.objective.budget is loaded.policy.budget
-    obs = watched(5)
+    obs = augmented(5)
     np.testing.assert_array_equal(*(one.predict(obs, deterministic=True)[0] for one in (model, loaded)))
     loaded.set_env(Script(ends=0.4))
     loaded.learn(T * B)
@@ -338,7 +343,7 @@ def test_a_loaded_agent_takes_a_watched_environment(tmp_path):
 
 
 def test_the_dial_is_saved_as_it_stands(tmp_path):
-    model = dialled()
+    model = conditioned_agent()
     model.set_risk(0.3)
     model.save(tmp_path / "model")
     assert DistributionalPPO.load(tmp_path / "model").policy.budget.alpha.item() == pytest.approx(0.3)

@@ -1,4 +1,4 @@
-"""Objectives that look at the tail, learnt on a game whose law under any policy can be computed."""
+"""Risk-averse objectives, learnt on a game whose return distribution under any policy can be computed."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,9 @@ from test_risk import ended
 
 from tailguard import DistributionalPPO
 from tailguard.market import BettingGame
-from tailguard.ppo.experience import _same_scale
-from tailguard.ppo.risk import Budget, RiskConfig, RiskObjective
+from tailguard.ppo.config import RiskConfig
+from tailguard.ppo.risk import Budget, RiskObjective
+from tailguard.ppo.rollout import _same_scale
 from tailguard.ppo.schedules import LinearSchedule
 
 ALPHA = 0.2
@@ -40,7 +41,7 @@ def exact_law(model: DistributionalPPO) -> tuple[np.ndarray, np.ndarray]:
     for played in range(game.rounds):
         chips = np.array([amount for amount, _ in nodes])
         columns = [chips / game.cap, np.full(len(chips), played / game.rounds)]
-        if model.risk.return_augmented:
+        if model.risk_config.return_augmented:
             columns += [chips - game.chips, np.ones(len(chips))]
         bets = model.predict(np.column_stack(columns).astype(np.float32), deterministic=True)[0]
         won, lost = game.outcomes(chips, bets)

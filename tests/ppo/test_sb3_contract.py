@@ -1,4 +1,4 @@
-"""What SB3 users rely on: callbacks, loggers, wrappers, evaluation, prediction with memory, saving and loading."""
+"""The contract with SB3 users: callbacks, loggers, wrappers, evaluation, recurrent prediction, saving and loading."""
 
 import gymnasium as gym
 import numpy as np
@@ -57,13 +57,13 @@ def copies(n=B, seed=0, action_space=None):
 
 
 def make(policy="MlpPolicy", env=None, **kwargs):
-    memory = {"lstm_hidden_size": 5} if policy == "MlpLstmPolicy" else {}
+    lstm = {"lstm_hidden_size": 5} if policy == "MlpLstmPolicy" else {}
     return DistributionalPPO(
         policy,
         env if env is not None else copies(),
         n_steps=T,
         critic={"num_quantiles": 4},
-        policy_kwargs={"net_arch": [6], **memory},
+        policy_kwargs={"net_arch": [6], **lstm},
         **{"seed": 0, **kwargs},
     )
 
@@ -304,15 +304,15 @@ def test_evaluate_policy_plays_with_memory_as_a_loop_over_predict_does(policy):
 
 
 def test_the_agent_acts_in_evaluation_as_in_training():
-    """Same observations, same weights: the memory of predict is the memory of the rollout."""
+    """Same observations, same weights: the recurrent state of predict is that of the rollout."""
     model = make("MlpLstmPolicy", copies())
     model.learn(T * B)
-    outputs, obs = model.rollout_buffer.outputs[..., :2], model.rollout_buffer.obs
+    dist_params, obs = model.rollout_buffer.dist_params[..., :2], model.rollout_buffer.obs
     fresh = make("MlpLstmPolicy", copies())  # the weights that collected the rollout
     state, start = None, np.ones(B, bool)
     for t in range(T):
         actions, state = fresh.predict(obs[t].numpy(), state, start, deterministic=True)
-        np.testing.assert_allclose(actions, outputs[t].clip(-1.0, 1.0), atol=1e-6)
+        np.testing.assert_allclose(actions, dist_params[t].clip(-1.0, 1.0), atol=1e-6)
         start = (model.rollout_buffer.terminated | model.rollout_buffer.truncated)[t].numpy()
 
 
@@ -346,7 +346,7 @@ def test_a_saved_model_predicts_the_same_when_loaded(policy, normalize_obs, tmp_
         np.testing.assert_array_equal(actions, other)
     if policy == "MlpPolicy":
         assert torch.equal(raw_quantiles(model), raw_quantiles(loaded))
-    assert (loaded.n_steps, loaded.batch_size, loaded.critic) == (model.n_steps, model.batch_size, model.critic)
+    assert (loaded.n_steps, loaded.batch_size, loaded.critic_config) == (model.n_steps, model.batch_size, model.critic_config)
 
 
 def test_a_loaded_model_knows_that_it_has_been_trained(tmp_path):
@@ -374,7 +374,7 @@ def test_a_loaded_model_goes_on_with_its_optimizer(tmp_path):
     model = make().learn(2 * T * B)
     model.save(tmp_path / "model")
     loaded = DistributionalPPO.load(tmp_path / "model", env=copies())
-    (old,), (new,) = (one.policy.optimizer.state_dict()["state"].values() for one in (model, loaded))
+    (old,), (new,) = (each.policy.optimizer.state_dict()["state"].values() for each in (model, loaded))
     for name, value in old.items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(new[name])), name
     before = loaded.policy.actor[0].weight.detach().clone()

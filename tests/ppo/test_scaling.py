@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch import nn
 
-from tailguard.ppo.return_distribution import rescale_affine
-from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig, ReturnScale, ReturnScaleConfig
+from tailguard.ppo.config import ObsNormConfig, ReturnScaleConfig
+from tailguard.ppo.critic import rescale_affine
+from tailguard.ppo.scaling import ObservationNormalizer, ReturnScale
 
 means = st.floats(-1e4, 1e4)
 stds = st.floats(1e-3, 1e4)

@@ -307,7 +307,7 @@ class TestLearntDistribution:
             truncated = torch.rand(self.STEPS, self.ENVS, generator=generator) < 0.05
             following = table.detach()[1 - state].unsqueeze(1).expand(-1, self.ENVS, -1)
             targets = sr_lambda_targets(rewards, following, never(rewards), truncated, self.GAMMA, lam, generator)
-            # The loss is linear in the law of the target: all targets of a state may stand in one row.
+            # The loss is linear in the distribution of the target: all targets of a state may stand in one row.
             rows = torch.stack([targets[first::2].flatten() for first in (0, 1)])
             weights = masses.repeat(rows.shape[1] // len(levels)) / (rows.shape[1] // len(levels))
             optimizer.zero_grad()

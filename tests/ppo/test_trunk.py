@@ -1,4 +1,4 @@
-"""Memory: sequences with blanks against a plain loop over time that resets states by hand."""
+"""The LSTM trunk: sequences with reset steps against a plain loop over time that resets states by hand."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tolerance import rounding
 
 L, B, D, H = 7, 4, 3, 5
 
-# Rows that are blanks, for each of the four environments.
+# Rows that are reset steps, for each of the four environments.
 PLACES = {
     "none": [[], [], [], []],
     "inside": [[3], [], [2], [5]],
@@ -40,7 +40,7 @@ def make_trunk(n_layers, dtype=torch.float32, compiled=True):
     return trunk, random(L, B, D, seed=4, dtype=dtype), state
 
 
-def make_blanks(rows, dtype=torch.float32):
+def make_resets(rows, dtype=torch.float32):
     resets = torch.zeros(L, B, 1, dtype=dtype)
     for env, places in enumerate(rows):
         resets[places, env] = 1.0
@@ -48,19 +48,19 @@ def make_blanks(rows, dtype=torch.float32):
 
 
 def loop(trunk, inputs, resets, state):
-    """PyTorch's own LSTM one step at a time; at a blank the state is set to zero and nothing is read."""
-    cells = [nn.LSTMCell(D if layer == 0 else H, H).to(inputs.dtype) for layer in range(trunk.n_layers)]
-    hidden, memory = list(state[0]), list(state[1])
+    """PyTorch's own LSTM one step at a time; at a reset step the state is set to zero and nothing is read."""
+    layers = [nn.LSTMCell(D if layer == 0 else H, H).to(inputs.dtype) for layer in range(trunk.n_layers)]
+    hidden, cells = list(state[0]), list(state[1])
     outputs, states = [], []
-    for row, blank in zip(inputs, resets.bool(), strict=True):
-        for layer, cell in enumerate(cells):
+    for row, reset in zip(inputs, resets.bool(), strict=True):
+        for layer, cell in enumerate(layers):
             parameters = {name: getattr(trunk.lstm, f"{name}_l{layer}") for name, _ in cell.named_parameters()}
-            row, new = torch.func.functional_call(cell, parameters, (row, (hidden[layer], memory[layer])))
+            row, new = torch.func.functional_call(cell, parameters, (row, (hidden[layer], cells[layer])))
             zero = torch.zeros_like(row)
-            hidden[layer], memory[layer] = torch.where(blank, zero, row), torch.where(blank, zero, new)
+            hidden[layer], cells[layer] = torch.where(reset, zero, row), torch.where(reset, zero, new)
             row = hidden[layer]
         outputs.append(row)
-        states.append((torch.stack(hidden), torch.stack(memory)))
+        states.append((torch.stack(hidden), torch.stack(cells)))
     return torch.stack(outputs), states
 
 
@@ -74,13 +74,13 @@ def gradients(trunk, inputs, state, outputs):
 @pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
 def test_sequence_is_the_step_loop_forwards_and_backwards(n_layers, rows, compiled, dtype, tolerance):
     trunk, inputs, state = make_trunk(n_layers, dtype, compiled)
-    resets = make_blanks(rows, dtype)
+    resets = make_resets(rows, dtype)
     leaves = [inputs, *state]
     for leaf in leaves:
         leaf.requires_grad_()
-    fused, (stepped, _) = trunk.sequence(inputs, resets, state), loop(trunk, inputs, resets, state)
-    torch.testing.assert_close(fused, stepped, atol=tolerance, rtol=0.0)
-    pairs = zip(gradients(trunk, inputs, state, fused), gradients(trunk, inputs, state, stepped), strict=True)
+    whole, (stepped, _) = trunk.sequence(inputs, resets, state), loop(trunk, inputs, resets, state)
+    torch.testing.assert_close(whole, stepped, atol=tolerance, rtol=0.0)
+    pairs = zip(gradients(trunk, inputs, state, whole), gradients(trunk, inputs, state, stepped), strict=True)
     for got, expected in pairs:
         torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 
@@ -109,25 +109,25 @@ def test_step_is_pytorchs_own_lstm(n_layers, compiled):
 @pytest.mark.parametrize("learning", [True, False])
 @pytest.mark.parametrize("hidden_size", [5, 64])
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
-def test_blanks_give_exactly_zero_whatever_was_before(n_layers, learning, hidden_size, compiled):
+def test_reset_steps_give_exactly_zero_whatever_was_before(n_layers, learning, hidden_size, compiled):
     """In training and in evaluation: PyTorch takes different kernels for the two."""
     torch.manual_seed(1)
     trunk = LstmTrunk(D, hidden_size, n_layers, compiled).train(learning)
-    resets = make_blanks(PLACES["consecutive"])
+    resets = make_resets(PLACES["consecutive"])
     state = (torch.full((n_layers, B, hidden_size), 1e3), torch.full((n_layers, B, hidden_size), -1e3))
     with torch.set_grad_enabled(learning):
         outputs = trunk.sequence(1e3 * random(L, B, D, seed=4), resets, state)
-    wiped = resets.squeeze(-1).bool()
-    assert (outputs[wiped] == 0.0).all()
-    assert (outputs[~wiped] != 0.0).any()
+    reset_rows = resets.squeeze(-1).bool()
+    assert (outputs[reset_rows] == 0.0).all()
+    assert (outputs[~reset_rows] != 0.0).any()
 
 
 @pytest.mark.parametrize("n_layers", [1, 2])
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
-def test_after_a_blank_nothing_before_it_can_be_felt(n_layers, compiled):
+def test_nothing_before_a_reset_step_has_an_effect_after_it(n_layers, compiled):
     """Bit for bit: another past gives the same outputs, and the gradient with respect to the past is exactly zero."""
     trunk, inputs, state = make_trunk(n_layers, compiled=compiled)
-    resets = make_blanks([[3]] * B)
+    resets = make_resets([[3]] * B)
     other = inputs.clone()
     other[:3] = random(3, B, D, seed=9) * 50.0
     far = (state[0] - 3.0, state[1] * 7.0)
@@ -142,9 +142,9 @@ def test_after_a_blank_nothing_before_it_can_be_felt(n_layers, compiled):
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
-def test_the_input_of_a_blank_is_ignored(compiled):
+def test_the_input_of_a_reset_step_is_ignored(compiled):
     trunk, inputs, state = make_trunk(2, compiled=compiled)
-    resets = make_blanks(PLACES["inside"])
+    resets = make_resets(PLACES["inside"])
     changed = torch.where(resets.bool(), 20.0, inputs)
     assert torch.equal(trunk.sequence(changed, resets, state), trunk.sequence(inputs, resets, state))
 
@@ -154,7 +154,7 @@ def test_the_input_of_a_blank_is_ignored(compiled):
 @settings(max_examples=60, deadline=None)
 def test_states_after_chosen_rows_are_those_of_the_step_loop(compiled, dtype, tolerance, rows, places):
     trunk, inputs, state = make_trunk(2, dtype, compiled)
-    resets = make_blanks(PLACES[places], dtype)
+    resets = make_resets(PLACES[places], dtype)
     expected, states = loop(trunk, inputs, resets, state)
     outputs, (hidden, cell) = trunk.sequence_and_states(inputs, resets, state, torch.tensor(rows))
     torch.testing.assert_close(outputs, expected, atol=tolerance, rtol=0.0)
@@ -169,7 +169,7 @@ def test_one_environment_never_changes_another(env, compiled):
     trunk, inputs, state = make_trunk(2, compiled=compiled)
     rows = torch.tensor([6, 5, 6, 4])
     others = [i for i in range(B) if i != env]
-    resets = make_blanks(PLACES["inside"])
+    resets = make_resets(PLACES["inside"])
     before, states_before = trunk.sequence_and_states(inputs, resets, state, rows)
 
     inputs[:, env] += 5.0
@@ -185,7 +185,7 @@ def test_one_environment_never_changes_another(env, compiled):
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "torch"])
 def test_permuting_environments_permutes_the_outputs(compiled):
     trunk, inputs, state = make_trunk(2, compiled=compiled)
-    resets, rows, order = make_blanks(PLACES["consecutive"]), torch.tensor([6, 3, 4, 6]), torch.tensor([2, 0, 3, 1])
+    resets, rows, order = make_resets(PLACES["consecutive"]), torch.tensor([6, 3, 4, 6]), torch.tensor([2, 0, 3, 1])
     outputs, states = trunk.sequence_and_states(inputs, resets, state, rows)
     turned = (state[0][:, order], state[1][:, order])
     permuted, states_permuted = trunk.sequence_and_states(inputs[:, order], resets[:, order], turned, rows[order])
@@ -197,7 +197,7 @@ def test_permuting_environments_permutes_the_outputs(compiled):
 @pytest.mark.parametrize(("compiled", "dtype", "tolerance"), ENGINES, ids=["kernel", "float32", "float64"])
 def test_a_sequence_can_be_cut_anywhere_and_carried_on(compiled, dtype, tolerance):
     trunk, inputs, state = make_trunk(2, dtype, compiled)
-    resets = make_blanks(PLACES["inside"], dtype)
+    resets = make_resets(PLACES["inside"], dtype)
     whole = trunk.sequence(inputs, resets, state)
     for cut in range(1, L):
         head, middle = trunk.sequence_and_states(inputs[:cut], resets[:cut], state, torch.full((B,), cut - 1))
@@ -233,7 +233,7 @@ def test_the_forget_bias_is_added_to_the_forget_gates_of_every_layer_and_to_noth
 
 def test_a_gradient_is_taken_once():
     trunk, inputs, state = make_trunk(1)
-    outputs = trunk.sequence(inputs, make_blanks(PLACES["none"]), state)
+    outputs = trunk.sequence(inputs, make_resets(PLACES["none"]), state)
     outputs.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="run it forward again"):
         outputs.sum().backward()
@@ -246,13 +246,13 @@ def test_the_kernel_agrees_with_double_precision_at_any_size(size):
     trunk = LstmTrunk(D, size, 1)
     inputs, resets = 3.0 * random(200, B, D, seed=1), (random(200, B, 1, seed=2) > 2.0).float()
     state = (random(1, B, size, seed=3), 30.0 * random(1, B, size, seed=4))
-    slopes = random(200, B, size, seed=5)
+    grad_output = random(200, B, size, seed=5)
 
     def run(dtype, compiled):
         trunk.compiled = compiled
         trunk.to(dtype).zero_grad()
         outputs = trunk.sequence(inputs.to(dtype), resets.to(dtype), (state[0].to(dtype), state[1].to(dtype)))
-        (outputs * slopes.to(dtype)).sum().backward()
+        (outputs * grad_output.to(dtype)).sum().backward()
         return [outputs.detach().double(), *(p.grad.double().clone() for p in trunk.parameters())]
 
     exact, torchs, ours = run(torch.float64, False), run(torch.float32, False), run(torch.float32, True)
@@ -266,7 +266,7 @@ def test_what_is_not_finite_is_seen_or_saturates(value):
     """A NaN must come out as a NaN, for the guard that skips such steps; an infinity shuts or opens its gates."""
     trunk, inputs, state = make_trunk(1)
     inputs[2, 1, 0] = value
-    outputs = trunk.sequence(inputs, make_blanks(PLACES["none"]), state)
+    outputs = trunk.sequence(inputs, make_resets(PLACES["none"]), state)
     trunk.compiled = False
-    expected = trunk.sequence(inputs, make_blanks(PLACES["none"]), state)
+    expected = trunk.sequence(inputs, make_resets(PLACES["none"]), state)
     torch.testing.assert_close(outputs, expected, equal_nan=True, atol=1e-6, rtol=0.0)

@@ -1,4 +1,4 @@
-"""Attacks against closed forms, and laws that hold for any gradient."""
+"""Attacks against closed forms, and properties that hold for any gradient."""
 
 import math
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from tailguard.robust import PerturbationConfig, StatePerturbation
-from tailguard.robust.attacks import divergence, fear, frozen, toward
+from tailguard.robust.attacks import divergence, frozen, low_value, toward
 
 D = 6
 
@@ -77,10 +77,11 @@ def test_critic_and_target_attacks_reach_their_corners():
     w, _, _ = linear_policy(3)
     x = inputs()
     attack = StatePerturbation(PerturbationConfig(epsilon=0.2), D)
-    lowest = attack.attack(x, fear(lambda moved: moved @ w))
+    lowest = attack.attack(x, low_value(lambda moved: moved @ w))
     torch.testing.assert_close(lowest.inputs @ w, x @ w - 0.2 * w.abs().sum())
-    wish = (x @ w + 100.0).unsqueeze(-1)
-    nearer = attack.attack(x, toward(lambda moved: (moved @ w).unsqueeze(-1), lambda out, a: -(out - a).square().sum(-1), wish))
+    target = (x @ w + 100.0).unsqueeze(-1)
+    log_prob = lambda out, a: -(out - a).square().sum(-1)  # noqa: E731
+    nearer = attack.attack(x, toward(lambda moved: (moved @ w).unsqueeze(-1), log_prob, target))
     torch.testing.assert_close(nearer.inputs @ w, x @ w + 0.2 * w.abs().sum())
 
 
@@ -95,9 +96,9 @@ def test_critic_and_target_attacks_reach_their_corners():
 )
 def test_no_gradient_leads_out_of_the_ball(norm, method, keep, size, step, seed):
     generator = torch.Generator().manual_seed(seed)
-    x, slopes = torch.randn(4, D, generator=generator), torch.randn(4, D, generator=generator) * size
+    x, direction = torch.randn(4, D, generator=generator), torch.randn(4, D, generator=generator) * size
     config = PerturbationConfig(epsilon=0.3, norm=norm, method=method, keep_best=keep, step_size=step, restarts=2)
-    found = StatePerturbation(config, D, generator=generator).attack(x, lambda moved: (moved * slopes).sum(-1))
+    found = StatePerturbation(config, D, generator=generator).attack(x, lambda moved: (moved * direction).sum(-1))
     order = math.inf if norm == "linf" else 2.0
     assert (found.move.norm(p=order, dim=-1) <= 0.3 + 1e-6).all()
     assert found.inputs.isfinite().all()
@@ -178,7 +179,7 @@ def test_an_attack_leaves_no_trace():
     x.requires_grad_()
     before, modes = torch.get_rng_state(), [module.training for module in net.modules()]
     with frozen(net.parameters()):
-        found = StatePerturbation(PerturbationConfig(), D).attack(x, fear(lambda moved: net(moved).squeeze(-1)))
+        found = StatePerturbation(PerturbationConfig(), D).attack(x, low_value(lambda moved: net(moved).squeeze(-1)))
         assert not any(parameter.requires_grad for parameter in net.parameters())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in net.parameters())
     assert x.grad is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tailguard.robust import PerturbationConfig, StatePerturbation
-from tailguard.robust.attacks import divergence, fear
+from tailguard.robust.attacks import divergence, low_value
 from tailguard.robust.bounds import certifiable, gaussian_kl_bound, interval_bounds, largest_move
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus)
@@ -47,8 +47,8 @@ def test_no_attack_breaks_a_bound(seed, activation, epsilon, norm, depth):
     found = attack.attack(x, divergence(net, net(x), kl))
     assert (found.gain <= bound + 1e-9).all()
     for k in range(2):
-        lowest = net(attack.attack(x, fear(lambda moved, k=k: net(moved)[:, k])).inputs)[:, k]
-        highest = net(attack.attack(x, fear(lambda moved, k=k: -net(moved)[:, k])).inputs)[:, k]
+        lowest = net(attack.attack(x, low_value(lambda moved, k=k: net(moved)[:, k])).inputs)[:, k]
+        highest = net(attack.attack(x, low_value(lambda moved, k=k: -net(moved)[:, k])).inputs)[:, k]
         assert (low[:, k] - 1e-9 <= lowest).all()
         assert (highest <= high[:, k] + 1e-9).all()
 

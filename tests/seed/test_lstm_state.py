@@ -1,4 +1,4 @@
-"""The seeds' rows on LSTM states (R028 to R042), on a real model: resets, isolation, shapes, metrics."""
+"""The audit reports' rows on LSTM states (R028 to R042), on a real model: resets, isolation, shapes, metrics."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ class Script(ArrayVecEnv):
 
 
 class Watching(BaseCallback):
-    """Keeps the actor's memory after every step."""
+    """Keeps the actor's recurrent state after every step."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ def test_changing_a_memory_in_place_does_not_touch_the_initial_state(shared):
 @pytest.mark.parametrize("n_layers", [1, 2])
 @pytest.mark.parametrize("shared", [True, False])
 def test_reset_to_initial_keeps_the_shape_of_many_environments(shared, n_layers):
-    """R030, §17-11: every slot is the initial state, and training goes on."""
+    """R030, §17-11: every slot is the initial state, and training continues."""
     model = make(shared_lstm=shared, n_lstm_layers=n_layers)
     update(model)
     assert model._actor_state[0].abs().max() > 0.0
@@ -229,7 +229,7 @@ def test_a_vanished_memory_is_visible():
 
 
 def test_a_saturated_memory_is_visible_when_every_episode_ends_with_the_rollout():
-    """R042: measured after the reset, every memory would look empty."""
+    """R042: measured after the reset, every state would look empty."""
     env = Script(ends=False)
     env.truncated[T - 1] = True
     model = make(env)

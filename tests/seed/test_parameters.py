@@ -7,7 +7,7 @@ import torch
 
 from tailguard import DistributionalPPO
 from tailguard.config import load_config
-from tailguard.experiments.callbacks import PATIENCE, Alarm
+from tailguard.experiments.callbacks import PATIENCE, LogLastingWarnings
 from tailguard.market import SignalMarket
 
 T, B = 16, 4
@@ -68,10 +68,10 @@ def test_alert_on_critics_grad_ratio(caplog):
     for parameter in model.policy.critics[0].parameters():
         parameter.register_hook(lambda gradient: 1e4 * gradient)
     with caplog.at_level(logging.WARNING):
-        model.learn((PATIENCE + 2) * T * B, callback=Alarm())
+        model.learn((PATIENCE + 2) * T * B, callback=LogLastingWarnings())
     alerts = [record.message for record in caplog.records if "twin_critics_gradient_imbalance" in record.message]
     expected = f"in {PATIENCE} updates in a row, at step {PATIENCE * T * B}: see docs/metrics.md"
     assert alerts == [f"warn/twin_critics_gradient_imbalance {expected}"]
     caplog.clear()
-    make().learn((PATIENCE + 2) * T * B, callback=Alarm())
+    make().learn((PATIENCE + 2) * T * B, callback=LogLastingWarnings())
     assert not caplog.records

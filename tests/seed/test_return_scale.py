@@ -1,4 +1,4 @@
-"""The seeds' tests of the return scale (R001 to R013), on a real model: statistics, snapshot, and when each may change."""
+"""The audit reports' tests of the return scale (R001 to R013), on a real model: statistics, snapshot, and their changes."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ class Watching(BaseCallback):
 
 
 class Recorder(DistributionalPPO):
-    """Writes down when the statistics are finalised and the snapshot activated, and what was in force then."""
+    """Writes down when the statistics are finalised and the snapshot activated, and what was active then."""
 
     events = ()
 
@@ -62,13 +62,13 @@ def scale(model):
 
 
 def make(policy="MlpPolicy", unit=1.0, kind=DistributionalPPO, **kwargs):
-    memory = {"lstm_hidden_size": 4} if policy == "MlpLstmPolicy" else {}
+    lstm = {"lstm_hidden_size": 4} if policy == "MlpLstmPolicy" else {}
     model = kind(
         policy,
         Paying(unit),
         n_steps=T,
         critic={"num_quantiles": 4},
-        policy_kwargs={"net_arch": [6], **memory},
+        policy_kwargs={"net_arch": [6], **lstm},
         seed=0,
         **kwargs,
     )
@@ -145,7 +145,7 @@ def test_training_finalises_then_activates_exactly_once():
 
 
 def test_a_rollout_begins_with_the_latest_statistics():
-    """R003, R004: statistics that came from elsewhere since the last update are in force from the first step on."""
+    """R003, R004: statistics that came from elsewhere since the last update are active from the first step on."""
     model = make()
     collect(model)
     model.train()

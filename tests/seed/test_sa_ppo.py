@@ -1,4 +1,4 @@
-"""What the seeds say of state-adversarial PPO (R088 to R092), on real agents."""
+"""The audit reports' rows on state-adversarial PPO (R088 to R092), on real agents."""
 
 import pytest
 import torch
@@ -28,9 +28,9 @@ def test_sa_ppo_clean_and_adversarial_samples_weigh_the_same(policy, monkeypatch
     shares = []
     true_loss = tailguard.ppo.update.policy_loss
 
-    def watch(distribution, outputs, old, actions, advantages, share, coefficients):
+    def watch(distribution, dist_params, old, actions, advantages, share, coefficients):
         shares.append(share.clone())
-        return true_loss(distribution, outputs, old, actions, advantages, share, coefficients)
+        return true_loss(distribution, dist_params, old, actions, advantages, share, coefficients)
 
     monkeypatch.setattr(tailguard.ppo.update, "policy_loss", watch)
     model = agent(policy, mode="mix", epsilon=0.1)
@@ -59,7 +59,7 @@ def test_pgd_respects_the_linf_ball(size):
     policy = agent().policy
     obs = torch.randn(64, policy.obs_size, generator=torch.Generator().manual_seed(0))
     attack = StatePerturbation(PerturbationConfig(epsilon=0.075, steps=20), policy.own_size)
-    found = attack.attack(obs, lambda moved: size * policy.action_outputs(moved).sum(-1))
+    found = attack.attack(obs, lambda moved: size * policy.dist_params(moved).sum(-1))
     assert (found.inputs - obs).abs().max() <= 0.075 + 1e-6
     assert found.move.abs().max() > 0.0749
 
@@ -74,7 +74,7 @@ def test_attack_gradients_are_isolated(policy_class):
     clean = policy.act(obs, state)[0]
     before, training = torch.get_rng_state(), policy.training
     with frozen(policy.parameters()):
-        objective = divergence(lambda moved: policy.act(moved, state)[0], clean, policy.distribution.kl)
+        objective = divergence(lambda moved: policy.act(moved, state)[0], clean, policy.action_dist.kl)
         StatePerturbation(PerturbationConfig(), policy.own_size).attack(obs, objective)
     assert all(parameter.grad is None for parameter in policy.parameters())
     assert torch.equal(torch.get_rng_state(), before)
@@ -85,15 +85,15 @@ def test_attack_gradients_are_isolated(policy_class):
 def test_robust_kl_is_stable_for_gaussians(log_std):
     """R092: finite with finite gradients for tiny sigma, exactly 0 for identical distributions."""
     policy = agent().policy
-    assert isinstance(policy.distribution, Gaussian)
-    outputs = torch.tensor([[0.3, log_std]], requires_grad=True)
+    assert isinstance(policy.action_dist, Gaussian)
+    dist_params = torch.tensor([[0.3, log_std]], requires_grad=True)
     moved = torch.tensor([[0.3 + 0.1, log_std]], requires_grad=True)
-    kl = policy.distribution.kl
-    assert kl(outputs, outputs).item() == 0.0
-    value = kl(outputs, moved)
+    kl = policy.action_dist.kl
+    assert kl(dist_params, dist_params).item() == 0.0
+    value = kl(dist_params, moved)
     value.sum().backward()
     assert value.item() == pytest.approx(0.5 * 0.1**2 * torch.exp(torch.tensor(-2.0 * log_std)).item(), rel=1e-4, abs=1e-7)
-    assert outputs.grad.isfinite().all()
+    assert dist_params.grad.isfinite().all()
     assert moved.grad.isfinite().all()
 
 
@@ -114,9 +114,9 @@ def test_robust_kl_is_zero_without_epsilon():
     """R092: epsilon 0 moves nothing and costs nothing."""
     policy = agent().policy
     obs = torch.randn(16, policy.obs_size, generator=torch.Generator().manual_seed(0))
-    clean = policy.action_outputs(obs)
+    clean = policy.dist_params(obs)
     found = StatePerturbation(PerturbationConfig(epsilon=0.0), policy.own_size).attack(
-        obs, divergence(policy.action_outputs, clean, policy.distribution.kl)
+        obs, divergence(policy.dist_params, clean, policy.action_dist.kl)
     )
     assert torch.equal(found.inputs, obs)
     assert torch.equal(found.gain, torch.zeros(16))

@@ -1,4 +1,4 @@
-"""The seeds' tests of twin critics (R093 to R103), on the real heads of a real model."""
+"""The audit reports' tests of twin critics (R093 to R103), on the real heads of a real model."""
 
 import math
 
@@ -33,7 +33,7 @@ class Paying(ArrayVecEnv):
 
 
 def make(policy="MlpPolicy", **critic):
-    memory = {"lstm_hidden_size": 4} if policy == "MlpLstmPolicy" else {}
+    lstm = {"lstm_hidden_size": 4} if policy == "MlpLstmPolicy" else {}
     return DistributionalPPO(
         policy,
         Paying(),
@@ -42,7 +42,7 @@ def make(policy="MlpPolicy", **critic):
         n_epochs=1,
         max_grad_norm=1e9,
         critic={"num_quantiles": 4, **critic},
-        policy_kwargs={"net_arch": [6], **memory},
+        policy_kwargs={"net_arch": [6], **lstm},
         seed=0,
     )
 

@@ -1,4 +1,4 @@
-"""The seeds' missing test of UPGD together with variance-based gradient scaling (R070)."""
+"""The audit reports' missing test of UPGD together with variance-based gradient scaling (R070)."""
 
 import pytest
 import torch

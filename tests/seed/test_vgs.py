@@ -1,4 +1,4 @@
-"""The seeds' tests of variance-based gradient scaling (R053, R057 to R060)."""
+"""The audit reports' tests of variance-based gradient scaling (R053, R057 to R060)."""
 
 import inspect
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_vgs_mean_estimator_underscales_anticorrelated_layers():
 
 
 def test_vgs_documentation():
-    """R053, R060: what ``mean`` is about, its memory and its limitation are said; the seeds' ambiguous words are gone."""
+    """R053, R060: what ``mean`` is about, its memory and its limitation are said; the reports' ambiguous words are gone."""
     text = " ".join(inspect.getdoc(gradient_statistics).split())
     for words in ("stochastic variance of the layer-wise mean gradient", "Var[E_spatial[grad]]", "O(1) memory", "Limitation"):
         assert words in text

@@ -8,36 +8,30 @@ from typing import Annotated
 import typer
 
 from tailguard import __version__
-from tailguard.cli import markets, populations, runs, verdicts
-from tailguard.cli.terminal import ConfigOption, SetOption
-from tailguard.config import dump_config, load_config
-from tailguard.experiments.interruption import Interrupted
+from tailguard.cli import configs, evaluations, markets, populations, runs
+from tailguard.experiments import Interrupted
 from tailguard.market.data import DataWarning
 
 USER_ERROR, INTERRUPTED = 2, 130
 
 app = typer.Typer(add_completion=False, help="Trading agents that know their own tail risk.")
+app.command("init")(configs.run_init)
+app.command("config")(configs.run_config)
 app.add_typer(markets.data_app, name="data")
 app.command("backtest")(markets.run_backtest)
 app.command("train")(runs.run_train)
 app.command("resume")(runs.run_resume)
-app.command("evaluate")(verdicts.run_evaluate)
-app.command("walkforward")(verdicts.run_walkforward)
-app.command("attack")(verdicts.run_attack)
-app.command("compare")(verdicts.run_compare)
+app.command("evaluate")(evaluations.run_evaluate)
+app.command("walkforward")(evaluations.run_walkforward)
+app.command("attack")(evaluations.run_attack)
+app.command("compare")(evaluations.run_compare)
 app.command("population")(populations.run_population)
 app.command("export")(runs.run_export)
 app.command("act")(runs.run_act)
 
 
-@app.command("config")
-def show_config(config: ConfigOption = None, settings: SetOption = None) -> None:
-    """Print the whole configuration as YAML: the defaults, your file, your overrides."""
-    sys.stdout.write(dump_config(load_config(config, settings or [])))
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(asked: bool) -> None:
+    if asked:
         sys.stdout.write(f"tailguard {__version__}\n")
         raise typer.Exit
 

@@ -1,4 +1,4 @@
-"""Commands about markets: data, and baselines that trade it."""
+"""Commands about market data, and about baselines that trade it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ from tailguard.cli.terminal import (
     backtest_table,
     console,
     print_rows,
-    progress,
+    show_progress,
 )
 from tailguard.config import load_config
 from tailguard.evaluate.backtest import backtest
@@ -26,7 +26,7 @@ from tailguard.market.baselines import STRATEGIES, Strategy, strategy
 from tailguard.market.data import Finding, check_source, list_datasets, load_dataset, load_source, periods_per_year
 
 USER_ERROR = 2
-data_app = typer.Typer(help="Look at market data: shipped sets and your own files.")
+data_app = typer.Typer(help="Look at market data: the shipped data sets and your own files.")
 
 
 @data_app.command("list")
@@ -37,7 +37,7 @@ def data_list(output: FormatOption = Format.TABLE) -> None:
 
 
 @data_app.command("describe")
-def data_describe(source: Annotated[str, typer.Argument(help="A shipped set or a file.")]) -> None:
+def data_describe(source: Annotated[str, typer.Argument(help="A shipped data set or a file.")]) -> None:
     """Show what a data set holds, and what to be careful about."""
     bars = load_source(source)
     index = pd.DatetimeIndex(bars.index)
@@ -52,7 +52,7 @@ def data_describe(source: Annotated[str, typer.Argument(help="A shipped set or a
 
 
 @data_app.command("check")
-def data_check(source: Annotated[str, typer.Argument(help="A shipped set or a file.")]) -> None:
+def data_check(source: Annotated[str, typer.Argument(help="A shipped data set or a file.")]) -> None:
     """Check a file bar by bar; exit code 2 when it cannot be used."""
     findings = _findings(source)
     _print_findings(findings, console())
@@ -61,7 +61,9 @@ def data_check(source: Annotated[str, typer.Argument(help="A shipped set or a fi
 
 
 def run_backtest(
-    data: Annotated[list[str] | None, typer.Option("--data", "-d", help="Shipped set or file; a+b is a portfolio.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")
+    ] = None,
     strategies: Annotated[
         list[str] | None,
         typer.Option("--strategy", "-s", help=f"all, or one of {', '.join(STRATEGIES)}; parameters as name:key=value,..."),
@@ -71,28 +73,29 @@ def run_backtest(
     output: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Trade baselines over whole series, every cost included, and print one table per series."""
+    """Trade baselines over whole series, all costs included, and print one table per series."""
     tree = load_config(config, settings or [])
-    sources = tuple(dict.fromkeys(data or tree.data))  # a set named twice is run once
+    sources = tuple(dict.fromkeys(data or tree.data))  # a data set that is named twice is run once
     if not sources:
         raise ValueError("no data: name a shipped set or a file with --data (`tailguard data list` shows the sets)")
     chosen = _strategies(strategies or tree.strategies or ("all",))
     tables = [(source, load_source(source)) for source in sources]
-    jobs = [(source, bars, name, one) for source, bars in tables for name, one in chosen]
+    runs = [(source, bars, name, rule) for source, bars in tables for name, rule in chosen]
     rows = [
-        {"data": source, **asdict(backtest(bars, name, one, tree.trading))}
-        for source, bars, name, one in progress(jobs, "backtests", quiet)
+        {"data": source, **asdict(backtest(bars, name, rule, tree.trading))}
+        for source, bars, name, rule in show_progress(runs, "backtests", quiet)
     ]
     if output is not Format.TABLE:
         print_rows("", rows, output)
         return
     for source, bars in tables:
-        console().print(backtest_table(source, bars, tree, [row for row in rows if row["data"] == source]))
+        traded = [row for row in rows if row["data"] == source]
+        console().print(backtest_table(source, pd.DatetimeIndex(bars.index), tree.trading, traded))
         console().print()
 
 
 def _findings(source: str) -> list[Finding]:
-    """What the validator says about each part of `source`."""
+    """Return the findings of the validator about each part of `source`."""
     shipped = {info.name for info in list_datasets()}
     return [
         finding for part in source.split("+") for finding in check_source(load_dataset(part) if part in shipped else Path(part))

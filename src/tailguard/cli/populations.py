@@ -8,15 +8,15 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from tailguard.cli.terminal import ConfigArgument, DataOption, QuietOption, SetOption, console, free_folder, one_source
+from tailguard.cli.terminal import ConfigArgument, DataOption, QuietOption, SetOption, console, free_folder, single_source
 from tailguard.config import load_config
 
 if TYPE_CHECKING:
-    from tailguard.experiments.population import Standing
+    from tailguard.experiments.population_run import Standing
 
 
 class EngineName(StrEnum):
-    """Who trains the members."""
+    """Engines that train the members."""
 
     SERIAL = "serial"
     PROCESS = "process"
@@ -26,35 +26,34 @@ class EngineName(StrEnum):
 def run_population(
     config: ConfigArgument = None,
     data: DataOption = None,
-    folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; one that was begun before goes on.")] = None,
+    folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
     engine: Annotated[
-        EngineName, typer.Option(help="Who trains: this process, processes here, or a Ray cluster.")
+        EngineName, typer.Option(help="Train in this process, in processes on this machine, or on a Ray cluster.")
     ] = EngineName.PROCESS,
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it one is started here.")] = None,
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Processes at the same time; by default one per core.")] = None,
-    store: Annotated[str | None, typer.Option(help="Where members' states lie, a folder or URL; by default the run.")] = None,
+    store: Annotated[str | None, typer.Option(help="Folder or URL for the states of members; by default the run.")] = None,
     settings: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Train a population whose members copy each other and change their settings; the winner is an ordinary run."""
-    from tailguard.experiments.population import PopulationRun
+    """Train a population whose members copy better ones and change their hyperparameters; the winner is an ordinary run."""
+    from tailguard.experiments.population_run import PopulationRun
 
     if folder is not None and folder.exists():
         population = PopulationRun.open(folder)
     else:
         tree = load_config(config, settings or [])
-        source = one_source(data, tree)
+        source = single_source(data, tree)
         population = PopulationRun.create(folder or free_folder("populations", source), tree, source)
     path, terminal = population.run.path, console(stderr=True)
-    terminal.print(f"population: {path} (give it to --run to go on after a stop)", highlight=False)
+    terminal.print(f"population: {path} (after a stop, --run {path} resumes it)", highlight=False)
     with Live(console=terminal, transient=True, auto_refresh=not quiet) as live:
         shown = None if quiet or not terminal.is_terminal else lambda standing: live.update(_table(standing), refresh=True)
         population.train(engine.value, shown, address=address, parallel=parallel, store=store)
     console().print(_table(population.standing()))
     winner = population.run.info["winner"]
-    console().print(
-        f"member {winner['member']} wins; `tailguard evaluate {path}` judges it on bars that nobody has seen", highlight=False
-    )
+    advice = f"`tailguard evaluate {path}` evaluates it on bars that no member has seen"
+    console().print(f"member {winner['member']} wins; {advice}", highlight=False)
 
 
 def _table(standing: "Standing") -> Table:

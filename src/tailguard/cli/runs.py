@@ -1,4 +1,4 @@
-"""Commands about one agent: train it, go on training it, take it elsewhere, let it trade."""
+"""Commands about one agent: train it, resume its training, export it, let it trade."""
 
 import json
 import sys
@@ -21,73 +21,75 @@ from tailguard.cli.terminal import (
     console,
     free_folder,
     print_rows,
-    progress_of,
+    progress_bar,
 )
 from tailguard.config import load_config
-from tailguard.market.data import load_source
 
 if TYPE_CHECKING:
     from tailguard.experiments.run import Run
 
 
 class ExportFormat(StrEnum):
-    """What an agent is exported as."""
+    """Formats of an exported agent."""
 
     ONNX = "onnx"
     TORCHSCRIPT = "torchscript"
 
 
 def run_train(
-    data: Annotated[str, typer.Option("--data", "-d", help="Shipped set or file; a+b is a portfolio.")],
-    folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder of the run; by default a new one.")] = None,
+    data: Annotated[str, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")],
+    folder: Annotated[
+        Path | None, typer.Option("--run", "-r", help="New folder for the run; by default artifacts/runs/DATA-N.")
+    ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
     output: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Train an agent on the first part of a series and compare it with the baselines on the rest, which it has never seen."""
-    from tailguard.experiments.run import Run  # PyTorch is loaded only when it is needed
-    from tailguard.experiments.training import default_split, prepare_market
+    """Train an agent on the first part of a series, and compare it with baselines on the rest, which it has not seen."""
+    from tailguard.experiments.prepared_market import load_market  # PyTorch is loaded only when it is needed
+    from tailguard.experiments.run import Run
 
     tree = load_config(config, settings or [])
-    bars = load_source(data)
-    market = prepare_market(bars, tree, default_split(len(bars), tree.training))
+    market = load_market(data, tree)
     _train(Run.create(folder or free_folder("runs", data), tree, data, market), output, quiet)
 
 
 def run_resume(run: RunArgument, output: FormatOption = Format.TABLE, quiet: QuietOption = False) -> None:
-    """Go on with a training that was stopped or killed, as if nothing had happened."""
+    """Resume a training that was stopped or killed; the result is the same as without the stop."""
     from tailguard.experiments.run import Run
 
     _train(Run.open(run), output, quiet)
 
 
 def _train(run: "Run", output: Format, quiet: bool) -> None:
-    """Train a run to its end and show its agent beside the baselines."""
+    """Train a run to its end, and show its agent beside the baselines with the figures that `tailguard evaluate` reports."""
+    from tailguard.experiments.evaluation import backtest_agent
     from tailguard.experiments.run import train
-    from tailguard.experiments.training import test
 
     console(stderr=True).print(f"run: {run.path}", highlight=False)
-    steps = run.config.training.steps
-    with progress_of("training", quiet) as shown:
-        model = train(run, lambda done, text: shown(done, steps, text))
+    with progress_bar("training", quiet) as shown:
+        model = train(run, shown)
     market = run.market()
-    dictionaries = [{"data": run.info["data"], **asdict(row)} for row in test(model, market, run.config)]
+    rows = backtest_agent(model, market, run.config.walkforward.warmup)
+    dictionaries = [{"data": run.info["data"], **asdict(row)} for row in rows]
     if output is not Format.TABLE:
         print_rows("", dictionaries, output)
         return
-    unseen = market.bars.iloc[slice(*market.split.test)]
-    console().print(backtest_table(f"{run.info['data']} (unseen part)", unseen, run.config, dictionaries))
-    advice = f"`tailguard evaluate {run.path}` gives a verdict and a report; `tailguard walkforward` judges the method."
-    console().print(f"One split, one seed: this shows that the machinery works. {advice}", style="dim", highlight=False)
+    unseen = pd.DatetimeIndex(market.bars.index[slice(*market.split.test)])
+    console().print(backtest_table(f"{run.info['data']} (unseen bars)", unseen, market.trading, dictionaries))
+    advice = f"`tailguard evaluate {run.path}` gives a verdict and a report; `tailguard walkforward` evaluates the method."
+    console().print(f"One split and one seed are no evidence. {advice}", style="dim", highlight=False)
 
 
 def run_export(
     run: RunArgument,
-    form: Annotated[ExportFormat, typer.Option("--format", "-f", help="What to write.")] = ExportFormat.ONNX,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; by default RUN/agent.")] = None,
+    form: Annotated[ExportFormat, typer.Option("--format", "-f", help="Format of the file.")] = ExportFormat.ONNX,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; by default RUN/agent with the ending of the format.")
+    ] = None,
 ) -> None:
-    """Write an agent as a graph that other programs run: features and account in, target position and memory out."""
+    """Write an agent as a graph for other programs: features and account in, target weights and recurrent state out."""
     from tailguard.experiments.export import export, observation_names
     from tailguard.experiments.run import Run
 
@@ -100,14 +102,13 @@ def run_export(
 
 def run_act(
     run: RunArgument,
-    bars: Annotated[Path | None, typer.Option("--bars", "-b", help="File with bars; by default stdin.")] = None,
+    bars: Annotated[Path | None, typer.Option("--bars", "-b", help="File with bars; by default standard input.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
-    since: Annotated[str | None, typer.Option("--since", help="Print decisions from this time on only.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Print only decisions from this time on.")] = None,
 ) -> None:
-    """Read bars (CSV or JSON lines), print what to hold after each: one JSON object per line."""
-    from tailguard.experiments.acting import Trader
-    from tailguard.experiments.bar_stream import bar_chunks
+    """Read bars (CSV or JSON lines) and print the target weights after each, one JSON object per line."""
     from tailguard.experiments.run import Run
+    from tailguard.experiments.trader import Trader, bar_chunks
     from tailguard.market.data import symbols_of
 
     opened = Run.open(run)
@@ -123,4 +124,4 @@ def run_act(
                     sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
             if trader.ruined:
-                raise ValueError("the agent's paper account was liquidated: it has nothing left to trade with")
+                raise ValueError("the paper account of the agent was liquidated: there is nothing left to trade with")

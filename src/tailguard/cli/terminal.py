@@ -1,4 +1,4 @@
-"""How results reach the terminal: tables, progress, and the options that commands share."""
+"""Output to the terminal (tables, progress), and the options that commands share."""
 
 import csv
 import json
@@ -25,45 +25,54 @@ from rich.progress import (
 from rich.table import Table
 
 from tailguard.config import Config
+from tailguard.market.rules import TradingRules
 
-Job = TypeVar("Job")
+Item = TypeVar("Item")
 # Wide enough for every table when nobody's terminal sets the width.
 PIPE_WIDTH = 160
 
 
 class Format(StrEnum):
-    """How tables are printed."""
+    """Formats of a table."""
 
     TABLE = "table"
     CSV = "csv"
     JSON = "json"
 
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see `tailguard config`.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. trading.fee=0.0005.")]
-FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
-DataOption = Annotated[str | None, typer.Option("--data", "-d", help="Shipped set or file; a+b is a portfolio.")]
-ConfigArgument = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file; see `tailguard config`.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML file with settings; `tailguard init` writes one.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. trading.fee=0.0005.")
+]
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="Format of the result.")]
+DataOption = Annotated[
+    str | None, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")
+]
+ConfigArgument = Annotated[
+    Path | None, typer.Argument(metavar="CONFIG", help="YAML file with settings; `tailguard init` writes one.")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `tailguard train` makes it.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the result.")]
 
 
 def console(stderr: bool = False) -> Console:
-    """The terminal; a pipe gets lines wide enough for every table."""
+    """Return the terminal; a pipe gets lines wide enough for every table."""
     terminal = Console(stderr=stderr)
     return terminal if terminal.is_terminal else Console(stderr=stderr, width=PIPE_WIDTH)
 
 
-def progress(jobs: Sequence[Job], what: str, quiet: bool) -> Iterator[Job]:
-    """Yield the jobs; show a bar on the terminal's error stream unless it is a pipe or `quiet`."""
+def show_progress(items: Sequence[Item], what: str, quiet: bool) -> Iterator[Item]:
+    """Yield the items; show a bar on the terminal's error stream unless it is a pipe or `quiet`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
     with _bar(columns, quiet) as shown:
-        yield from shown.track(jobs, description=what)
+        yield from shown.track(items, description=what)
 
 
 @contextmanager
-def progress_of(what: str, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A function to call with what is done, how much there is, and a line about it."""
+def progress_bar(what: str, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Yield a function to call with what is done, how much there is in all, and a line about it."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with _bar(columns, quiet) as shown:
         task = shown.add_task(what, total=None)
@@ -76,7 +85,7 @@ def _bar(columns: Sequence[ProgressColumn], quiet: bool) -> Progress:
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]], output: Format) -> None:
-    """A table for people, or CSV or JSON for programs."""
+    """Print a table for people, or CSV or JSON for programs."""
     if output is Format.JSON:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif output is Format.CSV:
@@ -92,12 +101,11 @@ def print_rows(title: str, rows: Sequence[Mapping[str, Any]], output: Format) ->
         console().print(table)
 
 
-def backtest_table(source: str, bars: pd.DataFrame, config: Config, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Strategies side by side over the same bars."""
-    trading, index = config.trading, pd.DatetimeIndex(bars.index)
+def backtest_table(source: str, times: pd.DatetimeIndex, rules: TradingRules, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of strategies side by side over the same bars."""
     title = (
-        f"{source}: {len(bars):,} bars, {index[0]:%Y-%m-%d} to {index[-1]:%Y-%m-%d}; "
-        f"fee {trading.fee:.3%} per side, fill at {trading.fill.replace('_', ' ')}"
+        f"{source}: {len(times):,} bars, {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}; "
+        f"fee {rules.fee:.3%} per side, fill at {rules.fill.replace('_', ' ')}"
     )
     table = Table(title=title, title_justify="left")
     headings = ("strategy", "return", "per year", "volatility", "Sharpe", "max drawdown", "CVaR 5 %/bar", "turnover/y", "costs")
@@ -119,15 +127,17 @@ def backtest_table(source: str, bars: pd.DataFrame, config: Config, rows: Sequen
 
 
 def free_folder(kind: str, name: str) -> Path:
-    """The first folder ``artifacts/KIND/NAME-N`` that does not exist; NAME is data, of which file names count."""
+    """Return the first folder ``artifacts/KIND/NAME-N`` that does not exist; NAME is made of the names of the data."""
     short = "+".join(Path(part).name.split(".")[0] for part in name.split("+"))
     return next(path for n in count(1) if not (path := Path("artifacts") / kind / f"{short}-{n}").exists())
 
 
-def one_source(data: str | None, config: Config) -> str:
-    """The one series that a command is about: what was named, or the only one of the configuration."""
+def single_source(data: str | None, config: Config) -> str:
+    """Return the one series that a command is about: what was named, or the only one of the configuration."""
     named = (data,) if data is not None else config.data
     if len(named) != 1:
         what = "no data" if not named else f"{len(named)} data sets"
-        raise ValueError(f"{what}: name a shipped set or a file with --data (a+b is a portfolio), or one in the configuration")
+        raise ValueError(
+            f"{what}: name a shipped set or a file with --data (a+b is a portfolio), or set data in the configuration"
+        )
     return named[0]

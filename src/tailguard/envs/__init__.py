@@ -1,1 +1,1 @@
-"""Batched environments, the return observer, and problems with known optima."""
+"""Batched environments, the return observer, and test problems with known optima."""

@@ -1,4 +1,4 @@
-"""What the batched environments with a known optimum have in common.
+"""The base class of the batched environments with a known optimum.
 
 An environment here is ``num_envs`` independent copies of one game, stepped together with numpy. It follows the
 same-step convention of Gymnasium: when a copy ends, the returned observation is already the first one of its next
@@ -20,26 +20,26 @@ from numpy.typing import NDArray
 from tailguard.envs.vec_env import Stateful
 from tailguard.validation import require
 
-Outcome = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
+StepOutcome = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 
 
 class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], Stateful, ABC):
-    """A batch of copies of one game; a subclass says how one begins, looks and advances, and which arrays tell where it stands.
+    """A batch of copies of one game; a subclass implements reset, observation and step, and names the arrays of its state.
 
     :param num_envs: the number of copies.
     :param single_observation_space: the observation space of one copy.
     :param single_action_space: the action space of one copy.
-    :param seed: starts the random stream; ``None`` takes it from the operating system.
+    :param seed: random seed; ``None`` takes it from the operating system.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (Gymnasium's own name)
 
-    position: ClassVar[tuple[str, ...]] = ()  # names of these arrays
+    state_arrays: ClassVar[tuple[str, ...]] = ()  # names of the attributes that are the state of the copies
 
     def __init__(
         self, num_envs: int, single_observation_space: Space[Any], single_action_space: Space[Any], seed: int | None
     ) -> None:
-        """Make the spaces and start the random stream."""
+        """Make the spaces and seed the generator."""
         require(num_envs >= 1, "num_envs", num_envs, "at least 1")
         self.num_envs = num_envs
         self.single_observation_space = single_observation_space
@@ -51,22 +51,22 @@ class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], Sta
 
     @abstractmethod
     def _begin(self, rows: NDArray[np.bool_]) -> None:
-        """Put the copies in `rows` at the start of an episode."""
+        """Start an episode in the copies in `rows`."""
 
     @abstractmethod
     def _observe(self) -> NDArray[np.float32]:
         """Return a new array [num_envs, D] with the present observations."""
 
     @abstractmethod
-    def _advance(self, actions: NDArray[Any]) -> Outcome:
-        """Play one step with legal actions and return new arrays: rewards, terminated, truncated."""
+    def _advance(self, actions: NDArray[Any]) -> StepOutcome:
+        """Take one step with legal actions and return new arrays: rewards, terminated, truncated."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Begin a new episode in every copy.
+        """Start a new episode in every copy.
 
-        :param seed: restarts the random stream; ``None`` goes on with the present one.
+        :param seed: seeds the generator anew; ``None`` continues with its present state.
         :param options: there are none; a non-empty dictionary is refused rather than ignored.
         """
         require(not options, "options", options, "None, since no options exist")
@@ -78,7 +78,7 @@ class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], Sta
     def step(
         self, actions: NDArray[Any]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Play one step in every copy, and begin anew where it ended.
+        """Take one step in every copy, and start a new episode where one ended.
 
         :param actions: one action per copy, in the shape of ``action_space``.
         """
@@ -94,15 +94,15 @@ class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], Sta
         return self._observe(), rewards, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every copy stands, and the random stream."""
-        arrays = {name: getattr(self, name).copy() for name in self.position}
+        """Return the state of every copy and of the generator."""
+        arrays = {name: getattr(self, name).copy() for name in self.state_arrays}
         return {"begun": self._has_begun, "random": self.np_random.bit_generator.state, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Restore what :meth:`state_dict` returned."""
         self._has_begun = state["begun"]
         self.np_random.bit_generator.state = state["random"]
-        for name in self.position:
+        for name in self.state_arrays:
             saved, present = state["arrays"][name], getattr(self, name)
             require(saved.shape == present.shape, f"the saved {name}", saved.shape, f"an array of shape {present.shape}")
             setattr(self, name, saved.copy())

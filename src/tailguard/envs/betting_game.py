@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.envs.batched import BatchedEnv, Outcome
+from tailguard.envs.batched import BatchedEnv, StepOutcome
 from tailguard.validation import require
 
 # Amounts are kept to multiples of this. It is a power of two, so that amounts which are exact in floats stay so.
@@ -23,9 +23,9 @@ TIE = 1e-12
 
 @dataclass(frozen=True)
 class BettingSolution:
-    """The best policy, and the exact law of the net result R (final chips less first chips) under it.
+    """The best policy, and the exact distribution of the net result R (final chips less first chips) under it.
 
-    :param alpha: the tail that was optimised; 1 is the mean.
+    :param alpha: the level of the CVaR that was optimised; 1 is the mean.
     :param objective: the best reachable CVaR at `alpha`, as the dynamic program found it.
     :param amounts: for each round, the reachable amounts of chips in rising order.
     :param bets: for each round, the best k for each of these amounts.
@@ -51,7 +51,7 @@ class BettingSolution:
         return float(self.probabilities @ self.values)
 
     def cvar(self, alpha: float | None = None) -> float:
-        """Return the mean of the worst share `alpha` of the results.
+        """Return the CVaR: the mean of the worst share `alpha` of the results.
 
         :param alpha: the share; ``None`` takes the one that was optimised.
         """
@@ -97,10 +97,10 @@ class BettingGame(BatchedEnv):
     :param cap: the most chips that one can have.
     :param rounds: the number of rounds.
     :param fractions: the number of parts into which the chips are divided for a bet.
-    :param seed: starts the random stream.
+    :param seed: random seed.
     """
 
-    position = ("_chips", "_played")
+    state_arrays = ("_chips", "_played")
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class BettingGame(BatchedEnv):
     def _observe(self) -> NDArray[np.float32]:
         return np.column_stack([self._chips / self.cap, self._played / self.rounds]).astype(np.float32)
 
-    def _advance(self, actions: NDArray[np.int64]) -> Outcome:
+    def _advance(self, actions: NDArray[np.int64]) -> StepOutcome:
         won, lost = self.outcomes(self._chips, actions)
         chips = np.where(self.np_random.random(self.num_envs) < self.win_probability, won, lost)
         rewards = chips - self._chips
@@ -172,7 +172,7 @@ class BettingGame(BatchedEnv):
 
 
 class _Tree:
-    """Every amount that can be reached, round by round, and where each bet leads.
+    """The tree of the game: the amounts that can be reached, round by round, and the result of each bet.
 
     An amount of 0 or `cap` allows no bet but zero, so that it stays what it is until the last round: the episodes that
     end early need no treatment of their own.

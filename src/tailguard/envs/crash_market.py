@@ -20,15 +20,15 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from tailguard.envs.batched import BatchedEnv, Outcome
+from tailguard.envs.batched import BatchedEnv, StepOutcome
 from tailguard.validation import require
 
 
 @dataclass(frozen=True)
 class CrashSolution:
-    """The best position for a tail.
+    """The position with the highest CVaR.
 
-    :param alpha: the tail; 1 is the mean.
+    :param alpha: the level of the CVaR; 1 is the mean.
     :param position: the position with the highest CVaR, in [0, 1].
     :param objective: that CVaR.
     """
@@ -41,14 +41,13 @@ class CrashSolution:
 class CrashMarket(BatchedEnv):
     """The market as an environment: every step is an episode.
 
-    The action x in [-1, 1] is the position (x + 1) / 2, the reward R. The observation is a constant, since there is nothing
-    to know.
+    The action x in [-1, 1] is the position (x + 1) / 2, the reward R. The observation is a constant.
 
     :param num_envs: the number of copies.
-    :param premium: m, what a whole position earns.
+    :param premium: m, the earnings of a whole position.
     :param crash_probability: q.
-    :param impact: k, twice what a crash costs a whole position.
-    :param seed: starts the random stream.
+    :param impact: k, twice the loss of a whole position in a crash.
+    :param seed: random seed.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class CrashMarket(BatchedEnv):
         """Return the CVaR of R.
 
         :param position: in [0, 1].
-        :param alpha: the tail; 1 is the mean.
+        :param alpha: the level of the CVaR; 1 is the mean.
         """
         require(0.0 <= position <= 1.0, "position", position, "between 0 and 1")
         return self.premium * position - self._crash_share(alpha) * self.impact * position**2 / 2.0
@@ -90,12 +89,12 @@ class CrashMarket(BatchedEnv):
         return min(self.crash_probability / alpha, 1.0)
 
     def _begin(self, rows: NDArray[np.bool_]) -> None:
-        """There is no state."""
+        """Do nothing: there is no state."""
 
     def _observe(self) -> NDArray[np.float32]:
         return np.ones((self.num_envs, 1), dtype=np.float32)
 
-    def _advance(self, actions: NDArray[np.float64]) -> Outcome:
+    def _advance(self, actions: NDArray[np.float64]) -> StepOutcome:
         position = (actions[:, 0] + 1.0) / 2.0
         crash = self.np_random.random(self.num_envs) < self.crash_probability
         rewards = self.premium * position - np.where(crash, self.impact * position**2 / 2.0, 0.0)

@@ -1,7 +1,7 @@
-"""A maze with a short way past a guard and a long safe one; which is best depends on the tail that counts.
+"""A maze with a short path past a guard and a long safe one; which is best depends on the level of the CVaR.
 
-Every step costs a little, the goal pays, and each time the guard's cell is entered a normal amount is added to the
-return. The guard asks nothing on average: the mean prefers the short way, the CVaR the long one.
+Every step costs a little, the goal pays, and each time the guard's cell is entered a normal random amount is added to the
+return. Its mean is 0: the best mean takes the short path, the best CVaR the long one.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from tailguard.envs.batched import BatchedEnv, Outcome
+from tailguard.envs.batched import BatchedEnv, StepOutcome
 from tailguard.validation import require
 
 DEFAULT_LAYOUT = (
@@ -35,12 +35,12 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class MazeSolution:
-    """The best way through the maze, and the law of its return.
+    """The best path through the maze, and the distribution of its return.
 
     :param objective: the best reachable CVaR.
     :param mean: the mean of the return.
     :param std: the standard deviation of the return.
-    :param passes_guard: whether the way leads past the guard.
+    :param passes_guard: True if the path leads past the guard.
     :param path: the cells (row, column) from the start to the goal; the start alone if it is best never to arrive.
     """
 
@@ -60,17 +60,17 @@ class GuardedMaze(BatchedEnv):
     belongs to it because the CVaR of an episode depends on what was collected so far.
 
     :param num_envs: the number of copies.
-    :param guard_std: the standard deviation of what the guard gives.
-    :param guard_mean: its mean; not positive, or one would visit the guard for its own sake.
+    :param guard_std: the standard deviation of the guard's amount.
+    :param guard_mean: its mean; not positive, or visits to the guard would pay.
     :param step_cost: the cost of one step.
-    :param goal_reward: what the goal pays.
+    :param goal_reward: the reward of the goal.
     :param deduction_limit: the number of steps, from the first, that cost anything.
     :param max_steps: the number of steps after which an episode is cut.
     :param layout: rows of '#' wall, '.' free and one 'S' start, 'G' goal and 'X' guard each, with walls around.
-    :param seed: starts the random stream.
+    :param seed: random seed.
     """
 
-    position = ("_cell", "_elapsed", "_return")
+    state_arrays = ("_cell", "_elapsed", "_return")
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class GuardedMaze(BatchedEnv):
         self.deduction_limit, self.max_steps = deduction_limit, max_steps
         self._start, self._goal, self._guard = (cells.index(mark) for mark in "SGX")
         self._one_hot = np.eye(len(cells), dtype=np.float32)
-        # Where each move leads from each cell; the walls around the maze keep the sums inside it.
+        # The cell after each move from each cell; the walls around the maze keep the sums inside it.
         here = np.arange(len(cells))[:, None]
         there = np.clip(here + [row * self._columns + column for row, column in MOVES], 0, len(cells) - 1)
         self._moves = np.where(np.array(list(cells))[there] == "#", here, there)
@@ -115,11 +115,11 @@ class GuardedMaze(BatchedEnv):
         self._return = np.zeros(num_envs)
 
     def solve(self, alpha: float | None = None) -> MazeSolution:
-        """Return the best of three: the shortest way, the shortest way without the guard, and never to arrive.
+        """Return the best of three: the shortest path, the shortest path without the guard, and never to arrive.
 
-        The guard adds independent noise of a mean that is not positive, which CVaR never likes, so that he is passed
-        only to save steps and hence at most once, on a shortest way. What follows him is certain: no policy gains by
-        waiting for what he gave, and a choice among fixed ways needs no mixing, since CVaR is a maximum over b of
+        The guard adds independent noise with a mean of at most 0, which never raises the CVaR, so that he is passed
+        only to save steps and hence at most once, on a shortest path. The rewards after him are certain: no policy gains by
+        reacting to his amount, and a choice among fixed paths needs no mixing, since CVaR is a maximum over b of
         b - E[(b - R)+] / alpha, which for the best b is linear in the probabilities of the mix.
 
         :param alpha: the share of worst returns that counts; ``None`` or 1 is the mean.
@@ -127,7 +127,7 @@ class GuardedMaze(BatchedEnv):
         return max(self._candidates(1.0 if alpha is None else alpha), key=lambda solution: solution.objective)
 
     def break_even_alpha(self) -> float:
-        """Return the alpha above which the way past the guard is the best one.
+        """Return the alpha above which the path past the guard is the best one.
 
         It is 0 where it always is, and 1 where it never is.
         """
@@ -135,7 +135,7 @@ class GuardedMaze(BatchedEnv):
             return 1.0
         if self.guard_std == 0.0:
             return 0.0
-        # The CVaR of the certain ways does not depend on alpha, and that of the other rises with it.
+        # The CVaR of the certain paths does not depend on alpha, and that of the other rises with it.
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2.0
@@ -143,7 +143,7 @@ class GuardedMaze(BatchedEnv):
         return high
 
     def _candidates(self, alpha: float) -> list[MazeSolution]:
-        """Return the ways that may be best; where they are equally good, the first of them is taken."""
+        """Return the paths that may be best; where they are equally good, the first of them is taken."""
         require(0.0 < alpha <= 1.0, "alpha", alpha, "above 0 and at most 1")
         stay = -self.step_cost * min(self.max_steps, self.deduction_limit)
         candidates = [MazeSolution(stay, stay, 0.0, False, [self._row_column(self._start)])]
@@ -155,7 +155,7 @@ class GuardedMaze(BatchedEnv):
         return candidates
 
     def _evaluate(self, path: list[int], alpha: float) -> MazeSolution:
-        """Return the normal law of a path's return and its CVaR, mean - std pdf(cdf^-1(alpha)) / alpha."""
+        """Return the normal distribution of a path's return and its CVaR, mean - std pdf(cdf^-1(alpha)) / alpha."""
         passes_guard = self._guard in path
         steps = len(path) - 1
         mean = self.goal_reward - self.step_cost * min(steps, self.deduction_limit)
@@ -192,7 +192,7 @@ class GuardedMaze(BatchedEnv):
     def _observe(self) -> NDArray[np.float32]:
         return np.column_stack([self._one_hot[self._cell], (self._return / RETURN_SCALE).astype(np.float32)])
 
-    def _advance(self, actions: NDArray[np.int64]) -> Outcome:
+    def _advance(self, actions: NDArray[np.int64]) -> StepOutcome:
         cell = self._moves[self._cell, actions]
         meets_guard = (cell == self._guard) & (self._cell != self._guard)
         arrives = cell == self._goal

@@ -1,11 +1,11 @@
-"""A market with one signal and a cost of trading, whose best average reward is known.
+"""A market with one signal and a cost of trading, with a known best average reward.
 
 The signal is a Gaussian AR(1) with unit variance, x_{t+1} = phi x_t + sqrt(1 - phi^2) eps, and it moves the next
-return, r_{t+1} = beta x_t + sigma eta. Who holds the position p and takes the position a, both in [-1, 1], earns
+return, r_{t+1} = beta x_t + sigma eta. Moving from the position p to the position a, both in [-1, 1], earns
 
     a r_{t+1} - cost |a - p|.
 
-The cost makes yesterday's position matter: a weak signal is worth following only if it is expected to last.
+The cost makes the previous position matter: a weak signal is worth trading only if it is expected to last.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.envs.batched import BatchedEnv, Outcome
+from tailguard.envs.batched import BatchedEnv, StepOutcome
 from tailguard.validation import require
 
 FARTHEST_THRESHOLD = 10.0  # standard deviations: a signal beyond it has probability 1e-23
@@ -24,13 +24,13 @@ FARTHEST_THRESHOLD = 10.0  # standard deviations: a signal beyond it has probabi
 
 @dataclass(frozen=True)
 class SignalFilter:
-    """What the past returns say about a hidden signal: the Kalman filter in its steady state.
+    """The Kalman filter of a hidden signal from past returns, in its steady state.
 
     The belief m_t = E[x_t | r_t, r_{t-1}, ...] has an error of constant variance P and moves by
 
         m_{t+1} = phi m_t + gain (r_{t+1} - beta m_t),    gain = phi beta P / (beta^2 P + sigma^2).
 
-    :param phi: the memory of the signal.
+    :param phi: the autocorrelation of the signal.
     :param beta: the return per unit of signal.
     :param sigma: the standard deviation of the return given the signal.
     """
@@ -95,19 +95,19 @@ class SignalMarket(BatchedEnv):
     """The market as an environment; episodes never terminate, they are cut after `episode_length` steps.
 
     The observation is (x_t, p), or (r_t, p) where the signal is hidden. An episode begins without a position and in
-    the stationary law: the return r_0 shown at its start belongs to a signal one step before it.
+    the stationary distribution: the return r_0 shown at its start belongs to a signal one step before it.
 
     :param num_envs: the number of copies.
-    :param phi: the memory of the signal.
+    :param phi: the autocorrelation of the signal.
     :param beta: the expected return per unit of signal.
     :param sigma: the standard deviation of the return given the signal.
     :param cost: the price of changing the position by 1.
     :param hidden: show the last return instead of the signal.
     :param episode_length: the number of steps of an episode.
-    :param seed: starts the random stream.
+    :param seed: random seed.
     """
 
-    position = ("_signal", "_last_return", "_position", "_elapsed")
+    state_arrays = ("_signal", "_last_return", "_position", "_elapsed")
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class SignalMarket(BatchedEnv):
     def solve(self) -> SignalSolution:
         """Return the optimum: exact but for quadrature errors below 1e-9, where hidden in the filter's steady state.
 
-        A hidden signal is replaced by the belief m_t. It carries all that the past returns say, the next return is
+        A hidden signal is replaced by the belief m_t. It is a sufficient statistic of the past returns, the next return is
         expected to be beta m_t, and it is an AR(1) with the same phi: a signal like the other, only smaller.
         """
         std = self.filter.belief_std if self.hidden else 1.0
@@ -168,7 +168,7 @@ class SignalMarket(BatchedEnv):
         shown = self._last_return if self.hidden else self._signal
         return np.column_stack([shown, self._position]).astype(np.float32)
 
-    def _advance(self, actions: NDArray[np.float64]) -> Outcome:
+    def _advance(self, actions: NDArray[np.float64]) -> StepOutcome:
         eta, eps = self.np_random.standard_normal((2, self.num_envs))
         target = actions[:, 0]
         self._last_return = self.beta * self._signal + self.sigma * eta
@@ -191,13 +191,13 @@ def _solve_unit_signal(phi: float, beta: float, cost: float) -> tuple[float, flo
         max over a of  a s(x) - cost |a - p|  =  p clip(s(x), -cost, cost) + max(0, |s(x)| - cost):
 
     trade to the end of the range where |s| > cost, else hold. So v1 = clip(s, -cost, cost), and the part without p is
-    what a step earns: the average reward is E[max(0, |s(x)| - cost)] over the stationary law.
+    what a step earns: the average reward is E[max(0, |s(x)| - cost)] over the stationary distribution.
 
     Since s is odd and rising, v1 is s within a threshold b and +-cost beyond it. Given b, that is a linear integral
     equation on [-b, b] with a smooth kernel, which Gauss-Legendre points solve to nearly machine precision because no
     kink of v1 lies inside. The right b is where the two parts meet, s(b) = cost; bisection finds it.
 
-    :param phi: the memory of the signal.
+    :param phi: the autocorrelation of the signal.
     :param beta: the expected return per unit of signal.
     :param cost: the price of changing the position by 1.
     """

@@ -1,4 +1,4 @@
-"""Batched environments as Stable-Baselines3 sees them, with arrays for those who can use them.
+"""Batched environments for Stable-Baselines3 that report the ends of episodes as arrays.
 
 An SB3 ``VecEnv`` reports the end of an episode through a list of dictionaries, one per environment and step. An
 :class:`ArrayVecEnv` gives the same facts as arrays through :meth:`ArrayVecEnv.step_arrays` and builds the dictionaries
@@ -37,15 +37,15 @@ class StepArrays(NamedTuple):
 
 
 class Stateful(ABC):
-    """Environments, or a wrapper of them, that can say where they stand and go on from there."""
+    """Environments, or a wrapper of them, whose state can be saved and restored."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any] | None:
-        """Everything but the settings and what is wrapped, as arrays and plain values; None when it cannot be said."""
+        """Return the state as arrays and plain values, without settings and wrapped environments; None if it has none."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Restore what :meth:`state_dict` returned."""
 
 
 class ArrayStepper(ABC):
@@ -53,7 +53,7 @@ class ArrayStepper(ABC):
 
     @abstractmethod
     def step_with_arrays(self, actions: NDArray[Any]) -> tuple[StepArrays, list[dict[str, Any]]]:
-        """Step the wrapped environments; arrays, and the dictionaries that SB3 expects."""
+        """Step the wrapped environments; return arrays, and the dictionaries that SB3 expects."""
 
 
 class ArrayVecEnv(VecEnv):
@@ -66,7 +66,7 @@ class ArrayVecEnv(VecEnv):
         """Step all environments; those that end are reset at once."""
 
     def episode_info(self, index: int) -> dict[str, Any]:
-        """What to say in ``info`` about the episode of environment `index` that has just ended."""
+        """Return the entries of ``info`` about the episode of environment `index` that has just ended."""
         return {}
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -80,7 +80,7 @@ class ArrayVecEnv(VecEnv):
         return step.obs, step.rewards, dones, self.infos_of(step)
 
     def infos_of(self, step: StepArrays) -> list[dict[str, Any]]:
-        """What SB3 wants to be told about a step."""
+        """Return the dictionaries that SB3 expects of a step."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for row, index in enumerate(step.ended.tolist()):
             infos[index] = {
@@ -94,28 +94,28 @@ class ArrayVecEnv(VecEnv):
         return infos
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The batch's attribute, once for each environment asked for."""
+        """Return the batch's attribute, once for each of the indices."""
         value = None if attr_name == "render_mode" else getattr(self, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Refused: the environments of a batch share their attributes."""
+        """Raise: the environments of a batch share their attributes."""
         raise NotImplementedError(f"cannot set {attr_name!r}: the environments of a batch share their attributes")
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        """Call a method of the batch once and give its result to each environment asked for."""
+        """Call a method of the batch once and return its result, once for each of the indices."""
         result = getattr(self, method_name)(*args, **kwargs)
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
-        """No wrapper fits inside a batch."""
+        """Return False: no wrapper fits inside a batch."""
         return [False for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[NDArray[Any] | None]:
-        """A batch has no picture of itself."""
+        """Return no images: a batch cannot be rendered."""
         return [None] * self.num_envs
 
 
@@ -151,22 +151,22 @@ class GymVectorAdapter(ArrayVecEnv, Stateful):
         return StepArrays(obs, np.asarray(rewards, np.float64), terminated, truncated, ended, final_obs)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The state of the vector environment; None when it cannot say."""
+        """Return the state of the vector environment; None if it has none to return."""
         return self.env.state_dict() if isinstance(self.env, Stateful) else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Restore what :meth:`state_dict` returned."""
         assert isinstance(self.env, Stateful), "only such environments give a state"
         self.env.load_state_dict(state)
         self._reset_seeds()  # a seed that waits for a reset would start the episodes' randomness anew
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The adapted env's attribute, once for each environment asked for."""
+        """Return the adapted env's attribute, once for each of the indices."""
         value = getattr(self.env, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        """Call a method of the adapted env once and give its result to each environment asked for."""
+        """Call a method of the adapted env once and return its result, once for each of the indices."""
         result = getattr(self.env, method_name)(*args, **kwargs)
         return [result for _ in self._get_indices(indices)]
 
@@ -176,7 +176,7 @@ class GymVectorAdapter(ArrayVecEnv, Stateful):
 
 
 def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, list[dict[str, Any]]]:
-    """Step any SB3 ``VecEnv`` and give the ends of episodes as arrays, besides the dictionaries."""
+    """Step any SB3 ``VecEnv``; return the ends of episodes as arrays, besides the dictionaries."""
     if isinstance(env, ArrayStepper):
         return env.step_with_arrays(actions)
     if isinstance(env, ArrayVecEnv):

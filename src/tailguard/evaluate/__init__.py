@@ -1,4 +1,4 @@
-"""Evaluation: backtests and the statistics that judge them."""
+"""Evaluation: backtests, statistics, the verdict and the report."""
 
 from tailguard.evaluate import statistics
 from tailguard.evaluate.backtest import BacktestRow, backtest

@@ -1,41 +1,37 @@
-"""How an agent trades when its observations are spoilt: a grid of attacks and natural mishaps over unseen bars.
+"""Trade an agent with perturbed observations: a grid of attacks and natural mishaps over unseen bars.
 
-Every cell of the grid trades the same bars with the same rules, so cells are compared bar by bar. Intervals come from blocks of
-bars drawn with replacement, all cells together, and from drawing the agents (seeds of a training) with replacement as well.
+Every cell of the grid trades the bars of an evaluation under its rules, so cells are compared bar by bar, and the clean
+cell is the agent of the evaluation. Intervals come from blocks of bars drawn with replacement, all cells together, and from
+drawing the agents (seeds of a training) with replacement as well.
 """
 
 import csv
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
-from tailguard.envs.return_observer import RunningReturn
 from tailguard.evaluate.attacked import DELIBERATE, AttackedPolicy, Deliberate, Kind
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.play import ReportProgress, play, return_gamma_of
+from tailguard.evaluate.record import AccountHistory
+from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import Interval, bootstrap, return_block_length, stationary_indices
 from tailguard.evaluate.stats.series import Floats
-from tailguard.market.data import periods_per_year
-from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureSet, market_columns
-from tailguard.market.kernel import TURNOVER
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.robust.config import PerturbationConfig
 from tailguard.validation import require
 
-# Bars done, bars in all, and what is being done.
-Progress = Callable[[int, int, str], None]
 FIGURES = ("cagr", "sharpe", "cvar_5", "max_drawdown", "turnover")
 WORST = "worst"
-# Bars between two calls of the progress.
-OFTEN = 100
 
 
 class AttackPlan(BaseModel):
@@ -46,9 +42,9 @@ class AttackPlan(BaseModel):
     :param stale: delays of the market's columns, in bars.
     :param dropped: probabilities that a bar does not arrive.
     :param noisy: standard deviations of noise, in those of the features.
-    :param steps: gradients per attack; 20 or more for a judgement.
+    :param steps: gradients per attack; 20 or more for an evaluation.
     :param restarts: random starts of each, the best of which counts.
-    :param perturbable: names or patterns of features that are spoilt; None is all but the calendar. The account never is.
+    :param perturbable: names or patterns of features that are perturbed; None is all but the calendar. The account never is.
     :param draws: resamples.
     :param level: of the intervals.
     :param seed: of everything random.
@@ -69,7 +65,7 @@ class AttackPlan(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
     def cells(self) -> dict[Kind, tuple[float, ...]]:
-        """The strengths of each kind, the clean one first."""
+        """Return the strengths of each kind, the clean cell first."""
         cells: dict[Kind, tuple[float, ...]] = {"clean": (0.0,)}
         cells |= {kind: self.epsilons for kind in self.attacks if self.epsilons}
         natural: dict[Kind, tuple[float, ...]] = {"stale": self.stale, "dropped": self.dropped, "noisy": self.noisy}
@@ -101,10 +97,10 @@ class AttackReport:
 
     :param rows: one for each kind and strength, the clean one first.
     :param agents: how many agents were attacked.
-    :param bars: that each cell traded.
+    :param bars: number of bars that each cell traded.
     :param first: time of the first of them.
     :param last: time of the last.
-    :param perturbed: names of the features that were spoilt.
+    :param perturbed: names of the features that were perturbed.
     :param plan: the settings.
     """
 
@@ -117,12 +113,12 @@ class AttackReport:
     plan: AttackPlan
 
     def curve(self, kind: str, figure: str) -> tuple[Floats, list[Interval]]:
-        """A degradation curve: strengths from 0, the clean agents, and the figure at each."""
+        """Return a degradation curve: strengths from 0, which is the clean cell, and the figure at each."""
         chosen = [self.rows[0], *sorted((row for row in self.rows if row.kind == kind), key=lambda row: row.strength)]
         return np.array([row.strength for row in chosen]), [row.figures[figure] for row in chosen]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; what is infinite or undefined becomes null."""
+        """Return JSON values; what is infinite or undefined becomes null."""
         tree = asdict(self) | {"plan": self.plan.model_dump(mode="json")}
         cleaned: dict[str, Any] = _finite(tree)
         return cleaned
@@ -150,15 +146,15 @@ class AttackReport:
                 writer.writerow([row.kind, row.strength, row.total_return, *numbers])
 
 
-class Span(Protocol):
+class UnseenRows(Protocol):
     """Rows that no training has seen."""
 
     @property
-    def test(self) -> tuple[int, int]: ...  # noqa: D102
+    def span(self) -> tuple[int, int]: ...  # noqa: D102
 
 
 class TradedMarket(Protocol):
-    """What is traded, as :class:`tailguard.experiments.training.Market` describes it."""
+    """A market to trade, such as :class:`tailguard.experiments.prepared_market.Market`."""
 
     @property
     def bars(self) -> pd.DataFrame: ...  # noqa: D102
@@ -167,110 +163,65 @@ class TradedMarket(Protocol):
     @property
     def trading(self) -> TradingSettings: ...  # noqa: D102
     @property
-    def split(self) -> Span: ...  # noqa: D102
+    def split(self) -> UnseenRows: ...  # noqa: D102
 
 
-@dataclass(frozen=True)
-class _Trades:
-    """Returns and turnover of accounts, ``[B, T]`` each."""
-
-    returns: Floats
-    turnover: Floats
+# The accounts of the agents in each cell, by kind and strength.
+Cells = dict[tuple[str, float], list[AccountHistory]]
 
 
 def attack_market(
     models: DistributionalPPO | Sequence[DistributionalPPO],
     market: TradedMarket,
     plan: AttackPlan | None = None,
-    progress: Progress | None = None,
+    report: ReportProgress | None = None,
+    warmup: int = 64,
 ) -> AttackReport:
     """Trade agents over the unseen bars of a market, clean and under every perturbation of a plan.
 
     :param models: an agent, or several trained alike with different seeds.
     :param market: bars, features, rules, and which rows are unseen.
     :param plan: the grid; None takes the defaults.
-    :param progress: told how far it is.
+    :param report: called with the bars done, the bars in all, and a line.
+    :param warmup: rows before the test over which the recurrent state is filled, under attack as well.
     """
     plan = plan or AttackPlan()
     agents = [models] if isinstance(models, DistributionalPPO) else list(models)
     require(len(agents) >= 1, "models", agents, "at least one")
     columns = market_columns(market.features.names, plan.perturbable)
-    cells = plan.cells()
-    first, last = market.split.test
-    total, done = (last - first - 1) * len(cells) * len(agents), 0
-    cellwise: dict[tuple[str, float], list[_Trades]] = {}
-    for number, agent in enumerate(agents):
-        for kind, strengths in cells.items():
-            text = f"{kind}, agent {number + 1} of {len(agents)}"
-
-            def report(bar: int, before: int = done, text: str = text) -> None:
-                if progress is not None:
-                    progress(before + bar, total, text)
-
-            played = _play(agent, market, kind, strengths, columns, plan, report)
-            done += played.returns.shape[1]
-            for k, strength in enumerate(strengths):
-                one = _Trades(played.returns[k], played.turnover[k])
-                cellwise.setdefault((kind, strength), []).append(one)
-    cellwise |= _worst(cellwise, plan)
-    times = market.bars.index[first:last]
-    names = tuple(market.features.names[column] for column in columns)
-    rows = _rows(cellwise, periods_per_year(pd.DatetimeIndex(times)), plan)
-    bars = len(cellwise["clean", 0.0][0].returns)
-    return AttackReport(rows, len(agents), bars, str(times[0]), str(times[-1]), names, plan)
-
-
-def _play(
-    agent: DistributionalPPO,
-    market: TradedMarket,
-    kind: Kind,
-    strengths: tuple[float, ...],
-    columns: tuple[int, ...],
-    plan: AttackPlan,
-    report: Callable[[int], None],
-) -> _Trades:
-    """One pass over the unseen bars, an account for each strength. A ruined account stays where it is."""
-    n = len(strengths)
-    rules = market.trading.model_copy(update={"episode_length": None, "random_start": False})
-    accounts = AccountBatch(market.bars, rules, n, market.features, span=market.split.test)
     search = PerturbationConfig(steps=plan.steps, restarts=plan.restarts, perturbable=columns)
-    policy = AttackedPolicy(agent.policy, kind, np.asarray(strengths), search, plan.seed)
-    earned = RunningReturn(n, agent.gamma) if agent.risk.return_augmented else None
-    obs = np.empty((n, accounts.observation_size), np.float32)
-    accounts.restart(np.arange(n), obs)
-    bars = accounts.last_row - accounts.first_start
-    returns, turnover = np.zeros((n, bars)), np.zeros((n, bars))
-    alive, starts = np.ones(n, bool), np.ones(n, bool)
-    for bar in range(bars):
-        step = accounts.step(policy.act(_observed(agent, obs, earned), starts))
-        obs, starts = step.obs, np.zeros(n, bool)
-        returns[:, bar] = np.where(alive, np.expm1(step.rewards), 0.0)
-        turnover[:, bar] = np.where(alive, accounts.accounts[:, TURNOVER], 0.0)
-        if earned is not None:
-            earned.add(step.rewards)
-        alive &= ~step.terminated
-        if bar % OFTEN == OFTEN - 1 or bar == bars - 1:
-            report(bar + 1)
-    return _Trades(returns, turnover)
+    window, kinds = BacktestWindow(market.bars, market.trading, market.split.span), plan.cells()
+    first, last = window.span
+    bars = last - 1 - max(first - warmup, market.features.warmup)  # of each pass, warm-up included
+    passes = [(number, agent, kind) for number, agent in enumerate(agents) for kind in kinds]
+    cells: Cells = {}
+    for done, (number, agent, kind) in enumerate(passes):
+
+        def tell(bar: int, before: int = done * bars, text: str = f"{kind}, agent {number + 1} of {len(agents)}") -> None:
+            if report is not None:
+                report(before + bar, len(passes) * bars, text)
+
+        victim = AttackedPolicy(agent.policy, kind, np.asarray(kinds[kind]), search, plan.seed)
+        played = play(
+            victim, market.bars, market.features, market.trading, [window.span] * len(kinds[kind]),
+            return_gamma=return_gamma_of(agent), warmup=warmup, report=tell,
+        )  # fmt: skip
+        for strength, account in zip(kinds[kind], played, strict=True):
+            cells.setdefault((kind, strength), []).append(window.trade(kind, account.targets))
+    cells |= _worst(cells, plan)
+    names = tuple(market.features.names[column] for column in columns)
+    rows = _rows(cells, window.periods_per_year, plan)
+    times = window.times
+    return AttackReport(rows, len(agents), len(times), str(times[0]), str(times[-1]), names, plan)
 
 
-def _observed(agent: DistributionalPPO, obs: NDArray[np.float32], earned: RunningReturn | None) -> NDArray[np.float32]:
-    """The observation with what the agent needs to know of its own: what it has earned, and the tail it looks at."""
-    if earned is None:
-        return obs
-    parts = [obs, earned.columns()]
-    if agent.risk.dial:
-        parts.append(np.full((len(obs), 1), agent.policy.budget.alpha.item(), np.float32))
-    return np.concatenate(parts, axis=1)
-
-
-def _worst(cells: dict[tuple[str, float], list[_Trades]], plan: AttackPlan) -> dict[tuple[str, float], list[_Trades]]:
-    """For each radius and agent, the deliberate attack that left the least."""
+def _worst(cells: Cells, plan: AttackPlan) -> Cells:
+    """Return, for each radius and agent, the deliberate attack that left the least."""
     if not plan.attacks:
         return {}
 
-    def growth(trades: _Trades) -> float:
-        return float(np.log1p(trades.returns).sum())
+    def growth(history: AccountHistory) -> float:
+        return float(np.log1p(history.returns).sum())
 
     agents = range(len(cells["clean", 0.0]))
     return {
@@ -279,15 +230,20 @@ def _worst(cells: dict[tuple[str, float], list[_Trades]], plan: AttackPlan) -> d
     }
 
 
-def _rows(cells: dict[tuple[str, float], list[_Trades]], periods: float, plan: AttackPlan) -> tuple[AttackRow, ...]:
-    """Figures of all cells from the same resamples: of bars, and of agents."""
-    series = {f"{kind}|{strength}|{k}": one for (kind, strength), agents in cells.items() for k, one in enumerate(agents)}
-    returns = {name: one.returns for name, one in series.items()}
+def _rows(cells: Cells, periods: float, plan: AttackPlan) -> tuple[AttackRow, ...]:
+    """Return the figures of all cells from the same resamples of bars and of agents."""
+    histories = {
+        f"{kind}|{strength}|{k}": history for (kind, strength), agents in cells.items() for k, history in enumerate(agents)
+    }
+    returns = {name: history.returns for name, history in histories.items()}
     block = return_block_length(returns)
     resampled = bootstrap(returns, periods, draws=plan.draws, seed=plan.seed)
-    turnover = np.stack([one.turnover for one in series.values()], axis=1) * periods  # [T, cells x agents]
+    turnover = np.stack([history.turnover for history in histories.values()], axis=1) * periods  # [T, cells x agents]
     bars = stationary_indices(len(turnover), plan.draws, block, plan.seed)
-    estimates = {**resampled.estimates, "turnover": turnover.mean(0)}
+    estimates = {
+        **resampled.estimates,
+        "turnover": np.array([performance.turnover(history.turnover, periods) for history in histories.values()]),
+    }
     draws = {**resampled.draws, "turnover": np.stack([turnover[rows].mean(0) for rows in bars])}
     n = len(cells["clean", 0.0])
     chosen = np.random.default_rng(plan.seed).integers(n, size=(plan.draws, n))  # agents of each resample
@@ -298,9 +254,9 @@ def _rows(cells: dict[tuple[str, float], list[_Trades]], periods: float, plan: A
 
     clean = {figure: of(figure, 0) for figure in FIGURES}
     rows = []
-    for cell, ((kind, strength), trades) in enumerate(cells.items()):
+    for cell, ((kind, strength), agents) in enumerate(cells.items()):
         here = {figure: of(figure, cell) for figure in FIGURES}
-        gains = [math.expm1(float(np.log1p(one.returns).sum())) for one in trades]
+        gains = [math.expm1(float(np.log1p(history.returns).sum())) for history in agents]
         figures = {figure: _interval(value, drawn, plan.level) for figure, (value, drawn) in here.items()}
         change = {
             figure: _interval(value - clean[figure][0], drawn - clean[figure][1], plan.level)
@@ -317,7 +273,7 @@ def _interval(estimate: float, draws: Floats, level: float) -> Interval:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

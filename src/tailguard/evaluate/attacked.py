@@ -1,16 +1,16 @@
-"""A policy that acts on observations which somebody, or something, has spoilt."""
+"""A policy that acts on perturbed observations: attacked by an adversary, late, missing or noisy."""
 
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.ppo.adversary import unwanted_actions, values
+from tailguard.ppo.adversary import least_likely_actions, values
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import State, reset_state
-from tailguard.robust.attacks import Objective, StatePerturbation, divergence, fear, frozen, toward
+from tailguard.robust.attacks import Objective, StatePerturbation, divergence, frozen, low_value, toward
 from tailguard.robust.config import PerturbationConfig
 from tailguard.validation import require
 
@@ -24,9 +24,9 @@ NATURAL: tuple[Natural, ...] = get_args(Natural)
 class AttackedPolicy:
     """B episodes of a policy, each under its own strength of one kind of perturbation.
 
-    Only what the policy sees is perturbed, never the environment. Memory, where the policy has one, lives on what it saw: the
-    adversary moves the present observation and finds the memory that its earlier moves have left. Moves are made in the units
-    that the networks see.
+    Only what the policy sees is perturbed, never the environment. The recurrent state follows from what it saw: the adversary
+    moves the present observation and finds the state that its earlier moves have left. Moves are made in the units that the
+    networks see.
 
     Deliberate kinds, whose strength is the radius epsilon: ``random``, uniform in the ball; ``fgsm``, one gradient of the KL
     between clean and perturbed policy; ``pgd_kl``, many; ``critic``, towards where the critics expect the least; ``action``,
@@ -34,7 +34,7 @@ class AttackedPolicy:
     arrive that many steps late; ``dropped``, with that probability columns do not arrive and their last values stay;
     ``noisy``, Gaussian noise of that standard deviation.
 
-    :param policy: the victim; its modes, gradients and random numbers stay as they are.
+    :param policy: under attack; its modes, gradients and random numbers stay as they are.
     :param kind: of the perturbation.
     :param strength: ``[B]``, one for each episode, at least 0.
     :param config: steps, restarts, norm and columns of the search; its epsilon is not looked at.
@@ -76,9 +76,9 @@ class AttackedPolicy:
         self.arrived: Tensor | None = None
 
     def act(self, obs: NDArray[np.float32], starts: NDArray[np.bool_]) -> NDArray[np.generic]:
-        """The most likely actions for raw observations ``[B, obs_size]``, as the environment wants them.
+        """Return actions for raw observations ``[B, obs_size]``, as the environment expects them.
 
-        :param starts: ``[B]``, where an episode begins.
+        :param starts: ``[B]``, true where an episode begins.
         """
         policy = self.policy
 
@@ -88,15 +88,33 @@ class AttackedPolicy:
             return self._deliberate(inputs, state, starts)
 
         with torch.no_grad():
-            outputs, self.state = policy.respond(obs, self.state, starts, perturb)
-            actions = policy.distribution.mode(outputs) if self.deterministic else self._sampled(outputs)
-            return policy.distribution.to_env(actions.numpy())
+            dist_params, self.state = policy.respond(obs, self.state, starts, perturb)
+            actions = policy.action_dist.mode(dist_params) if self.deterministic else self._sampled(dist_params)
+            return policy.action_dist.to_env(actions.numpy())
 
-    def _sampled(self, outputs: Tensor) -> Tensor:
-        """Drawn from random numbers of its own, though the distribution knows only those of the process."""
+    def predict(
+        self,
+        observation: NDArray[Any],
+        state: tuple[NDArray[Any], ...] | None,
+        episode_start: NDArray[Any] | None,
+        deterministic: bool,
+    ) -> tuple[NDArray[Any], None]:
+        """Act as an agent of :func:`tailguard.evaluate.play.play`; the recurrent state is carried inside.
+
+        :param observation: ``[B, obs_size]``.
+        :param state: None.
+        :param episode_start: ``[B]``, true where an episode begins.
+        :param deterministic: must be what the constructor was given.
+        """
+        require(deterministic == self.deterministic, "deterministic", deterministic, "that of the constructor")
+        starts = np.zeros(len(observation), np.bool_) if episode_start is None else np.asarray(episode_start, np.bool_)
+        return self.act(observation, starts), None
+
+    def _sampled(self, dist_params: Tensor) -> Tensor:
+        """Draw actions from random numbers of its own, though the distribution uses only those of the process."""
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self.samples)
-            actions = self.policy.distribution.sample(outputs)
+            actions = self.policy.action_dist.sample(dist_params)
             self.samples = torch.get_rng_state()
         return actions
 
@@ -115,19 +133,19 @@ class AttackedPolicy:
     def _objective(self, inputs: Tensor, state: State, starts: NDArray[np.bool_]) -> Objective:
         policy, n = self.policy, self.restarts
         if self.kind == "critic":
-            return fear(self._values(inputs, state, starts))
+            return low_value(self._values(inputs, state, starts))
         repeated = _repeated(state, n)
 
-        def outputs_of(moved: Tensor) -> Tensor:
+        def dist_params_of(moved: Tensor) -> Tensor:
             return policy.act(moved, repeated)[0]
 
-        clean = outputs_of(inputs.repeat(n, 1))
+        clean = dist_params_of(inputs.repeat(n, 1))
         if self.kind == "action":
-            return toward(outputs_of, policy.distribution.log_prob, unwanted_actions(policy, clean))
-        return divergence(outputs_of, clean, policy.distribution.sharp_kl)
+            return toward(dist_params_of, policy.action_dist.log_prob, least_likely_actions(policy, clean))
+        return divergence(dist_params_of, clean, policy.action_dist.sharp_kl)
 
     def _values(self, inputs: Tensor, state: State, starts: NDArray[np.bool_]) -> Objective:
-        """What the critics expect of moved inputs; memory of their own lives on what is true, which the adversary knows."""
+        """Return what the critics expect of moved inputs; a state of their own follows from the true observations."""
         policy, n = self.policy, self.restarts
         if policy.critic_trunk is None:
             trunk, before = policy.actor_trunk, state

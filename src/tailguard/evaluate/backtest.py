@@ -1,21 +1,19 @@
-"""Backtests: target weights in, a row of figures out, all under the same accounting."""
+"""Backtests: target weights in, a row of figures out, all under the accounting of :class:`BacktestWindow`."""
 
 from dataclasses import dataclass
 
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from tailguard.evaluate import statistics
-from tailguard.evaluate.record import AccountHistory
-from tailguard.evaluate.statistics import Floats
-from tailguard.market.accounting import simulate
+from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.market.baselines import Strategy
-from tailguard.market.data import periods_per_year
 from tailguard.market.rules import TradingRules
 
 
 @dataclass(frozen=True)
 class BacktestRow:
-    """What a strategy did on one series.
+    """The figures of one account.
 
     :param strategy: its name.
     :param total_return: gain over the whole series, as a share of the starting cash.
@@ -26,7 +24,7 @@ class BacktestRow:
     :param cvar_5: mean of the worst 5 % of the returns per bar.
     :param turnover: traded notional per year, in multiples of equity.
     :param costs: fees and slippage paid, as a share of the starting cash.
-    :param ruined: whether the account was liquidated.
+    :param ruined: true if the account was liquidated.
     """
 
     strategy: str
@@ -47,70 +45,34 @@ def backtest(
     """Trade a strategy over a series.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
-    :param name: what to call the row.
+    :param name: of the row.
     :param strategy: from bars to target weights.
     :param rules: costs, fills and limits.
-    :param span: first and last-plus-one row to trade; the strategy sees the rows before as history. None is all of them.
+    :param span: first and last-plus-one row; the first decision is taken at the close of the first, and the strategy sees the
+        rows before as history. None is all of them.
     """
-    first, last = span or (0, len(bars))
-    weights = strategy(bars)
-    # What the strategy would have held already is what it buys at the first bar of the span.
-    standing = pd.DataFrame(weights[: first + 1].reshape(first + 1, -1)).ffill().to_numpy()[-1]
-    weights = weights[first:last].copy()
-    weights[0] = standing if weights.ndim == 2 else standing[0]
-    settings = rules.model_dump(include=set(TradingRules.model_fields))
-    result = simulate(bars.iloc[first:last], weights, **settings)
-    index = pd.DatetimeIndex(bars.index[first:last])
-    ruined = result.ruined_at is not None
-    costs = float(result.costs.sum())
-    return summarise(name, result.equity, float(result.turnover.mean()), costs, rules.cash, index, ruined)
+    window = BacktestWindow(bars, rules, span or (0, len(bars)))
+    return backtest_row(window, name, window.targets_of(strategy))
 
 
-def summarise(
-    name: str, equity: Floats, turnover: float, costs: float, cash: float, index: pd.DatetimeIndex, ruined: bool
-) -> BacktestRow:
-    """The figures of an equity curve.
+def backtest_row(window: BacktestWindow, name: str, targets: ArrayLike) -> BacktestRow:
+    """Trade target weights over a window and return their figures, which are those of an evaluation over the same window.
 
-    :param equity: one entry per bar, the first before any trade has paid off.
-    :param turnover: mean per bar.
-    :param costs: paid in all.
-    :param cash: what the account started with.
-    :param index: times of the bars.
-    :param ruined: whether it was liquidated.
+    :param window: bars and rules.
+    :param name: of the row.
+    :param targets: ``[n, assets]``, see :meth:`BacktestWindow.simulate`.
     """
-    periods = periods_per_year(index)
-    returns = statistics.returns_of(equity)
+    history, periods = window.trade(name, targets), window.periods_per_year
+    equity = history.equity
     return BacktestRow(
         strategy=name,
-        total_return=float(equity[-1]) / cash - 1.0,
-        cagr=statistics.cagr(equity, periods),
-        volatility=statistics.volatility(returns, periods),
-        sharpe=statistics.sharpe(returns, periods),
-        max_drawdown=statistics.max_drawdown(equity),
-        cvar_5=statistics.cvar(returns, 0.05),
-        turnover=turnover * periods,
-        costs=costs / cash,
-        ruined=ruined,
-    )
-
-
-def row_of(track: AccountHistory, periods: float, ruined: bool = False) -> BacktestRow:
-    """The figures of a track.
-
-    :param track: from :class:`tailguard.evaluate.backtest_window.BacktestWindow`.
-    :param periods: bars per year.
-    :param ruined: whether it was liquidated.
-    """
-    equity = track.equity
-    return BacktestRow(
-        strategy=track.name,
         total_return=float(equity[-1]) - 1.0,
         cagr=statistics.cagr(equity, periods),
-        volatility=statistics.volatility(track.returns, periods),
-        sharpe=statistics.sharpe(track.returns, periods),
+        volatility=statistics.volatility(history.returns, periods),
+        sharpe=statistics.sharpe(history.returns, periods),
         max_drawdown=statistics.max_drawdown(equity),
-        cvar_5=statistics.cvar(track.returns, 0.05),
-        turnover=statistics.turnover(track.turnover, periods),
-        costs=float((track.costs * equity[:-1]).sum()),
-        ruined=ruined,
+        cvar_5=statistics.cvar(history.returns, 0.05),
+        turnover=statistics.turnover(history.turnover, periods),
+        costs=float((history.costs * equity[:-1]).sum()),
+        ruined=window.simulate(targets).ruined_at is not None,
     )

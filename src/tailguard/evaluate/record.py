@@ -1,33 +1,41 @@
-"""The record of an evaluation: everything that a verdict rests on and a report shows, and nothing else.
+"""The record of an evaluation: everything that a verdict rests on and a report shows, as classes and as a folder on disk.
 
-One account is one :class:`Track`. The agent of a record is the ensemble of its training seeds: the mean of their target
-weights, traded as one account over the out-of-sample folds one after another. It needs no choice of a seed by looking at the
-test, can be traded as it stands, and the seeds alone are in the record beside it.
+The agent of a record is the ensemble of its training seeds: the mean of their target weights, traded as one account over the
+out-of-sample folds one after another. No seed has to be chosen by looking at the test, and the ensemble can be traded as it is.
+Each seed alone is in the record as well.
+
+The folder holds `metrics.json` for the numbers and CSV files for the series, readable without Tailguard.
 """
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, UniformityTest
-from tailguard.evaluate.stats.series import equity_of
+from tailguard.evaluate.stats.series import Floats, equity_of
 from tailguard.evaluate.verdict import Verdict
+from tailguard.io.atomic import atomic
 from tailguard.validation import require
 
-Floats = NDArray[np.float64]
+RECORD_FOLDER = "evaluation"  # inside the folder of the run
+METRICS_FILE = "metrics.json"
+FORMAT = 1
+# JSON has no infinity and no NaN; they are written as these strings.
+NOT_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
-class Figure(NamedTuple):
+class Estimate(NamedTuple):
     """A statistic with its 95 % interval.
 
     :param value: of the data; may be infinite (a gain without risk) or NaN (not defined, such as alpha over a flat market).
-    :param low: lower end; None where none is computed, as for turnover.
-    :param high: upper end, likewise.
+    :param low: lower end of the interval; None where there is no interval, as for turnover.
+    :param high: upper end of the interval, or None.
     """
 
     value: float
@@ -37,7 +45,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AccountHistory:
-    """What one account did, bar by bar.
+    """The history of one account, bar by bar.
 
     :param name: of the agent, the seed or the baseline.
     :param times: ``[n]`` ends of the bars over which the returns were earned.
@@ -64,15 +72,15 @@ class AccountHistory:
 
     @property
     def equity(self) -> Floats:
-        """``[n + 1]``, 1 at the start."""
+        """The equity curve ``[n + 1]``, which starts at 1."""
         return equity_of(self.returns)
 
 
 class CostPoint(NamedTuple):
-    """The agent's own decisions at other costs.
+    """The result of the agent's decisions at other costs.
 
     :param multiple: of fee, spread and slippage; 0 is free, 1 is as tested.
-    :param sharpe: per year.
+    :param sharpe: annualised.
     :param total_return: over the whole test.
     """
 
@@ -82,12 +90,12 @@ class CostPoint(NamedTuple):
 
 
 class Delay(NamedTuple):
-    """The agent's own decisions, each traded some bars later than decided.
+    """The result of the agent's decisions, each traded some bars later than decided.
 
     :param bars: extra bars of delay.
-    :param sharpe: per year, with the delay.
+    :param sharpe: annualised, with the delay.
     :param total_return: with the delay.
-    :param sharpe_before: per year, as tested.
+    :param sharpe_before: annualised, as tested.
     :param total_return_before: as tested.
     """
 
@@ -99,16 +107,16 @@ class Delay(NamedTuple):
 
 
 class Dispersion(NamedTuple):
-    """How far the training seeds are apart, in Sharpe ratios per year.
+    """The dispersion of the training seeds, in annualised Sharpe ratios.
 
     :param median: of the seeds.
     :param low: lower quartile.
     :param high: upper quartile.
-    :param worst: seed.
-    :param best: seed.
+    :param worst: of the seeds.
+    :param best: of the seeds.
     :param interquartile_mean: mean of the middle half of all (fold, seed) pairs.
     :param interquartile_low: lower end of its 95 % interval, seeds resampled within folds.
-    :param interquartile_high: upper end.
+    :param interquartile_high: upper end of that interval.
     """
 
     median: float
@@ -123,7 +131,7 @@ class Dispersion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sanity:
-    """What an honest sceptic would try on the agent's decisions.
+    """The sanity checks of the agent's decisions.
 
     :param cost_curve: at 0 to 5 times the costs.
     :param break_even_cost: cost per unit of traded notional that would have left nothing of the gross gain (0.001 is 10 basis
@@ -132,8 +140,8 @@ class Sanity:
     :param regimes: one row per regime: `kind` (year or volatility), `regime`, `bars`, `agent_return`, `agent_sharpe`,
         `market_return`, `market_sharpe`, `agent_max_drawdown`, `exposure`.
     :param dispersion: of the seeds; None with a single one.
-    :param permutation_p: how often the agent's own positions, permuted in blocks, reach its Sharpe ratio.
-    :param permutation_block: bars per block of that test.
+    :param permutation_p: share of permutations of the agent's positions, in blocks, that reach its Sharpe ratio.
+    :param permutation_block: bars per block of the permutations.
     """
 
     cost_curve: list[CostPoint]
@@ -146,21 +154,21 @@ class Sanity:
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
-    """What the critic predicted on test bars against what came.
+class CriticCalibration:
+    """The critic's predictions on test bars, compared with the outcomes.
 
-    Outcomes are returns to come, in the units of the reward (changes of log equity), discounted; see
-    :mod:`tailguard.evaluate.calibration` for what is compared. Overlapping outcomes are thinned for the tests, not here.
+    An outcome is the discounted sum of the rewards (changes of log equity) after the prediction; see
+    :mod:`tailguard.evaluate.critic_calibration`.
 
-    :param horizon: bars that one outcome spans.
+    :param horizon: bars that an outcome spans.
     :param levels: ``[N]`` of the predicted quantiles.
     :param times: ``[n]`` when each prediction was made.
-    :param outcomes: ``[n]``.
-    :param quantiles: ``[n, N]`` predicted.
+    :param outcomes: ``[n]`` discounted sums of rewards.
+    :param quantiles: ``[n, N]`` predicted for the outcomes.
     :param transforms: ``[n]`` probability integral transforms, uniform if the predictions are right.
     :param realised: ``[N]`` share of the outcomes at or below each predicted quantile; equal to `levels` if calibrated.
-    :param coverage: Kupiec's test by tail, such as 0.05.
-    :param shortfall: Acerbi and Szekely's test by tail; a tail is left out where the predicted shortfall is no loss.
+    :param coverage: Kupiec's test by tail probability, such as 0.05.
+    :param shortfall: Acerbi and Szekely's test by tail probability; left out where the predicted shortfall is no loss.
     :param uniformity: Kolmogorov-Smirnov test of the transforms.
     """
 
@@ -178,13 +186,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the figures come from.
+    """The origin of a record: configuration, data, versions and seeds.
 
     :param config: the whole configuration as YAML.
     :param fingerprint: of the data, a checksum of its bars.
-    :param versions: of Tailguard and what it stands on, by name.
+    :param versions: of Tailguard and its dependencies, by name.
     :param seeds: of the trainings.
-    :param trials: agents that there were to choose from by looking at these test bars, discarded ones included.
+    :param trials: agents that could have been chosen by looking at these test bars, discarded ones included.
     :param date: of the evaluation, as YYYY-MM-DD.
     """
 
@@ -198,25 +206,25 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """An agent out of sample, with everything that it is compared with.
+    """The out-of-sample evaluation of an agent, with the accounts that it is compared with.
 
     :param title: one line.
     :param source: name of the data set or file.
     :param periods_per_year: bars per year.
-    :param prices: closes over the out-of-sample time, one column per asset, one row per time of the tracks.
-    :param agent: what the verdict is about: the ensemble of the seeds, the out-of-sample folds chained.
-    :param seeds: the same for each training seed alone.
-    :param baselines: under the same accounting, over the same bars; see :mod:`tailguard.evaluate.sanity` for those that are
-        made from the agent's own positions.
+    :param prices: closes over the out-of-sample time, one column per asset, one row per bar.
+    :param agent: the account that the verdict is about: the ensemble of the seeds, the out-of-sample folds chained.
+    :param seeds: the account of each training seed alone.
+    :param baselines: under the same accounting, over the same bars; see :mod:`tailguard.evaluate.sanity` for
+        those that are made from the agent's own positions.
     :param market: name of the baseline that merely holds the market.
-    :param statistics: from the name of a track to the name of a statistic to its figure.
-    :param verdict: in plain words.
+    :param statistics: estimates by name of the account and name of the statistic.
+    :param verdict: outcome and reasons.
     :param sanity: costs, delay, regimes, seeds, permutation.
-    :param calibration: of the critic; None where there is none.
+    :param calibration: of the critic; None where there are no predictions.
     :param folds: one row per fold: `fold`, `train_first`, `train_last`, `embargo`, `test_first`, `test_last` (rows, the last
         one excluded), `train_from`, `train_to`, `test_from`, `test_to` (times, the last one included).
     :param training: curves with the columns `fold`, `seed`, `step` and one per metric.
-    :param warnings: what went wrong in training, as sentences.
+    :param warnings: of the trainings, as sentences.
     :param attack: one row per attack and strength: `attack`, `epsilon`, `statistic`, `value`, `low`, `high`; None if none ran.
     :param lineage: entries of a population's lineage.jsonl; None without a population.
     :param provenance: config, data, versions, seeds, trials, date.
@@ -230,10 +238,10 @@ class Evaluation:
     seeds: list[AccountHistory]
     baselines: list[AccountHistory]
     market: str
-    statistics: dict[str, dict[str, Figure]]
+    statistics: dict[str, dict[str, Estimate]]
     verdict: Verdict
     sanity: Sanity
-    calibration: Calibration | None
+    calibration: CriticCalibration | None
     folds: pd.DataFrame
     training: pd.DataFrame
     provenance: Provenance
@@ -242,38 +250,233 @@ class Evaluation:
     lineage: list[dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse tracks over other bars than the agent's, and names that occur twice."""
-        names = [track.name for track in self.tracks]
+        """Refuse accounts over other bars than the agent's, and names that occur twice."""
+        names = [history.name for history in self.histories]
         repeated = sorted({name for name in names if names.count(name) > 1})
-        require(not repeated, "the names of the tracks", repeated, "all different")
-        require(self.market in [track.name for track in self.baselines], "market", self.market, "the name of a baseline")
-        for track in self.tracks:
-            same = track.times.equals(self.agent.times)
-            require(same, f"the times of {track.name}", len(track.times), f"those of the agent, {len(self.agent.times)}")
+        require(not repeated, "the names of the accounts", repeated, "all different")
+        require(self.market in [history.name for history in self.baselines], "market", self.market, "the name of a baseline")
+        for history in self.histories:
+            same = history.times.equals(self.agent.times)
+            require(same, f"the times of {history.name}", len(history.times), f"those of the agent, {len(self.agent.times)}")
         require(len(self.prices) == len(self.agent.times), "the rows of prices", len(self.prices), "one per time")
         require(0.0 < self.periods_per_year < math.inf, "periods_per_year", self.periods_per_year, "finite and positive")
 
     @property
-    def tracks(self) -> list[AccountHistory]:
-        """The agent, its seeds and the baselines."""
+    def histories(self) -> list[AccountHistory]:
+        """All accounts: the agent, its seeds and the baselines."""
         return [self.agent, *self.seeds, *self.baselines]
 
-    def track(self, name: str) -> AccountHistory:
-        """One of them by name."""
-        found = {track.name: track for track in self.tracks}
-        require(name in found, "track", name, f"one of {', '.join(found)}")
+    def history(self, name: str) -> AccountHistory:
+        """Return an account by its name."""
+        found = {history.name: history for history in self.histories}
+        require(name in found, "the account", name, f"one of {', '.join(found)}")
         return found[name]
 
 
-__all__ = [
-    "AccountHistory",
-    "Calibration",
-    "CostPoint",
-    "Delay",
-    "Dispersion",
-    "Evaluation",
-    "Figure",
-    "Floats",
-    "Provenance",
-    "Sanity",
-]
+def save_record(evaluation: Evaluation, folder: Path) -> Path:
+    """Write a record.
+
+    :param evaluation: the record.
+    :param folder: created if it does not exist; files of an older record in it are replaced.
+    :return: the folder. `metrics.json` is written last: a folder that has it is complete.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("calibration.csv", "attack.csv", "lineage.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    _write_table(folder / "tracks.csv", _histories_table(evaluation))
+    _write_table(folder / "prices.csv", evaluation.prices.rename_axis("time").reset_index())
+    _write_table(folder / "folds.csv", evaluation.folds)
+    _write_table(folder / "training.csv", evaluation.training)
+    _write_table(folder / "regimes.csv", evaluation.sanity.regimes)
+    if evaluation.calibration is not None:
+        _write_table(folder / "calibration.csv", _calibration_table(evaluation.calibration))
+    if evaluation.attack is not None:
+        _write_table(folder / "attack.csv", evaluation.attack)
+    if evaluation.lineage is not None:
+        lines = "".join(json.dumps(entry) + "\n" for entry in evaluation.lineage)
+        (folder / "lineage.jsonl").write_text(lines, encoding="utf-8")
+    with atomic(folder / METRICS_FILE) as file:
+        file.write(metrics_text(evaluation).encode())
+    return folder
+
+
+def load_record(folder: Path) -> Evaluation:
+    """Read a record that :func:`save_record` wrote, in this or an earlier version.
+
+    :raises ValueError: if the folder holds no record, or one of an unknown format.
+    """
+    if not (folder / METRICS_FILE).exists():
+        raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}")
+    numbers = _numbered(json.loads((folder / METRICS_FILE).read_text(encoding="utf-8")))
+    if numbers.get("format") != FORMAT:
+        raise ValueError(f"{folder / METRICS_FILE} has format {numbers.get('format')!r}; this version reads {FORMAT}")
+    histories = _read_histories(folder / "tracks.csv")
+    prices = _read_table(folder / "prices.csv", times=("time",)).set_index("time").rename_axis(None)
+    attack, lineage = folder / "attack.csv", folder / "lineage.jsonl"
+    return Evaluation(
+        title=numbers["title"],
+        source=numbers["source"],
+        periods_per_year=numbers["periods_per_year"],
+        prices=prices,
+        agent=histories["agent"][0],
+        seeds=histories.get("seed", []),
+        baselines=histories.get("baseline", []),
+        market=numbers["market"],
+        statistics={
+            name: {key: Estimate(*value.values()) for key, value in figures.items()}
+            for name, figures in numbers["statistics"].items()
+        },
+        verdict=_read_verdict(numbers["verdict"]),
+        sanity=_read_sanity(numbers["sanity"], _read_table(folder / "regimes.csv")),
+        calibration=_read_calibration(folder / "calibration.csv", numbers["calibration"]),
+        folds=_read_table(folder / "folds.csv", times=("train_from", "train_to", "test_from", "test_to")),
+        training=_read_table(folder / "training.csv"),
+        provenance=Provenance(**numbers["provenance"] | {"seeds": tuple(numbers["provenance"]["seeds"])}),
+        warnings=numbers["warnings"],
+        attack=_read_table(attack) if attack.exists() else None,
+        lineage=[json.loads(line) for line in lineage.read_text("utf-8").splitlines()] if lineage.exists() else None,
+    )
+
+
+def metrics_text(evaluation: Evaluation) -> str:
+    """Return the text of `metrics.json`: everything that is not a series."""
+    return json.dumps(_named(_numbers(evaluation)), indent=2, allow_nan=False) + "\n"
+
+
+def _numbers(evaluation: Evaluation) -> dict[str, Any]:
+    """Return everything that is not a series as plain values."""
+    sanity, calibration = evaluation.sanity, evaluation.calibration
+    return {
+        "format": FORMAT,
+        "title": evaluation.title,
+        "source": evaluation.source,
+        "periods_per_year": evaluation.periods_per_year,
+        "bars": len(evaluation.agent.times),
+        "market": evaluation.market,
+        "verdict": asdict(evaluation.verdict),
+        "statistics": {
+            name: {key: figure._asdict() for key, figure in figures.items()} for name, figures in evaluation.statistics.items()
+        },
+        "sanity": {
+            "cost_curve": [point._asdict() for point in sanity.cost_curve],
+            "break_even_cost": sanity.break_even_cost,
+            "delay": sanity.delay._asdict(),
+            "dispersion": None if sanity.dispersion is None else sanity.dispersion._asdict(),
+            "permutation_p": sanity.permutation_p,
+            "permutation_block": sanity.permutation_block,
+        },
+        "calibration": None if calibration is None else _calibration_numbers(calibration),
+        "warnings": evaluation.warnings,
+        "provenance": asdict(evaluation.provenance),
+    }
+
+
+def _histories_table(evaluation: Evaluation) -> pd.DataFrame:
+    kinds = ["agent"] + ["seed"] * len(evaluation.seeds) + ["baseline"] * len(evaluation.baselines)
+    assets = [str(column) for column in evaluation.prices.columns]
+    tables = []
+    for kind, history in zip(kinds, evaluation.histories, strict=True):
+        columns = {"return": history.returns, "turnover": history.turnover, "costs": history.costs}
+        weights = {f"weight {asset}": history.weights[:, i] for i, asset in enumerate(assets)}
+        tables.append(pd.DataFrame({"kind": kind, "track": history.name, "time": history.times, **columns, **weights}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
+    table = _read_table(path, times=("time",))
+    found: dict[str, list[AccountHistory]] = {}
+    for (kind, name), rows in table.groupby(["kind", "track"], sort=False):
+        weights = rows[[column for column in rows.columns if column.startswith("weight ")]]
+        history = AccountHistory(
+            name=str(name),
+            times=pd.DatetimeIndex(rows["time"], name=None),
+            returns=rows["return"].to_numpy(dtype=np.float64),
+            weights=weights.to_numpy(dtype=np.float64),
+            turnover=rows["turnover"].to_numpy(dtype=np.float64),
+            costs=rows["costs"].to_numpy(dtype=np.float64),
+        )
+        found.setdefault(str(kind), []).append(history)
+    return found
+
+
+def _calibration_table(calibration: CriticCalibration) -> pd.DataFrame:
+    columns = {"outcome": calibration.outcomes, "transform": calibration.transforms}
+    predicted = {f"q{i}": calibration.quantiles[:, i] for i in range(len(calibration.levels))}
+    return pd.DataFrame({"time": calibration.times, **columns, **predicted})
+
+
+def _calibration_numbers(calibration: CriticCalibration) -> dict[str, Any]:
+    return {
+        "horizon": calibration.horizon,
+        "levels": calibration.levels.tolist(),
+        "realised": calibration.realised.tolist(),
+        "coverage": {str(tail): asdict(test) for tail, test in calibration.coverage.items()},
+        "shortfall": {str(tail): asdict(test) for tail, test in calibration.shortfall.items()},
+        "uniformity": asdict(calibration.uniformity),
+    }
+
+
+def _read_calibration(path: Path, numbers: dict[str, Any] | None) -> CriticCalibration | None:
+    if numbers is None:
+        return None
+    table = _read_table(path, times=("time",))
+    predicted = table[[f"q{i}" for i in range(len(numbers["levels"]))]]
+    return CriticCalibration(
+        horizon=numbers["horizon"],
+        levels=np.array(numbers["levels"], dtype=np.float64),
+        times=pd.DatetimeIndex(table["time"], name=None),
+        outcomes=table["outcome"].to_numpy(dtype=np.float64),
+        quantiles=predicted.to_numpy(dtype=np.float64),
+        transforms=table["transform"].to_numpy(dtype=np.float64),
+        realised=np.array(numbers["realised"], dtype=np.float64),
+        coverage={float(tail): CoverageTest(**test) for tail, test in numbers["coverage"].items()},
+        shortfall={float(tail): ShortfallTest(**test) for tail, test in numbers["shortfall"].items()},
+        uniformity=UniformityTest(**numbers["uniformity"]),
+    )
+
+
+def _read_verdict(values: dict[str, Any]) -> Verdict:
+    return Verdict(**values | {"reasons": tuple(values["reasons"]), "worse_than": tuple(values["worse_than"])})
+
+
+def _read_sanity(values: dict[str, Any], regimes: pd.DataFrame) -> Sanity:
+    return Sanity(
+        cost_curve=[CostPoint(**point) for point in values["cost_curve"]],
+        break_even_cost=values["break_even_cost"],
+        delay=Delay(**values["delay"]),
+        regimes=regimes,
+        dispersion=None if values["dispersion"] is None else Dispersion(**values["dispersion"]),
+        permutation_p=values["permutation_p"],
+        permutation_block=values["permutation_block"],
+    )
+
+
+def _write_table(path: Path, table: pd.DataFrame) -> None:
+    table.to_csv(path, index=False, encoding="utf-8")
+
+
+def _read_table(path: Path, times: tuple[str, ...] = ()) -> pd.DataFrame:
+    table = pd.read_csv(path, encoding="utf-8", dtype={"regime": str})
+    for column in times:
+        table[column] = pd.to_datetime(table[column], format="ISO8601")
+    return table
+
+
+def _named(value: Any) -> Any:
+    """Replace infinities and NaN by strings, for JSON."""
+    if isinstance(value, dict):
+        return {key: _named(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0.0 else "-Infinity")
+    return value
+
+
+def _numbered(value: Any) -> Any:
+    """Undo :func:`_named`."""
+    if isinstance(value, dict):
+        return {key: _numbered(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_numbered(entry) for entry in value]
+    return NOT_NUMBERS.get(value, value) if isinstance(value, str) else value

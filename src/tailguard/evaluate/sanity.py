@@ -1,4 +1,4 @@
-"""What a sceptic tries on the agent's decisions: other costs, a delay, another order, parts of the time, other seeds."""
+"""Sanity checks of an agent's decisions: baselines, other costs, a delay, block permutations, regimes, training seeds."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,10 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.record import AccountHistory, CostPoint, Delay, Dispersion, Floats
+from tailguard.evaluate.record import AccountHistory, CostPoint, Delay, Dispersion
 from tailguard.evaluate.stats import performance
-from tailguard.market.baselines import strategy
+from tailguard.evaluate.stats.series import Floats
+from tailguard.market.baselines import Strategy, strategy
 from tailguard.validation import require
 
 COST_MULTIPLES = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0)
@@ -26,80 +27,89 @@ REGIME_COLUMNS = (
 
 
 def baselines(window: BacktestWindow, agent: AccountHistory, permuted: AccountHistory, seed: int = 0) -> list[AccountHistory]:
-    """What the agent has to beat, under the same accounting.
+    """Return the accounts that the agent is compared with, under the same accounting.
 
-    The rules that everybody knows; random positions that trade as much as the agent; and two made of the agent itself: the
-    constant mix with its mean weights (`own_mix`), and its positions permuted in blocks (`own_permuted`).
+    Standard rules; random positions that trade as much as the agent; and two made of the agent itself: the constant mix with
+    its mean weights (`own_mix`), and its positions permuted in blocks (`own_permuted`).
 
-    :param venue: where all trade.
-    :param agent: its track, for mean weights and turnover.
-    :param permuted: the track of its positions in another order, from :func:`permutations`.
+    :param window: where all trade.
+    :param agent: account of the agent, for mean weights and turnover.
+    :param permuted: account of its permuted positions, from :func:`permutations`.
     :param seed: of the random positions.
     """
     n, assets = agent.weights.shape
-    turnover = float(np.clip(agent.turnover.mean(), 1.0 / n, 1.0))
     names = ["moving_average", "momentum", "volatility_target"] + (["equal_weight"] if assets > 1 else [])
-    tracks = [window.follow(name, strategy(name)) for name in (MARKET, *names)]
-    tracks.append(window.follow("random_positions", strategy("random_positions", turnover=turnover, seed=seed)))
+    histories = [window.trade_strategy(name, strategy(name)) for name in (MARKET, *names)]
+    histories.append(window.trade_strategy("random_positions", matched_random_positions(agent, seed)))
     mix = np.broadcast_to(agent.weights.mean(axis=0), (n, assets))
-    return [*tracks, window.trade("own_mix", mix), window.trade("cash", np.zeros((n, assets))), permuted]
+    return [*histories, window.trade("own_mix", mix), window.trade("cash", np.zeros((n, assets))), permuted]
+
+
+def matched_random_positions(agent: AccountHistory, seed: int = 0) -> Strategy:
+    """Return random positions that trade as much as the agent.
+
+    :param agent: its account, for the turnover.
+    :param seed: of the draws.
+    """
+    turnover = float(np.clip(agent.turnover.mean(), 1.0 / len(agent.turnover), 1.0))
+    return strategy("random_positions", turnover=turnover, seed=seed)
 
 
 def block_orders(n: int, block: int, count: int, seed: int) -> Iterator[NDArray[np.intp]]:
-    """Orders of n rows in which blocks stay together.
+    """Yield random permutations of n rows in which blocks stay together.
 
-    The rows are closed to a ring and turned by chance before they are cut, so that no row is always at the edge of a block.
+    The rows are rotated by a random number before they are cut, so that no row is always at the edge of a block.
 
     :param n: rows.
     :param block: rows per block, the last one may be shorter.
-    :param count: orders.
+    :param count: permutations.
     :param seed: of the draws.
     """
     require(1 <= block <= n, "block", block, f"from 1 to the number of rows, {n}")
     generator = np.random.default_rng(seed)
     for _ in range(count):
-        ring = (np.arange(n) + generator.integers(n)) % n
-        pieces = [ring[first : first + block] for first in range(0, n, block)]
-        yield np.concatenate([pieces[i] for i in generator.permutation(len(pieces))])
+        rotated = (np.arange(n) + generator.integers(n)) % n
+        blocks = [rotated[first : first + block] for first in range(0, n, block)]
+        yield np.concatenate([blocks[i] for i in generator.permutation(len(blocks))])
 
 
 def permutation_block(n: int) -> int:
-    """Rows per block: about sqrt(n), which lets both the blocks and their number grow with the data."""
+    """Return the rows per block, about sqrt(n): blocks and their number both grow with the data."""
     return max(round(math.sqrt(n)), 1)
 
 
 def permutations(window: BacktestWindow, targets: ArrayLike, count: int = 499, seed: int = 0) -> tuple[Floats, AccountHistory]:
-    """The agent's own decisions in another order: the same exposure and nearly the same trading, without its timing.
+    """Trade block permutations of the agent's decisions: the same exposure and nearly the same trading, other timing.
 
-    :param venue: where they are traded.
-    :param targets: ``[n, assets]`` the agent's.
-    :param count: permutations; 499 make the least p-value 0.002.
-    :param seed: of the orders.
-    :return: annual Sharpe ratios ``[count]``, and the track of the permutation in their middle.
+    :param window: where they are traded.
+    :param targets: ``[n, assets]`` of the agent.
+    :param count: permutations; with 499 the lowest p-value is 0.002.
+    :param seed: of the permutations.
+    :return: annual Sharpe ratios ``[count]``, and the account of the permutation with the median one.
     """
-    wanted, periods = np.asarray(targets, dtype=np.float64), window.periods_per_year
-    orders = list(block_orders(len(wanted), permutation_block(len(wanted)), count, seed))
-    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, wanted[order]).returns, periods) for order in orders])
+    weights, periods = np.asarray(targets, dtype=np.float64), window.periods_per_year
+    orders = list(block_orders(len(weights), permutation_block(len(weights)), count, seed))
+    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, weights[order]).returns, periods) for order in orders])
     middle = int(np.argsort(sharpes, kind="stable")[count // 2])
-    return sharpes, window.trade(PERMUTED, wanted[orders[middle]])
+    return sharpes, window.trade(PERMUTED, weights[orders[middle]])
 
 
 def cost_curve(window: BacktestWindow, targets: ArrayLike, multiples: Sequence[float] = COST_MULTIPLES) -> list[CostPoint]:
-    """The same decisions at other costs.
+    """Trade the agent's decisions at other costs.
 
-    :param venue: with the costs as tested.
-    :param targets: ``[n, assets]`` the agent's.
+    :param window: with the costs as tested.
+    :param targets: ``[n, assets]`` of the agent.
     :param multiples: of fee, spread, slippage and impact.
     """
     points = []
     for multiple in multiples:
-        track = window.at_costs(multiple).trade("agent", targets)
-        points.append(CostPoint(multiple, performance.sharpe(track.returns, window.periods_per_year), total_return(track)))
+        history = window.at_costs(multiple).trade("agent", targets)
+        points.append(CostPoint(multiple, performance.sharpe(history.returns, window.periods_per_year), total_return(history)))
     return points
 
 
 def break_even_cost(window: BacktestWindow, targets: ArrayLike) -> float | None:
-    """Mean return without costs over mean turnover, both per bar: what a trade may cost before nothing is left.
+    """Compute the cost per traded notional at which nothing is left: mean return without costs over mean turnover.
 
     :return: a share of the traded notional, None if nothing is ever traded.
     """
@@ -109,30 +119,30 @@ def break_even_cost(window: BacktestWindow, targets: ArrayLike) -> float | None:
 
 
 def delayed(window: BacktestWindow, targets: ArrayLike, agent: AccountHistory, bars: int = 1) -> Delay:
-    """The same decisions, each traded some bars later; in cash until the first arrives.
+    """Trade the agent's decisions some bars later, in cash until the first arrives.
 
-    :param venue: where they are traded.
-    :param targets: ``[n, assets]`` the agent's.
-    :param agent: its track as tested.
+    :param window: where they are traded.
+    :param targets: ``[n, assets]`` of the agent.
+    :param agent: account of the agent as tested.
     :param bars: of delay, at least 1.
     """
-    wanted = np.asarray(targets, dtype=np.float64)
-    require(1 <= bars < len(wanted), "bars", bars, f"from 1 to {len(wanted) - 1}")
-    late = window.trade("agent", np.concatenate([np.zeros_like(wanted[:bars]), wanted[:-bars]]))
+    weights = np.asarray(targets, dtype=np.float64)
+    require(1 <= bars < len(weights), "bars", bars, f"from 1 to {len(weights) - 1}")
+    late = window.trade("agent", np.concatenate([np.zeros_like(weights[:bars]), weights[:-bars]]))
     periods = window.periods_per_year
-    sharpes = [performance.sharpe(track.returns, periods) for track in (late, agent)]
+    sharpes = [performance.sharpe(history.returns, periods) for history in (late, agent)]
     return Delay(bars, sharpes[0], total_return(late), sharpes[1], total_return(agent))
 
 
 def regimes(window: BacktestWindow, agent: AccountHistory, market: AccountHistory) -> pd.DataFrame:
-    """How the agent did in parts of the test: each calendar year, and calm, usual and stormy bars.
+    """Return the agent's results by regime: each calendar year, and bars of low, usual and high volatility.
 
-    A bar is stormy when the volatility of the market over the month before it was in the upper third of the test. The parts are
-    for reading, not for trading: the thirds are known only at the end.
+    The volatility of a bar is that of the market over the month before it; the regimes are its terciles over the test (calm,
+    usual, stormy). They describe and cannot be traded: the terciles are known only at the end.
 
-    :param venue: for the market's returns.
-    :param agent: its track.
-    :param market: the track of holding the market.
+    :param window: for the market's returns.
+    :param agent: account of the agent.
+    :param market: account that holds the market.
     :return: see :class:`tailguard.evaluate.record.Sanity`.
     """
     years = agent.times.year.to_numpy()
@@ -154,23 +164,23 @@ def regimes(window: BacktestWindow, agent: AccountHistory, market: AccountHistor
 def dispersion(
     seeds: Sequence[AccountHistory], fold_rows: Sequence[int], periods: float, draws: int = 2000
 ) -> Dispersion | None:
-    """How far training seeds are apart; None with fewer than two.
+    """Compute the dispersion of the training seeds; None with fewer than two.
 
-    The interquartile mean is that of Agarwal et al. (2021): of all (fold, seed) pairs the middle half counts; its interval
-    comes from drawing seeds anew within each fold.
+    The interquartile mean over all (fold, seed) pairs is that of Agarwal et al. (2021); its interval comes from resampling the
+    seeds within each fold.
 
-    :param seeds: tracks, one per seed.
+    :param seeds: accounts, one per seed.
     :param fold_rows: ``[F]`` bars of each fold.
     :param periods: bars per year.
     :param draws: resamples.
     """
     if len(seeds) < 2:
         return None
-    sharpes = np.array([performance.sharpe(track.returns, periods) for track in seeds])
+    sharpes = np.array([performance.sharpe(history.returns, periods) for history in seeds])
     edges = np.cumsum([0, *fold_rows])
     require(edges[-1] == len(seeds[0].returns), "the sum of fold_rows", edges[-1], "the number of bars")
     folds = list(pairwise(edges))
-    table = np.array([[performance.sharpe(track.returns[a:b], periods) for track in seeds] for a, b in folds])  # [F, S]
+    table = np.array([[performance.sharpe(history.returns[a:b], periods) for history in seeds] for a, b in folds])  # [F, S]
     chosen = np.random.default_rng(0).integers(len(seeds), size=(draws, *table.shape))
     resampled = np.take_along_axis(np.broadcast_to(table, chosen.shape), chosen, axis=2).reshape(draws, -1)
     low, high = np.quantile([interquartile_mean(values) for values in resampled], [0.025, 0.975])
@@ -180,7 +190,7 @@ def dispersion(
 
 
 def interquartile_mean(values: ArrayLike) -> float:
-    """Mean of the middle half; values at its edges count by the share of them that lies inside."""
+    """Compute the mean of the middle half; values at its edges count by the share of them that lies inside."""
     ordered = np.sort(np.asarray(values, dtype=np.float64).ravel())
     n = len(ordered)
     ends = np.arange(n + 1) / n
@@ -188,9 +198,9 @@ def interquartile_mean(values: ArrayLike) -> float:
     return float(ordered @ weights / weights.sum())
 
 
-def total_return(track: AccountHistory) -> float:
-    """Gain over the whole track, as a share of the start."""
-    return float(track.equity[-1]) - 1.0
+def total_return(history: AccountHistory) -> float:
+    """Return the gain over the whole history, as a share of the start."""
+    return float(history.equity[-1]) - 1.0
 
 
 def _regime(
@@ -198,8 +208,8 @@ def _regime(
 ) -> dict[str, object]:
     bars = int(where.sum())
 
-    def figures(track: AccountHistory) -> tuple[float, float, float]:
-        returns = track.returns[where]
+    def figures(history: AccountHistory) -> tuple[float, float, float]:
+        returns = history.returns[where]
         if bars < FEWEST_REGIME_BARS:
             return math.nan, math.nan, math.nan
         equity = np.concatenate([[1.0], np.cumprod(1.0 + returns)])

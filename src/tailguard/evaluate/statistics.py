@@ -1,10 +1,9 @@
-"""Everything a quant calls, under one roof; each file behind it is one idea.
+"""All statistics and the verdict in one namespace.
 
-Returns are simple and per bar; `periods` is the number of bars per year, such as
-:func:`tailguard.market.data.periods_per_year` counts it.
+Returns are simple and per bar; `periods` is the number of bars per year, see
+:func:`tailguard.market.data.periods_per_year`.
 """
 
-from tailguard.evaluate.evidence import Edge, Evidence, Timing, gather_evidence
 from tailguard.evaluate.stats.bootstrap import (
     METRICS,
     Bootstrap,
@@ -17,8 +16,9 @@ from tailguard.evaluate.stats.bootstrap import (
     stationary_indices,
 )
 from tailguard.evaluate.stats.dependence import newey_west_lags, optimal_block_length, variance_ratio
-from tailguard.evaluate.stats.overfitting import Overfitting, overfitting
 from tailguard.evaluate.stats.performance import (
+    AlphaBeta,
+    alpha_beta,
     cagr,
     calmar,
     cdar,
@@ -38,7 +38,6 @@ from tailguard.evaluate.stats.performance import (
     ulcer,
     volatility,
 )
-from tailguard.evaluate.stats.regression import AlphaBeta, alpha_beta
 from tailguard.evaluate.stats.risk_tests import (
     CoverageTest,
     ShortfallTest,
@@ -53,14 +52,16 @@ from tailguard.evaluate.stats.risk_tests import (
 )
 from tailguard.evaluate.stats.series import Floats, equity_of, returns_of
 from tailguard.evaluate.stats.significance import (
+    Overfitting,
     deflated_sharpe,
     expected_max_sharpe,
     minimum_backtest_years,
     minimum_track_record,
+    overfitting,
     probabilistic_sharpe,
 )
 from tailguard.evaluate.stats.superiority import SuperiorAbility, step_down, superior_ability, superior_strategies
-from tailguard.evaluate.verdict import Verdict, VerdictRules, decide, judge
+from tailguard.evaluate.verdict import Edge, Evidence, Timing, Verdict, VerdictRules, decide, gather_evidence, judge
 
 __all__ = [
     "METRICS",

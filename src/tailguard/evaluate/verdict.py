@@ -1,7 +1,7 @@
-"""The verdict in plain words: what the evidence allows to be said about an agent, and why."""
+"""The verdict on an agent: the evidence in numbers, and what it allows to be said in words. Sharpe ratios here are per year."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,21 +10,192 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from scipy.special import ndtr, ndtri
 
-from tailguard.evaluate.evidence import Edge, Evidence, Timing, gather_evidence
-from tailguard.evaluate.stats.significance import expected_max_sharpe
+from tailguard.evaluate.stats.bootstrap import Bootstrap, Difference, Interval, bootstrap, return_block_length
+from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta, sharpe
+from tailguard.evaluate.stats.series import ROUNDING, Floats, as_series
+from tailguard.evaluate.stats.significance import deflated_sharpe, expected_max_sharpe
+from tailguard.evaluate.stats.superiority import step_down
+from tailguard.validation import require
 
-Outcome = Literal["evidence of skill", "no evidence of skill", "worse than", "too little data to tell"]
+AGENT = "agent"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The agent compared with a baseline.
+
+    :param baseline: name of the baseline.
+    :param difference: Sharpe ratio of the agent minus that of the baseline.
+    :param p_value: one-sided, of "not better", corrected for the number of trials.
+    :param hurdle: True if skill requires the agent to beat this baseline.
+    """
+
+    baseline: str
+    difference: Difference
+    p_value: float
+    hurdle: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The agent compared with block permutations of its own positions: the same exposure and trading at other times.
+
+    :param lead: Sharpe ratio of the agent minus the mean of the permutations.
+    :param error: standard deviation of the permutations; 0 for an agent that never changes its position.
+    :param luck: lead that the best of the trials is expected to have by chance.
+    :param p_value: share of permutations with such a lead, corrected for the number of trials.
+    """
+
+    lead: float
+    error: float
+    luck: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The numbers that :func:`decide` needs.
+
+    :param bars: length of the test.
+    :param periods: bars per year.
+    :param sharpe: of the agent, with its interval.
+    :param error: standard error of that Sharpe ratio.
+    :param deflated: deflated Sharpe ratio, a confidence in [0, 1]; None if the agent's account never moved.
+    :param trials: number of agents that there were to choose from.
+    :param chance: Sharpe ratio that the best of as many trials without skill is expected to reach.
+    :param market: name of the baseline that merely holds the market.
+    :param alpha: regression of the agent's returns on the market's.
+    :param edges: one per baseline.
+    :param better: baselines whose Sharpe ratio is significantly higher than the agent's (stepwise test over all of them).
+    :param pbo: probability of backtest overfitting, if it was measured.
+    :param seed_edges: lead of each training seed, if there were several.
+    :param timing: comparison with permutations of the agent's own positions, if there are any.
+    """
+
+    bars: int
+    periods: float
+    sharpe: Interval
+    error: float
+    deflated: float | None
+    trials: int
+    chance: float
+    market: str
+    alpha: AlphaBeta
+    edges: tuple[Edge, ...]
+    better: tuple[str, ...] = ()
+    pbo: float | None = None
+    seed_edges: tuple[float, ...] = ()
+    timing: Timing | None = None
+
+
+def gather_evidence(
+    agent: ArrayLike,
+    baselines: Mapping[str, ArrayLike],
+    periods: float,
+    *,
+    market: str,
+    hurdles: Collection[str] = (),
+    trials: int = 1,
+    trial_deviation: float | None = None,
+    pbo: float | None = None,
+    seed_edges: Sequence[float] = (),
+    permuted_sharpes: ArrayLike | None = None,
+    size: float = 0.025,
+    draws: int = 5000,
+    block: float | None = None,
+    seed: int = 0,
+    resamples: Bootstrap | None = None,
+) -> Evidence:
+    """Compare an agent with its baselines on the same test bars.
+
+    :param agent: simple returns ``[T]`` after all costs, at least 8; in excess of the riskless rate if idle cash earns it.
+    :param baselines: returns ``[T]`` by name, under the same accounting and likewise in excess.
+    :param periods: bars per year.
+    :param market: the baseline that merely holds the market, such as buy-and-hold. What it explains, at any exposure, is not
+        skill: a constant mix at the agent's own exposure has an alpha of 0.
+    :param hurdles: baselines whose Sharpe ratio a skilled agent has to beat.
+    :param trials: agents that this one was chosen from by looking at these bars; 1 if it was fixed before.
+    :param trial_deviation: standard deviation of the trials' Sharpe ratios per bar; None takes that of trials without skill.
+    :param pbo: probability of backtest overfitting, from :func:`tailguard.evaluate.stats.significance.overfitting`.
+    :param seed_edges: lead of each training seed in Sharpe ratio per year, such as over the market.
+    :param permuted_sharpes: Sharpe ratios per year ``[P]`` of block permutations of the agent's positions under the same
+        accounting; a skilled agent then has to beat them.
+    :param size: chance of error of the (one-sided) test for baselines that are better than the agent.
+    :param draws: resamples.
+    :param block: expected block length; None takes :func:`tailguard.evaluate.stats.bootstrap.return_block_length`.
+    :param seed: of the draws.
+    :param resamples: of accounts that include the agent, under the name ``agent``, and all baselines; `draws`, `block` and
+        `seed` are then not used. None draws them.
+    """
+    values = as_series("agent", agent, 2)
+    require(len(baselines) >= 1, "baselines", dict(baselines), "at least one")
+    require(AGENT not in baselines, "a baseline's name", AGENT, f"any other than {AGENT!r}")
+    require(market in baselines, "market", market, f"one of {', '.join(baselines)}")
+    unknown = sorted(set(hurdles) - set(baselines))
+    require(not unknown, "hurdles", unknown, f"some of {', '.join(baselines)}")
+    everyone = {AGENT: values, **baselines}
+    if resamples is None:
+        block = return_block_length(everyone) if block is None else block
+        resamples = bootstrap(everyone, periods, draws=draws, block=block, seed=seed)
+    resamples = resamples.only(list(everyone))
+    spread = 1.0 / math.sqrt(len(values) - 1) if trial_deviation is None else trial_deviation
+    moves = float(np.std(values)) > ROUNDING
+    return Evidence(
+        bars=len(values),
+        periods=periods,
+        sharpe=resamples.interval("sharpe", AGENT),
+        error=float(resamples.draws["sharpe"][:, 0].std(ddof=1)),
+        deflated=deflated_sharpe(values, trials, trial_deviation) if moves else None,
+        trials=trials,
+        chance=expected_max_sharpe(trials, spread) * math.sqrt(periods),
+        market=market,
+        alpha=alpha_beta(values, baselines[market], periods),
+        edges=tuple(_edge(resamples, name, trials, name in hurdles) for name in baselines),
+        better=_better_baselines(resamples, size),
+        pbo=pbo,
+        seed_edges=tuple(float(edge) for edge in seed_edges),
+        timing=None if permuted_sharpes is None else _timing(values, permuted_sharpes, periods, trials),
+    )
+
+
+def _timing(agent: Floats, permuted_sharpes: ArrayLike, periods: float, trials: int) -> Timing:
+    permuted = as_series("permuted_sharpes", permuted_sharpes, 2)
+    error = float(permuted.std(ddof=1))
+    error = error if error > ROUNDING * math.sqrt(periods) else 0.0
+    noise, luck = permuted - permuted.mean(), expected_max_sharpe(trials, error)
+    lead = sharpe(agent, periods) - float(permuted.mean())
+    reached = noise >= lead - luck if error > 0.0 else np.ones(len(noise), np.bool_)
+    return Timing(lead, error, luck, (1.0 + float(reached.sum())) / (len(noise) + 1.0))
+
+
+def _edge(resamples: Bootstrap, baseline: str, trials: int, hurdle: bool) -> Edge:
+    difference = resamples.difference("sharpe", AGENT, baseline)
+    draws = resamples.draws["sharpe"]
+    noise = draws[:, 0] - draws[:, resamples.names.index(baseline)] - difference.estimate
+    # The best of several trials leads by chance: its lead has to exceed that one too, as in the deflated Sharpe ratio.
+    luck = expected_max_sharpe(trials, difference.error)
+    p_value = (1.0 + float((noise >= difference.estimate - luck).sum())) / (len(noise) + 1.0)
+    return Edge(baseline, difference, p_value, hurdle)
+
+
+def _better_baselines(resamples: Bootstrap, size: float) -> tuple[str, ...]:
+    estimates, draws = resamples.estimates["sharpe"], resamples.draws["sharpe"]
+    found = step_down(estimates[1:] - estimates[0], draws[:, 1:] - draws[:, :1], size)
+    return tuple(name for name, is_better in zip(resamples.names[1:], found, strict=True) if is_better)
+
+
+VerdictOutcome = Literal["evidence of skill", "no evidence of skill", "worse than", "too little data to tell"]
 
 TOO_GOOD = 3.0  # annual Sharpe ratios above this are more often a bug than a strategy
-WANTED_PBO = 0.2
+HIGHEST_PBO = 0.2
 MANY_YEARS = 100.0
 
 
 class VerdictRules(BaseModel):
-    """When to say what.
+    """The thresholds of the verdict.
 
-    :param size: chance of a claim, good or bad, about an agent that deserves neither; half of it goes to each side, as with
-        the 95 % interval that belongs to 0.05, the usual value. The deflated Sharpe ratio has to exceed 1 - size.
+    :param size: chance of claiming skill, or inferiority, for an agent that has neither; half of it for each, as with a 95 %
+        interval for 0.05, the usual value. The deflated Sharpe ratio has to exceed 1 - size.
     :param worthwhile: annual Sharpe ratio that would be worth having, of the agent and of its lead. If the test was too short
         to find it, the verdict is "too little data to tell" instead of "no evidence of skill".
     :param power: chance with which the test should find such a lead; 0.8 is usual. More power needs more data.
@@ -41,16 +212,16 @@ class VerdictRules(BaseModel):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What can be said about an agent.
+    """The verdict on an agent.
 
     :param outcome: one of four.
-    :param headline: the outcome in one line, with names and amounts.
+    :param headline: the outcome in one line, with names and numbers.
     :param reasons: sentences, the most important first.
     :param worse_than: baselines that are better than the agent.
-    :param years_needed: length of a test that would find a worthwhile lead; None unless data are too few.
+    :param years_needed: length of a test that would find a worthwhile lead; None unless there is too little data.
     """
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     headline: str
     reasons: tuple[str, ...]
     worse_than: tuple[str, ...] = ()
@@ -59,14 +230,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Gate:
-    """A test on the way to skill.
+    """A test that a skilled agent passes.
 
-    :param passed: whether the agent got through.
+    :param passed: True if the agent passed.
     :param reason: what was found, as a sentence.
-    :param lead: the annual Sharpe ratio in question.
+    :param lead: the annual Sharpe ratio that is tested.
     :param error: its standard error.
-    :param luck: lead that the choice among trials gives by chance.
-    :param size: chance to get through without skill.
+    :param luck: lead that the best of the trials is expected to have by chance.
+    :param size: chance to pass without skill.
     """
 
     passed: bool
@@ -78,7 +249,7 @@ class _Gate:
 
     @property
     def critical(self) -> float:
-        """The lead that just gets through."""
+        """The smallest lead that passes."""
         return self.luck - float(ndtri(self.size)) * self.error
 
 
@@ -91,13 +262,13 @@ def judge(
     rules: VerdictRules | None = None,
     **evidence: Any,
 ) -> Verdict:
-    """From returns to a verdict.
+    """Return the verdict on an agent from its returns and those of its baselines.
 
     :param agent: simple returns ``[T]`` after all costs.
-    :param baselines: from names to returns ``[T]`` under the same accounting.
+    :param baselines: returns ``[T]`` by name, under the same accounting.
     :param periods: bars per year.
     :param market: the baseline that merely holds the market.
-    :param rules: when to say what; None takes the defaults.
+    :param rules: thresholds; None takes the defaults.
     :param evidence: any other parameter of :func:`gather_evidence`, such as `hurdles`, `trials`, `draws` or `seed`.
     """
     rules = rules or VerdictRules()
@@ -105,14 +276,14 @@ def judge(
 
 
 def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
-    """Weigh the evidence.
+    """Return the verdict that the evidence allows.
 
-    Skill needs a Sharpe ratio above what the best of all trials reaches by chance, a return that the market does not explain,
-    a lead over every hurdle and over its own positions at other times, and training seeds that agree. All have to hold, so that
-    the chance of error is at most that of one of them.
+    Skill requires a Sharpe ratio above what the best of all trials reaches by chance, a return that the market does not
+    explain, a lead over every hurdle and over permutations of the agent's positions, and training seeds that agree. All have to
+    hold, so the chance of error is at most that of a single test.
 
     :param evidence: from :func:`gather_evidence`.
-    :param rules: when to say what; None takes the defaults.
+    :param rules: thresholds; None takes the defaults.
     """
     rules = rules or VerdictRules()
     gates = [_luck_gate(evidence, rules), _market_gate(evidence, rules)]
@@ -124,23 +295,21 @@ def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
     findings, remarks = [*failed, *passed], [*_others(evidence), *_cautions(evidence)]
     length = f"The test has {evidence.bars:,} bars ({_years(evidence.bars / evidence.periods)})."
     power = min(_power(gate, rules) for gate in gates)
-    found = f"A real lead of Sharpe {rules.worthwhile:g} would have been found with a chance of {power:.0%}."
+    found = f"It would have detected a true Sharpe ratio lead of {rules.worthwhile:g} with a probability of {power:.0%}."
 
     if evidence.bars < rules.fewest_bars:
-        length = f"{length} Below {rules.fewest_bars} bars no test is reliable."
+        length = f"{length} No statistical test is reliable below {rules.fewest_bars} bars."
         return _too_little(evidence, gates, rules, length, findings + remarks)
     if evidence.better:
         names = _and(evidence.better)
-        reason = (
-            f"The Sharpe ratio of {names} is higher than the agent's, with a chance of error of at most {rules.size / 2.0:.1%}."
-        )
+        reason = f"The Sharpe ratio is below that of {names}, with a chance of error of at most {rules.size / 2.0:.1%}."
         return Verdict("worse than", f"worse than {names}", (reason, *findings, length, *remarks), evidence.better)
     if not failed:
         return Verdict("evidence of skill", "evidence of skill", (*findings, length, *remarks))
     if power < rules.power and not _excluded(gates, rules):
         return _too_little(evidence, gates, rules, f"{length} {found}", findings + remarks)
     if power < rules.power:
-        found = f"It is too short to find every lead of Sharpe {rules.worthwhile:g}, but shows that this one is smaller."
+        found = f"That is short, but enough to rule out a Sharpe ratio lead of {rules.worthwhile:g}."
     reasons = (*findings, f"{length} {found}", *_if_real(evidence, gates), *remarks)
     return Verdict("no evidence of skill", "no evidence of skill", reasons)
 
@@ -150,97 +319,99 @@ def _luck_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
         idle = "The account never moved: the agent did not trade."
         return _Gate(False, idle, 0.0, evidence.error, evidence.chance, rules.size)
     sharpe, passed = evidence.sharpe, evidence.deflated > 1.0 - rules.size
-    said = "more than luck" if passed else "it may be luck"
-    best = "" if evidence.trials == 1 else f" after {evidence.trials:,} trials, whose best has {evidence.chance:.2f} by luck"
-    confidence = f"deflated Sharpe {evidence.deflated:.3f}{best}; {1.0 - rules.size:.2f} is needed"
+    said = "more than luck can explain" if passed else "not more than luck can explain"
+    best = f" for {evidence.trials:,} trials, the best of which reaches {evidence.chance:.2f} by luck"
+    best = "" if evidence.trials == 1 else best
+    confidence = f"deflated Sharpe ratio {evidence.deflated:.3f}{best}; above {1.0 - rules.size:.2f} passes"
     reason = f"Sharpe {sharpe.estimate:.2f} per year [{sharpe.low:.2f}, {sharpe.high:.2f}]: {said} ({confidence})."
     return _Gate(passed, reason, sharpe.estimate, evidence.error, evidence.chance, rules.size)
 
 
 def _market_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
-    """alpha / residual volatility per year is a Sharpe ratio too: that of the agent hedged against the market."""
+    """Test alpha: over the residual volatility it is the Sharpe ratio of the agent hedged against the market."""
     alpha, error = evidence.alpha, math.sqrt(evidence.periods / evidence.bars)
     luck = expected_max_sharpe(evidence.trials, 1.0)
     passed = bool(ndtr(luck - alpha.alpha_t) < rules.size / 2.0)
-    said = "More than the market" if passed else "Not shown to be more than the market"
-    numbers = f"alpha {alpha.alpha:+.2%} per year (t = {alpha.alpha_t:.2f}), beta {alpha.beta:.2f}"
-    reason = f"{said}: over {evidence.market} {numbers}."
+    said = "Significant positive alpha" if passed else "No significant positive alpha"
+    numbers = f"{alpha.alpha:+.2%} per year (t = {alpha.alpha_t:.2f}), beta {alpha.beta:.2f}"
+    reason = f"{said} over {evidence.market}: {numbers}."
     return _Gate(passed, reason, alpha.alpha_t * error, error, luck * error, rules.size / 2.0)
 
 
 def _hurdle_gate(edge: Edge, trials: int, rules: VerdictRules) -> _Gate:
     passed = edge.p_value < rules.size / 2.0
     said = "Better" if passed else "Not shown to be better"
-    reason = f"{said} than {edge.baseline}: Sharpe {_lead(edge)}, p = {edge.p_value:.3f}."
+    reason = f"{said} than {edge.baseline}: Sharpe ratio lead {_lead(edge)}, p = {edge.p_value:.3f}."
     error = edge.difference.error
     return _Gate(passed, reason, edge.difference.estimate, error, expected_max_sharpe(trials, error), rules.size / 2.0)
 
 
 def _timing_gate(timing: Timing, rules: VerdictRules) -> _Gate:
     passed = timing.p_value < rules.size / 2.0
-    said = "Its timing is more than chance" if passed else "Its timing may be chance"
-    numbers = f"Sharpe {timing.lead:+.2f} over its own positions permuted in blocks, p = {timing.p_value:.3f}"
+    said = "The timing is more than chance" if passed else "The timing may be chance"
+    numbers = f"Sharpe ratio lead {timing.lead:+.2f} over the same positions in shuffled order, p = {timing.p_value:.3f}"
     return _Gate(passed, f"{said}: {numbers}.", timing.lead, timing.error, timing.luck, rules.size / 2.0)
 
 
 def _seeds(evidence: Evidence) -> tuple[bool, list[str]]:
-    """Training seeds that differ by more than the lead itself are no result."""
+    """Return whether the training seeds agree: their interquartile range is at most their median lead, which is positive."""
     if len(evidence.seed_edges) < 2:
         return True, []
     low, middle, high = np.quantile(evidence.seed_edges, [0.25, 0.5, 0.75])
     agree = bool(middle > 0.0 and high - low <= middle)
-    said = "agree" if agree else "disagree"
-    spread = f"median lead {middle:+.2f}, the middle half from {low:+.2f} to {high:+.2f}"
+    said = "agree on a lead" if agree else "do not agree on a lead"
+    spread = f"median lead {middle:+.2f} in Sharpe ratio, interquartile range {low:+.2f} to {high:+.2f}"
     return agree, [f"The {len(evidence.seed_edges)} training seeds {said}: {spread}."]
 
 
 def _too_little(evidence: Evidence, gates: list[_Gate], rules: VerdictRules, length: str, findings: list[str]) -> Verdict:
-    """Errors and luck fall as 1 / sqrt(T): the years after which all gates let a worthwhile lead through with the power."""
+    """Return the verdict for too short a test; errors and luck fall as 1 / sqrt(T), which gives the length that is needed."""
     largest = max(gate.critical + float(ndtri(rules.power)) * gate.error for gate in gates)
     bars = max(math.ceil(evidence.bars * (largest / rules.worthwhile) ** 2), rules.fewest_bars)
     years = bars / evidence.periods
-    lead = f"a lead of Sharpe {rules.worthwhile:g} with a chance of {rules.power:.0%}"
-    demand = f"To find {lead}, about {_years(years)} ({bars:,} bars) are needed."
+    lead = f"a true Sharpe ratio lead of {rules.worthwhile:g} with a probability of {rules.power:.0%}"
+    demand = f"To detect {lead}, about {_years(years)} ({bars:,} bars) of test data are needed."
     headline = f"too little data to tell: about {_years(years)} of test data are needed"
     return Verdict("too little data to tell", headline, (length, demand, *findings), years_needed=years)
 
 
 def _others(evidence: Evidence) -> list[str]:
     rest = [f"{edge.baseline} {_lead(edge)}" for edge in evidence.edges if not edge.hurdle]
-    return [f"Sharpe ratio minus that of the other baselines: {', '.join(rest)}."] if rest else []
+    other = "the other baselines" if len(rest) < len(evidence.edges) else "the baselines"
+    return [f"Sharpe ratio lead over {other}: {', '.join(rest)}."] if rest else []
 
 
 def _cautions(evidence: Evidence) -> list[str]:
     cautions = []
     if evidence.sharpe.estimate > TOO_GOOD:
         cautions.append(f"A Sharpe ratio above {TOO_GOOD:g} is more often a bug (look-ahead, missing costs) than a strategy.")
-    if evidence.pbo is not None and evidence.pbo > WANTED_PBO:
-        figure = f"PBO {evidence.pbo:.2f}, wanted below {WANTED_PBO}"
-        cautions.append(f"The best trial of one half of the data was often not good in the other half: {figure}.")
+    if evidence.pbo is not None and evidence.pbo > HIGHEST_PBO:
+        figure = f"PBO {evidence.pbo:.2f}, should be below {HIGHEST_PBO}"
+        cautions.append(f"Overfitting: the best trial in one half of the data is often poor in the other ({figure}).")
     return cautions
 
 
 def _power(gate: _Gate, rules: VerdictRules) -> float:
-    """Chance that the gate lets a worthwhile lead through."""
+    """Return the probability that a worthwhile lead passes the test."""
     if gate.error == 0.0:
         return 1.0
     return float(ndtr((rules.worthwhile - gate.critical) / gate.error))
 
 
 def _excluded(gates: list[_Gate], rules: VerdictRules) -> bool:
-    """Whether some gate shows that the lead is smaller than a worthwhile one, however little data there are."""
+    """Return whether some test shows that the lead is smaller than a worthwhile one, despite too little data."""
     return any(gate.lead - float(ndtri(gate.size)) * gate.error < rules.worthwhile for gate in gates)
 
 
 def _if_real(evidence: Evidence, gates: list[_Gate]) -> list[str]:
-    """How long a test would have to be if the observed leads are the true ones; nothing if some lead is not above 0."""
+    """Return how long a test would have to be if the observed leads are the true ones; nothing if some lead is not above 0."""
     closed = [gate for gate in gates if not gate.passed]
     if not closed or min(gate.lead for gate in closed) <= 0.0:
         return []
     factor = max(gate.critical / gate.lead for gate in closed)
     years = evidence.bars / evidence.periods * factor**2
     length = f"more than {MANY_YEARS:g} years" if years > MANY_YEARS else f"about {_years(years)}"
-    return [f"If what was observed is real, {length} of test data would show it."]
+    return [f"If the observed leads are real, {length} of test data would be needed to show it."]
 
 
 def _lead(edge: Edge) -> str:

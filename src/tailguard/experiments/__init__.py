@@ -1,1 +1,5 @@
-"""The application: what brings engine, market and verdict together. Knows everybody; only the command line knows it."""
+"""Experiments: training runs, evaluation, walk-forward, populations, export and live trading."""
+
+
+class Interrupted(Exception):
+    """Work was asked to stop and did so in good order; the message says how to continue."""

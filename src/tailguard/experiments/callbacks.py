@@ -1,4 +1,4 @@
-"""What happens beside a training: its figures are written down, its state is saved, and signals end it in good order."""
+"""Callbacks of a training: progress, metrics, warnings, checkpoints, and stopping between two updates."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,15 +16,16 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard.config import CheckpointConfig
+from tailguard.evaluate.play import ReportProgress
+from tailguard.experiments import Interrupted
 from tailguard.io.atomic import atomic, named
 from tailguard.io.checkpoint_folder import Checkpoints
-from tailguard.ppo.persistence import Persistent
+from tailguard.ppo.algorithm import DistributionalPPO
 
 logger = logging.getLogger(__name__)
-Report = Callable[[int, str], None]
 PATIENCE = 5
-# Figures that say how long something took differ from run to run and are for the terminal and TensorBoard only.
-OF_THE_CLOCK = ("time/", "profile/")
+# How long something took differs from run to run, so these metrics are for the terminal and TensorBoard only.
+WALL_CLOCK = ("time/", "profile/")
 
 
 class BetweenUpdates(BaseCallback):
@@ -42,24 +43,28 @@ class BetweenUpdates(BaseCallback):
             self.between_updates()
 
     def between_updates(self) -> None:
-        """What to do."""
+        """Act; called after every update, and once more when a training is resumed."""
         raise NotImplementedError
 
 
-class Progress(BetweenUpdates):
-    """Tell the caller how far the training is."""
+class ShowProgress(BetweenUpdates):
+    """Tell the caller how far the training is.
 
-    def __init__(self, report: Report) -> None:
+    :param report: called with the steps done, the steps in all, and a line.
+    """
+
+    def __init__(self, report: ReportProgress) -> None:
         super().__init__()
         self.report = report
 
     def between_updates(self) -> None:
-        """One line."""
-        self.report(self.num_timesteps, f"training, log growth per episode {mean_return(self.model):+.4f}")
+        """Report the steps and the mean return of an episode, which is the growth of the log equity."""
+        text = f"training, log growth per episode {mean_return(self.model):+.4f}"
+        self.report(self.num_timesteps, self.model._total_timesteps, text)
 
 
-class Journal(BetweenUpdates):
-    """Write what was measured, a line of JSON per update.
+class WriteMetrics(BetweenUpdates):
+    """Append the metrics of every update to a file, a line of JSON each.
 
     :param path: the file. Lines of updates that the model has not seen yet, left by a process that was killed, are dropped.
     """
@@ -76,10 +81,10 @@ class Journal(BetweenUpdates):
             file.write("".join(f"{line}\n" for line in kept).encode())
 
     def between_updates(self) -> None:
-        """One line, unless it stands there already."""
+        """Write a line, unless the file has it already."""
         if self.num_timesteps <= self.written:
             return
-        values = {name: value for name, value in self.logger.name_to_value.items() if not name.startswith(OF_THE_CLOCK)}
+        values = {name: value for name, value in self.logger.name_to_value.items() if not name.startswith(WALL_CLOCK)}
         values["rollout/ep_rew_mean"] = mean_return(self.model)
         numbers = {name: _plain(value) for name, value in sorted(values.items())}
         with named(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -89,15 +94,15 @@ class Journal(BetweenUpdates):
         self.written = self.num_timesteps
 
 
-class Alarm(BetweenUpdates):
-    """Say so when a warning does not go away: one update may be an accident, :data:`PATIENCE` in a row are not."""
+class LogLastingWarnings(BetweenUpdates):
+    """Log a warning that does not go away: one update may be an accident, :data:`PATIENCE` in a row are not."""
 
     def __init__(self) -> None:
         super().__init__()
         self.streaks: dict[str, int] = {}
 
     def between_updates(self) -> None:
-        """Count, and tell once per streak."""
+        """Count updates in a row, and log once per streak."""
         present = [name for name in self.logger.name_to_value if name.startswith("warn/")]
         self.streaks = {name: self.streaks.get(name, 0) + 1 for name in present}
         for name, length in self.streaks.items():
@@ -105,48 +110,66 @@ class Alarm(BetweenUpdates):
                 logger.warning("%s in %d updates in a row, at step %d: see docs/metrics.md", name, length, self.num_timesteps)
 
 
-class Saving(BetweenUpdates):
-    """Save the model at intervals, at the end, and when somebody asks the process to stop.
+class SaveCheckpoints(BetweenUpdates):
+    """Save the model at intervals, at the end, and when the process is asked to stop.
 
-    :param checkpoints: where.
-    :param config: how often.
+    :param checkpoints: the folder.
+    :param config: the intervals.
     """
 
     def __init__(self, checkpoints: Checkpoints, config: CheckpointConfig) -> None:
         super().__init__()
         self.checkpoints, self.config = checkpoints, config
         self.saved_step, self.saved_time = 0, time.monotonic()
-        self.stop_requested = self.stopped = False
-        self.longest_pause = 0.0
+        self.stop_requested = False
 
     def _init_callback(self) -> None:
         self.saved_step = self.model.num_timesteps
 
-    def _on_step(self) -> bool:
-        return not self.stopped
-
     def between_updates(self) -> None:
-        """Save if it is time."""
+        """Save if it is time.
+
+        :raises Interrupted: when a stop was requested; what there is has been saved.
+        """
         ended = self.num_timesteps >= self.model._total_timesteps
         due_steps = self.config.every_steps is not None and self.num_timesteps - self.saved_step >= self.config.every_steps
         due_time = time.monotonic() - self.saved_time >= self.config.every_seconds
         if ended or due_steps or due_time or self.stop_requested:
             self._save()
-        self.stopped = self.stop_requested
+        if self.stop_requested:
+            raise Interrupted(f"stopped and saved at step {self.saved_step:,}")
 
     def _save(self) -> None:
         if self.num_timesteps == self.saved_step:
             return
-        begun = time.monotonic()
-        tree = cast(Persistent, self.model).state_tree()
+        tree = cast(DistributionalPPO, self.model).state_tree()
         self.checkpoints.save(self.num_timesteps, tree, performance=mean_return(self.model))
         self.saved_step, self.saved_time = self.num_timesteps, time.monotonic()
-        self.longest_pause = max(self.longest_pause, self.saved_time - begun)
+
+
+class StopTraining(Exception):
+    """A training has gone as far as it should for now."""
+
+
+class StopAt(BetweenUpdates):
+    """Stop after the update that reaches a number of steps, before anything of the next one happens.
+
+    :param steps: environment steps in all.
+    """
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def between_updates(self) -> None:
+        """Raise :class:`StopTraining` when the steps are done."""
+        if self.num_timesteps >= self.steps:
+            raise StopTraining
 
 
 @contextmanager
-def stopped_by_signals(saving: Saving) -> Iterator[None]:
-    """SIGINT and SIGTERM let the update under way finish, save, and stop; a second one stops at once."""
+def stopped_by_signals(saving: SaveCheckpoints) -> Iterator[None]:
+    """On SIGINT and SIGTERM finish the present update, save, and stop; a second signal stops at once."""
     handlers: dict[signal.Signals, Any] = {}
 
     def request(number: int, _: FrameType | None) -> None:
@@ -154,17 +177,17 @@ def stopped_by_signals(saving: Saving) -> Iterator[None]:
             raise KeyboardInterrupt
         saving.stop_requested = True
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        handlers[one] = signal.signal(one, request)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handlers[number] = signal.signal(number, request)
     try:
         yield
     finally:
-        for one, handler in handlers.items():
-            signal.signal(one, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def mean_return(model: Any) -> float:
-    """The mean return of the last episodes; NaN before the first has ended."""
+    """Return the mean return of the last episodes; NaN before the first has ended."""
     finished = [episode["r"] for episode in model.ep_info_buffer or []]
     return float(np.mean(finished)) if finished else math.nan
 

@@ -1,24 +1,156 @@
-"""What the commands that judge a run need: its agent, its figures and its past, brought together for one evaluation."""
+"""Evaluate a trained agent on bars that it has not seen: its decisions, its critic's predictions, and what they are worth."""
 
-import json
-from typing import Any
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 
-from tailguard.evaluate.attack import AttackReport
-from tailguard.evaluate.record import Evaluation
-from tailguard.experiments.out_of_sample import evaluate_agent
-from tailguard.experiments.population import FOLDER, LINEAGE
+from tailguard.config import Config, dump_config
+from tailguard.evaluate.assessment import Context, Effort, assess
+from tailguard.evaluate.attack import AttackPlan, AttackReport, attack_market
+from tailguard.evaluate.backtest import BacktestRow, backtest_row
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.critic_calibration import calibrate
+from tailguard.evaluate.folds import Fold
+from tailguard.evaluate.play import ReportProgress, play, return_gamma_of
+from tailguard.evaluate.record import CriticCalibration, Evaluation, Provenance
+from tailguard.evaluate.sanity import matched_random_positions
+from tailguard.evaluate.stats.series import Floats
+from tailguard.evaluate.verdict import VerdictRules
+from tailguard.experiments.population_run import FOLDER, LINEAGE
+from tailguard.experiments.prepared_market import Market, Rows, fingerprint
 from tailguard.experiments.run import Run
-from tailguard.experiments.walkforward import warnings_of
+from tailguard.market.baselines import STRATEGIES, strategy
+from tailguard.population.lineage import read as read_lineage
+from tailguard.ppo.algorithm import DistributionalPPO
 
-ATTACK = "attack.csv"
+LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
+ATTACK_TABLE, ATTACK_GRID = "attack.csv", "attack.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """The decisions of an agent over the n test bars of a fold.
+
+    :param targets: ``[n, assets]`` weights that it asked for at the close before each bar.
+    :param rewards: ``[n]`` changes of log equity of the account that it traded.
+    :param quantiles: ``[n, M]`` of the discounted rewards to come, as its critic predicted them; M is 0 for a mean only.
+    :param levels: ``[M]`` of the quantiles.
+    """
+
+    targets: Floats
+    rewards: Floats
+    quantiles: Floats
+    levels: Floats
+
+    def tree(self) -> dict[str, Any]:
+        """Return the arrays by name, for a checkpoint."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Self:
+        """Restore what :meth:`tree` returned."""
+        return cls(**{name: np.array(tree[name]) for name in cls.__dataclass_fields__})
+
+
+def out_of_sample_decisions(model: DistributionalPPO, market: Market, span: Rows, warmup: int) -> Decisions:
+    """Play the agent over a span after a warm-up, and ask its critic along the way.
+
+    Everything that is said about an agent out of sample rests on this call: the table after a training, an evaluation, and a
+    fold of a walk-forward.
+
+    :param model: the agent.
+    :param market: with its features and rules.
+    :param span: the row of the first decision, and the last row plus one.
+    :param warmup: rows before it over which the recurrent state is filled.
+    """
+    (played,) = play(
+        model, market.bars, market.features, market.trading, [span], return_gamma=return_gamma_of(model), warmup=warmup
+    )
+    levels = model.policy.return_levels()
+    n, survived = len(played.targets), len(played.rewards) - played.warmup
+    rewards = np.zeros(n)
+    rewards[:survived] = played.rewards[played.warmup :]
+    if levels is None:
+        return Decisions(played.targets, rewards, np.zeros((n, 0)), np.zeros(0))
+    quantiles = np.full((n, len(levels)), np.nan)  # a ruined account has nothing to expect
+    quantiles[:survived] = model.policy.predict_return_atoms(played.observations, played.starts)[played.warmup :]
+    return Decisions(played.targets, rewards, quantiles, levels.double().numpy())
+
+
+def backtest_agent(model: DistributionalPPO, market: Market, warmup: int) -> list[BacktestRow]:
+    """Trade the agent and the baselines over the test rows; the figures are those of :func:`evaluate_agent`.
+
+    :param model: the agent.
+    :param market: with its split.
+    :param warmup: rows before the test over which the recurrent state is filled.
+    :returns: one row for the agent, then one for each baseline.
+    """
+    decisions = out_of_sample_decisions(model, market, market.split.span, warmup)
+    window = BacktestWindow(market.bars, market.trading, market.split.span)
+    strategies = {name: strategy(name) for name in STRATEGIES}
+    strategies["random_positions"] = matched_random_positions(window.trade("agent", decisions.targets))
+    targets = {name: window.targets_of(rule) for name, rule in strategies.items()}
+    return [backtest_row(window, name, weights) for name, weights in ({"agent": decisions.targets} | targets).items()]
+
+
+def evaluate_agent(
+    model: DistributionalPPO,
+    market: Market,
+    config: Config,
+    *,
+    source: str,
+    title: str = "",
+    training: pd.DataFrame | None = None,
+    warnings: Sequence[str] = (),
+    trials: int = 1,
+    lineage: list[dict[str, Any]] | None = None,
+    attack: pd.DataFrame | None = None,
+    rules: VerdictRules | None = None,
+    effort: Effort | None = None,
+) -> Evaluation:
+    """Evaluate one trained agent on the test rows of its market: one fold, one seed.
+
+    :param model: the agent.
+    :param market: with its split; the first decision is taken at the close before the first test row.
+    :param config: that it was trained with; ``walkforward.warmup`` rows before the test fill the recurrent state.
+    :param source: name of the data.
+    :param title: one line; empty makes one.
+    :param training: curves with the column `step`.
+    :param warnings: of the training, as sentences.
+    :param trials: number of agents that there were to choose from by looking at these test rows.
+    :param lineage: events of the population that it comes from.
+    :param attack: table of attacks.
+    :param rules: of the verdict.
+    :param effort: of the computation.
+    """
+    fold, seed = market.split.fold, config.training.seed
+    decisions = out_of_sample_decisions(model, market, fold.span, config.walkforward.warmup)
+    window = BacktestWindow(market.bars, market.trading, fold.span)
+    curves = pd.DataFrame({"step": []}) if training is None else training.drop(columns=["fold", "seed"], errors="ignore")
+    context = Context(
+        title=title or f"{source}, one seed",
+        source=source,
+        folds=fold_table([fold], market.bars),
+        training=labelled_curves(curves, 0, seed),
+        provenance=provenance(config, market.bars, (seed,), trials),
+        warnings=list(warnings),
+        calibration=calibration_of(window, [decisions], model.gamma),
+        lineage=lineage,
+        attack=attack,
+    )
+    return assess(window, {f"seed {seed}": decisions.targets}, [len(decisions.targets)], context, rules, effort)
 
 
 def evaluate_run(run: Run) -> Evaluation:
-    """Judge the agent of a run on the rows that it has never seen, with whatever is known of its training and of attacks."""
+    """Evaluate the agent of a run, with its training curves, its population and its attacks where there are any."""
     metrics = run.metrics()
-    attack, lineage = run.path / ATTACK, run.path / FOLDER / LINEAGE
+    attack, lineage = run.path / ATTACK_TABLE, run.path / FOLDER / LINEAGE
     return evaluate_agent(
         run.trained_model(),
         run.market(),
@@ -28,26 +160,101 @@ def evaluate_run(run: Run) -> Evaluation:
         training=None if metrics.empty else metrics,
         warnings=warnings_of(metrics, "training"),
         trials=run.info.get("trials", 1),
-        lineage=_events(lineage.read_text(encoding="utf-8")) if lineage.exists() else None,
+        lineage=read_lineage(lineage) if lineage.exists() else None,
         attack=pd.read_csv(attack) if attack.exists() else None,
     )
 
 
+def attack_run(run: Run, plan: AttackPlan, report: ReportProgress | None = None) -> pd.DataFrame:
+    """Attack the agent of a run on its test rows, and keep the results in the run.
+
+    :param run: with a trained model.
+    :param plan: the grid of attacks.
+    :param report: called with the bars done, the bars in all, and a line.
+    :returns: a row per kind, strength and statistic, which :func:`evaluate_run` makes part of the report.
+    """
+    result = attack_market(run.trained_model(), run.market(), plan, report, run.config.walkforward.warmup)
+    table = attack_table(result)
+    table.to_csv(run.path / ATTACK_TABLE, index=False)
+    result.write(run.path / ATTACK_GRID)
+    return table
+
+
 def attack_table(report: AttackReport) -> pd.DataFrame:
-    """One line per kind, strength and statistic, as an evaluation keeps it."""
+    """Return one line per kind, strength and statistic, as an evaluation keeps it."""
     return pd.DataFrame(
         {
             "attack": row.kind,
             "epsilon": row.strength,
             "statistic": name,
-            "value": one.estimate,
-            "low": one.low,
-            "high": one.high,
+            "value": interval.estimate,
+            "low": interval.low,
+            "high": interval.high,
         }
         for row in report.rows
-        for name, one in row.figures.items()
+        for name, interval in row.figures.items()
     )
 
 
-def _events(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+def calibration_of(window: BacktestWindow, decisions: Sequence[Decisions], gamma: float) -> CriticCalibration | None:
+    """Compare the predictions of one seed's critic with what came, all folds in a row.
+
+    :param window: with the times of all folds.
+    :param decisions: one per fold.
+    :param gamma: discount of the agent.
+    :returns: None if the critic predicts the mean only, or if there are too few outcomes.
+    """
+    if not len(decisions[0].levels):
+        return None
+    rewards = np.concatenate([fold.rewards for fold in decisions])
+    quantiles = np.concatenate([fold.quantiles for fold in decisions])
+    rows = [len(fold.rewards) for fold in decisions]
+    return calibrate(window.times, rewards, quantiles, decisions[0].levels, gamma, rows)
+
+
+def warnings_of(curves: pd.DataFrame, who: str) -> list[str]:
+    """Return one sentence per warning of a training.
+
+    :param curves: one row per update.
+    :param who: how the sentence begins.
+    """
+    lines = []
+    for column in curves.columns:
+        if str(column).startswith("warn/"):
+            count = int((curves[column].fillna(0.0) > 0.0).sum())
+            what = str(column).removeprefix("warn/").replace("_", " ")
+            lines += [f"{who}: {what} in {count} of {len(curves)} updates"] if count else []
+    return lines
+
+
+def labelled_curves(curves: pd.DataFrame, fold: int, seed: int) -> pd.DataFrame:
+    """Return training curves with the columns `fold` and `seed` in front."""
+    return pd.concat([pd.DataFrame({"fold": fold, "seed": seed}, index=curves.index), curves], axis=1)
+
+
+def fold_table(folds: Sequence[Fold], bars: pd.DataFrame) -> pd.DataFrame:
+    """Return rows and times of folds, as :class:`tailguard.evaluate.record.Evaluation` describes them."""
+    times = pd.DatetimeIndex(bars.index)
+    rows = [
+        {
+            "fold": fold.number,
+            "train_first": fold.train[0],
+            "train_last": fold.train[1],
+            "embargo": fold.embargo,
+            "test_first": fold.test[0],
+            "test_last": fold.test[1],
+            "train_from": times[fold.train[0]],
+            "train_to": times[fold.train[1] - 1],
+            "test_from": times[fold.test[0]],
+            "test_to": times[fold.test[1] - 1],
+        }
+        for fold in folds
+    ]
+    return pd.DataFrame(rows)
+
+
+def provenance(config: Config, bars: pd.DataFrame, seeds: tuple[int, ...], trials: int) -> Provenance:
+    """Return where the figures come from, as of today."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+    date = datetime.now(UTC).date().isoformat()
+    return Provenance(dump_config(config), fingerprint(bars), versions, seeds, trials, date)

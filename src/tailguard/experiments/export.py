@@ -1,8 +1,8 @@
-"""An agent for other programs: one step as a graph of ONNX or TorchScript.
+"""Export an agent for other programs: one step as a graph of ONNX or TorchScript.
 
-Inputs are the observation ``[batch, D]`` and, with memory, its hidden and cell states ``[layers, batch, H]``; outputs are the
-most likely action as the environment wants it, and the states to pass in with the next observation. Memory begins as zeros. The
-normalisation of observations is part of the graph.
+Inputs are the observation ``[batch, D]`` and, if the policy is recurrent, its hidden and cell states ``[layers, batch, H]``;
+outputs are the most likely action as the environment expects it, and the states to pass in with the next observation. States
+are zeros at the start. The normalisation of observations is part of the graph.
 """
 
 import json
@@ -29,7 +29,7 @@ class ActingStep(nn.Module):
     """One step of a policy, from raw observations to actions.
 
     :param policy: of a trained model.
-    :param scaler: of the first columns of an observation, if they come in as features that were never scaled.
+    :param scaler: of the first columns of an observation, if they come in as features that are not scaled.
     """
 
     shift: Tensor
@@ -43,37 +43,37 @@ class ActingStep(nn.Module):
             shift[: len(scaler.mean)], factor[: len(scaler.std)] = scaler.mean, 1.0 / scaler.std
         self.register_buffer("shift", torch.from_numpy(shift))
         self.register_buffer("factor", torch.from_numpy(factor))
-        self.action = _ModeAsAction(policy.distribution)
+        self.action = _ModeAsAction(policy.action_dist)
 
     def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Action, and memory where there is one."""
+        """Return the action, and hidden and cell states if the policy is recurrent."""
         scaled = ((observation.double() - self.shift) * self.factor).float()
-        memory = (state[0], state[1]) if state else self.policy.initial_state(1)
-        outputs, after = self.policy.act(self.policy.inputs(scaled), memory)
-        return (self.action(outputs), *after) if state else (self.action(outputs),)
+        before = (state[0], state[1]) if state else self.policy.initial_state(1)
+        dist_params, after = self.policy.act(self.policy.inputs(scaled), before)
+        return (self.action(dist_params), *after) if state else (self.action(dist_params),)
 
 
 class _ModeAsAction(nn.Module):
-    """What ``mode`` and ``to_env`` of an action distribution do, in operations that can be exported."""
+    """``mode`` and ``to_env`` of an action distribution, in operations that can be exported."""
 
     low: Tensor
     high: Tensor
 
-    def __init__(self, distribution: ActionDistribution) -> None:
+    def __init__(self, action_dist: ActionDistribution) -> None:
         super().__init__()
-        self.distribution = distribution
-        if isinstance(distribution, Gaussian):
-            self.register_buffer("low", torch.from_numpy(distribution.low.reshape(-1)))
-            self.register_buffer("high", torch.from_numpy(distribution.high.reshape(-1)))
+        self.action_dist = action_dist
+        if isinstance(action_dist, Gaussian):
+            self.register_buffer("low", torch.from_numpy(action_dist.low.reshape(-1)))
+            self.register_buffer("high", torch.from_numpy(action_dist.high.reshape(-1)))
 
-    def forward(self, outputs: Tensor) -> Tensor:
-        mode = self.distribution.mode(outputs)
-        if isinstance(self.distribution, Categorical):
-            chosen = mode.long() + torch.from_numpy(np.asarray(self.distribution.start))
-            return chosen[:, 0] if self.distribution.single else chosen
-        if isinstance(self.distribution, Gaussian) and self.distribution.squash:
+    def forward(self, dist_params: Tensor) -> Tensor:
+        mode = self.action_dist.mode(dist_params)
+        if isinstance(self.action_dist, Categorical):
+            chosen = mode.long() + torch.from_numpy(np.asarray(self.action_dist.start))
+            return chosen[:, 0] if self.action_dist.single else chosen
+        if isinstance(self.action_dist, Gaussian) and self.action_dist.squash:
             mode = self.low + 0.5 * (torch.tanh(mode) + 1.0) * (self.high - self.low)
-        return torch.minimum(torch.maximum(mode, self.low), self.high).reshape(-1, *self.distribution.action_shape)
+        return torch.minimum(torch.maximum(mode, self.low), self.high).reshape(-1, *self.action_dist.action_shape)
 
 
 def export(
@@ -109,7 +109,7 @@ def export(
 
 
 def observation_names(policy: DistributionalPolicy, features: Sequence[str]) -> list[str]:
-    """The columns of an observation of a trading agent: features, account, and what agents for a tail see besides.
+    """Return the columns of an observation of a trading agent: features, account, and the running return of CVaR agents.
 
     :param features: names of the features.
     """
@@ -134,7 +134,7 @@ def _write_onnx(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], 
         raise ValueError(f"export to ONNX needs the package {missing.name}: pip install 'tailguard[onnx]'") from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports operators of packages that nobody asked for
     batch = torch.export.Dim("batch")
-    memory: tuple[dict[int, Any], ...] = tuple({1: batch} for _ in names[1:])
+    states: tuple[dict[int, Any], ...] = tuple({1: batch} for _ in names[1:])
     outputs = ["action", *(f"{name}_after" for name in names[1:])]
     program = torch.onnx.export(
         step,
@@ -143,7 +143,7 @@ def _write_onnx(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], 
         verbose=False,
         input_names=names,
         output_names=outputs,
-        dynamic_shapes={"observation": {0: batch}} | ({"state": memory} if memory else {}),
+        dynamic_shapes={"observation": {0: batch}} | ({"state": states} if states else {}),
     )
     assert program is not None
     model = program.model_proto

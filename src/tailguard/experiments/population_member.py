@@ -1,10 +1,11 @@
 """A member of a population that trades: it learns on the training rows and is scored on rows that come after them.
 
-The rows of the final test play no part in it.
+The rows of the final test play no part in it. The second half of the file is the table of hyperparameters that may change while
+a member trains.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,61 +14,42 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.config import Config
-from tailguard.envs.return_observer import ReturnAugmentedEnv
-from tailguard.experiments.training import Market, Rows, Split, build_model
-from tailguard.experiments.tunables import ModelDials
-from tailguard.io.random_state import OwnRandomness
+from tailguard.evaluate.play import play, return_gamma_of
+from tailguard.evaluate.stats.series import Floats
+from tailguard.experiments.callbacks import BetweenUpdates
+from tailguard.experiments.prepared_market import Market, Rows
+from tailguard.experiments.training import build_model, train_model
+from tailguard.io.state import IsolatedRandomState
 from tailguard.market.data import periods_per_year
-from tailguard.market.env import TradingEnv
 from tailguard.population.config import PopulationConfig, Value
-from tailguard.population.exploit import LEARNING_RATE, Orders, exploit, load_member_state, member_state
-from tailguard.population.learner import MemberFailed
+from tailguard.population.exploit import LEARNING_RATE, CopySettings, exploit, load_member_state, member_state
+from tailguard.population.member import MemberFailed
+from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.ppo.rollout import NotFinite, Rollout
+from tailguard.ppo.rollout import NotFinite
+from tailguard.ppo.schedules import EntropySchedule
 from tailguard.validation import require
 
 SMALLEST_EQUITY = 1e-9  # a ruined account counts as having lost this much, not infinitely much
 
 
 def population_of(config: Config) -> PopulationConfig:
-    """The section ``population``, which must be there."""
+    """Return the section ``population``, which must be there."""
     if config.population is None:
-        raise ValueError("the configuration has no section population: it says what is searched and how")
+        raise ValueError("the configuration has no section population: it says which hyperparameters are searched, and how")
     return config.population
 
 
-def with_validation(split: Split, share: float) -> tuple[Split, Rows]:
-    """Take the last part of the training rows away, to score members on.
-
-    :param split: training and test.
-    :param share: of the training rows.
-    :returns: the split with fewer training rows and the same test, and the rows between.
-    """
-    first, last = split.train
-    cut = last - round(share * (last - first))
-    require(first < cut < last, "validation_share", share, f"one that leaves rows on both sides: there are {last - first}")
-    return Split((first, cut), split.test), (cut, last)
-
-
-def blocks(rows: Rows, number: int) -> list[Rows]:
-    """Rows in so many parts of (nearly) the same length."""
-    edges = np.linspace(rows[0], rows[1], number + 1).round().astype(int).tolist()
-    require(min(np.diff(edges)) >= 3, "validation_blocks", number, f"at most {(rows[1] - rows[0]) // 3}: three bars each")
-    return list(pairwise(edges))
-
-
 class MarketLearner:
-    """Trains on a market, one update at a time; its scores are those of separate blocks of unseen rows.
+    """An agent that trains on a market, one update at a time, and is scored on separate blocks of unseen rows.
 
     :param market: with the training rows of the population.
     :param validation: rows to be scored on.
     :param config: everything else.
-    :param member_id: who it is, for the log.
-    :param hyperparams: ``learning_rate`` and the names of :data:`tailguard.experiments.tunables.DIALS`.
+    :param member_id: its number, for the log.
+    :param hyperparams: ``learning_rate`` and names of :data:`ACCESSORS`.
     :param seed: of everything that is random.
     """
 
@@ -80,83 +62,78 @@ class MarketLearner:
         self._population = population_of(config)
         self._market = market
         self._blocks = blocks(validation, self._population.validation_blocks)
-        self._randomness = OwnRandomness()
+        self._randomness = IsolatedRandomState()
         training = config.training.model_copy(update={"seed": seed, "tensorboard": None})
-        with self._randomness.in_force():
+        with self._randomness.active():
             self.model = build_model(market, training)
         others = {name: value for name, value in hyperparams.items() if name != LEARNING_RATE}
-        self._dials = ModelDials(self.model, tuple(others))
-        self._dials.turn(others)
+        self._tunables = TunableHyperparameters(self.model, tuple(others))
+        self._tunables.apply(others)
         if LEARNING_RATE in hyperparams:
             self.model.lr.set(float(hyperparams[LEARNING_RATE]))
-        self._horizon = self._population.intervals * self._population.perturbation_interval * self._samples
-
-    @property
-    def _samples(self) -> int:
-        """Steps of the environments per update."""
-        return int(self.model.n_steps * self.model.n_envs)
 
     def train(self, steps: int) -> None:
-        """As ``learn()`` does, but only a part of the way: schedules see the whole of it.
+        """Train for some updates; schedules see the whole training of the population.
 
         :param steps: updates.
-        :raises MemberFailed: when the weights are no numbers any more, or something that the environments say is none.
+        :raises MemberFailed: when the weights, or something that the environments return, are not finite.
         """
-        model = self.model
-        with self._randomness.in_force():
-            to_go = max(self._horizon - model.num_timesteps, steps * self._samples)
-            total, callback = model._setup_learn(to_go, None, reset_num_timesteps=False)
-            for _ in range(steps):
-                env, rollout = cast(VecEnv, model.env), cast(Rollout, model.rollout_buffer)
-                try:
-                    model.collect_rollouts(env, callback, rollout, model.n_steps)
-                except NotFinite as error:
-                    raise MemberFailed(str(error)) from error
-                model._update_current_progress_remaining(model.num_timesteps, total)
-                model.train()
-                if not model.flat.tensor.isfinite().all():
-                    raise MemberFailed(f"the weights are not finite after {model.num_timesteps} steps")
+        samples = int(self.model.n_steps * self.model.n_envs)  # environment steps per update
+        horizon = self._population.intervals * self._population.perturbation_interval * samples
+        with self._randomness.active():
+            try:
+                train_model(self.model, self.model.num_timesteps + steps * samples, [RequireFiniteWeights()], horizon=horizon)
+            except NotFinite as error:
+                raise MemberFailed(str(error)) from error
 
     def score(self) -> list[float]:
-        """One number per block of the validation rows, the same rows for all members."""
+        """Return one number per block of the validation rows, the same rows for all members."""
         paths = equity_paths(self.model, self._market, self._blocks)
-        return [growth(path) for path in paths] if self._population.score == "growth" else self._sharpes(paths)
+        if self._population.score == "growth":
+            return [log_growth(path) for path in paths]
+        per_year = periods_per_year(cast(pd.DatetimeIndex, self._market.bars.index))
+        return [log_sharpe(path) * math.sqrt(per_year) for path in paths]
 
     def save(self) -> dict[str, Any]:
-        """Model, random numbers and hyperparameters."""
-        with self._randomness.in_force():
+        """Return model, random numbers and hyperparameters."""
+        with self._randomness.active():
             return {"member": member_state(self.model), "hyperparams": dict(self.hyperparams)}
 
     def model_tree(self) -> dict[str, Any]:
-        """The model as a run saves it, with the random numbers of this member and not those of the process."""
-        with self._randomness.in_force():
+        """Return the model as a run saves it, with the random numbers of this member and not those of the process."""
+        with self._randomness.active():
             return self.model.state_tree()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Be what was saved."""
-        with self._randomness.in_force():
+        """Restore what :meth:`save` returned."""
+        with self._randomness.active():
             self.hyperparams = dict(state["hyperparams"])
-            self._dials.turn({name: value for name, value in self.hyperparams.items() if name != LEARNING_RATE})
+            self._tunables.apply({name: value for name, value in self.hyperparams.items() if name != LEARNING_RATE})
             load_member_state(self.model, state["member"])
 
-    def adopt(self, state: Mapping[str, Any], hyperparams: Mapping[str, Value], seed: int) -> None:
-        """Become a copy, or stay as before; see :func:`tailguard.population.exploit.exploit`."""
-        orders = Orders(self.member_id, hyperparams, seed, self._population.optimizer_exploit_strategy)
-        with self._randomness.in_force():
+    def copy_from(self, state: Mapping[str, Any], hyperparams: Mapping[str, Value], seed: int) -> None:
+        """Become a copy of another member, or stay as before; see :func:`tailguard.population.exploit.exploit`."""
+        settings = CopySettings(self.member_id, hyperparams, seed, self._population.optimizer_exploit_strategy)
+        with self._randomness.active():
             try:
-                exploit(self.model, state["member"], orders, self._dials)
+                exploit(self.model, state["member"], settings, self._tunables)
             except ValueError as error:
                 raise MemberFailed(str(error)) from error
         self.hyperparams = dict(hyperparams)
 
-    def _sharpes(self, paths: list[NDArray[np.float64]]) -> list[float]:
-        per_year = periods_per_year(cast(pd.DatetimeIndex, self._market.bars.index))
-        return [sharpe(path) * math.sqrt(per_year) for path in paths]
+
+class RequireFiniteWeights(BetweenUpdates):
+    """Stop the training of a member that has diverged."""
+
+    def between_updates(self) -> None:
+        """Raise :class:`MemberFailed` when a weight is not finite."""
+        if not cast(DistributionalPPO, self.model).flat.tensor.isfinite().all():
+            raise MemberFailed(f"the weights are not finite after {self.num_timesteps} steps")
 
 
 @dataclass(frozen=True)
 class MarketFactory:
-    """Makes the learners of a population, in any process.
+    """A factory of the learners of a population, for any process.
 
     :param market: with the training rows of the population.
     :param validation: rows to be scored on.
@@ -171,49 +148,124 @@ class MarketFactory:
     features: Path | None = None
 
     def __call__(self, member_id: int, hyperparams: Mapping[str, Value], seed: int) -> MarketLearner:
-        """The learner of a member."""
+        """Return the learner of a member."""
         return MarketLearner(self.market, self.validation, self.config, member_id, hyperparams, seed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process."""
+        """Pickle for another process, without the features if they are in a file."""
         if self.features is None:
             return MarketFactory, (self.market, self.validation, self.config)
         bare = replace(self.market.features, values=np.empty((0, 0), np.float32))
         return _mapped, (replace(self.market, features=bare), self.validation, self.config, self.features)
 
 
-def equity_paths(model: DistributionalPPO, market: Market, spans: list[Rows]) -> list[NDArray[np.float64]]:
-    """What the agent's account is worth bar by bar, when it trades each span anew with its most likely actions."""
-    rules = market.trading.model_dump() | {"episode_length": None, "random_start": False}
-    envs: list[Any] = [TradingEnv(market.bars, features=market.features, span=span, **rules) for span in spans]
-    if model.risk.return_augmented:
-        envs = [ReturnAugmentedEnv(env, model.gamma) for env in envs]
-    first = [env.reset(seed=0) for env in envs]
-    obs, paths = np.stack([o for o, _ in first]), [[info["equity"]] for _, info in first]
-    live, state, start = set(range(len(envs))), None, np.ones(len(envs), np.bool_)
-    while live:
-        actions, state = model.predict(obs, state, start, deterministic=True)
-        start = np.zeros(len(envs), np.bool_)
-        for i in sorted(live):
-            obs[i], _, ruined, truncated, info = envs[i].step(actions[i])
-            paths[i].append(info["equity"])
-            if ruined or truncated:
-                live.discard(i)
-    return [np.array(path) for path in paths]
+def _mapped(market: Market, validation: Rows, config: Config, path: Path) -> MarketFactory:
+    features = replace(market.features, values=np.load(path, mmap_mode="r"))
+    return MarketFactory(replace(market, features=features), validation, config, path)
 
 
-def growth(equity: NDArray[np.float64]) -> float:
-    """Logarithm of the final over the first equity."""
+def blocks(rows: Rows, number: int) -> list[Rows]:
+    """Cut rows into parts of (nearly) the same length."""
+    edges = np.linspace(rows[0], rows[1], number + 1).round().astype(int).tolist()
+    require(min(np.diff(edges)) >= 3, "validation_blocks", number, f"at most {(rows[1] - rows[0]) // 3}: three bars each")
+    return list(pairwise(edges))
+
+
+def equity_paths(model: DistributionalPPO, market: Market, spans: Sequence[Rows]) -> list[Floats]:
+    """Return the equity of the agent bar by bar, when it starts in cash at each span."""
+    played = play(model, market.bars, market.features, market.trading, spans, return_gamma=return_gamma_of(model))
+    return [account.equity for account in played]
+
+
+def log_growth(equity: Floats) -> float:
+    """Return the logarithm of the final over the first equity."""
     return math.log(max(equity[-1], SMALLEST_EQUITY) / equity[0])
 
 
-def sharpe(equity: NDArray[np.float64]) -> float:
-    """Mean over standard deviation of the log returns per bar; 0 where nothing was risked."""
+def log_sharpe(equity: Floats) -> float:
+    """Return mean over standard deviation of the log returns per bar; 0 where nothing was risked."""
     returns = np.diff(np.log(np.maximum(equity, SMALLEST_EQUITY)))
     spread = float(returns.std(ddof=1))
     return float(returns.mean()) / spread if spread > 0.0 else 0.0
 
 
-def _mapped(market: Market, validation: Rows, config: Config, path: Path) -> MarketFactory:
-    features = replace(market.features, values=np.load(path, mmap_mode="r"))
-    return MarketFactory(replace(market, features=features), validation, config, path)
+# Hyperparameters that may change while a model trains, by the names under which a population knows them.
+
+Getter = Callable[[DistributionalPPO], Value]
+Setter = Callable[[DistributionalPPO, Any], None]
+
+
+def _attribute(name: str) -> tuple[Getter, Setter]:
+    return lambda model: getattr(model, name), lambda model, value: setattr(model, name, value)
+
+
+def _set_gamma(model: DistributionalPPO, value: float) -> None:
+    model.gamma = model.episode_returns.gamma = value
+
+
+def _set_entropy(model: DistributionalPPO, value: float) -> None:
+    schedule = EntropySchedule(model.entropy.config.model_copy(update={"initial": value}))
+    schedule.load_state_dict(model.entropy.state_dict())
+    model.entropy = schedule
+
+
+def _set_kl_target(model: DistributionalPPO, value: float) -> None:
+    model.kl.config = model.kl.config.model_copy(update={"target": value})
+
+
+def _of_adversary(field: str) -> tuple[Getter, Setter]:
+    """Return getter and setter of a setting of the adversary, which its search reads, too."""
+
+    def read(model: DistributionalPPO) -> Value:
+        return cast(Value, getattr(_adversary(model).config, field))
+
+    def write(model: DistributionalPPO, value: float) -> None:
+        adversary = _adversary(model)
+        adversary.config = adversary.perturbation.config = adversary.config.model_copy(update={field: value})
+
+    return read, write
+
+
+def _adversary(model: DistributionalPPO) -> Adversary:
+    if model.adversary is None:
+        raise ValueError("a hyperparameter of the adversary is searched, but the model has none: set training.adversary")
+    return model.adversary
+
+
+ACCESSORS: dict[str, tuple[Getter, Setter]] = {
+    **{name: _attribute(name) for name in ("clip_range", "gae_lambda", "max_grad_norm", "n_epochs", "vf_coef")},
+    "gamma": (lambda model: model.gamma, _set_gamma),
+    "entropy_coef": (lambda model: model.entropy.config.initial, _set_entropy),
+    "kl_target": (lambda model: model.kl.config.target, _set_kl_target),
+    "adversarial_epsilon": _of_adversary("epsilon"),
+    "adversarial_ratio": _of_adversary("adversarial_ratio"),
+    "robust_kl_coef": _of_adversary("coefficient"),
+}
+
+
+class TunableHyperparameters:
+    """Some hyperparameters of a model, to read and to set. The learning rate is not among them: ``model.lr`` sets it.
+
+    :param model: the model.
+    :param names: keys of :data:`ACCESSORS`.
+    """
+
+    def __init__(self, model: DistributionalPPO, names: Sequence[str]) -> None:
+        for name in names:
+            require(name in ACCESSORS, "hyperparameter", name, f"{LEARNING_RATE} or one of {sorted(ACCESSORS)}")
+        moved = "gamma" in names and model.risk_config.return_augmented
+        require(not moved, "hyperparameter", "gamma", "left alone where the objective looks at the return of an episode")
+        self._model = model
+        self._names = tuple(names)
+        self.read()  # refuses what this model does not have
+
+    def read(self) -> dict[str, Value]:
+        """Return the active values."""
+        return {name: ACCESSORS[name][0](self._model) for name in self._names}
+
+    def apply(self, values: Mapping[str, Value]) -> None:
+        """Set values; those that are not named stay."""
+        unknown = set(values) - set(self._names)
+        require(not unknown, "hyperparameters", sorted(unknown), f"among {sorted(self._names)}")
+        for name, value in values.items():
+            ACCESSORS[name][1](self._model, value)

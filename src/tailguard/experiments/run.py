@@ -1,15 +1,14 @@
-"""A run: one folder with everything that a training was told, what it has learnt and how it went.
+"""A run: one folder with every setting of a training, what it has learnt and how it went.
 
     RUN/config.yaml           every setting
     RUN/run.json              data and its fingerprint, rows of training and test, scale of the features, versions
     RUN/checkpoints/          the last few models and the best
-    RUN/metrics.jsonl         what was measured, a line per update
+    RUN/metrics.jsonl         the metrics, a line per update
 
-Nothing else is needed to go on with it, to judge it or to deploy it.
+Nothing else is needed to resume, evaluate or deploy it.
 """
 
 import fcntl
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,49 +17,59 @@ from typing import Any, Self
 
 import pandas as pd
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard.config import Config, dump_config, load_config
-from tailguard.experiments.callbacks import Alarm, Journal, Progress, Report, Saving, stopped_by_signals
-from tailguard.experiments.interruption import Interrupted
-from tailguard.experiments.training import Market, Split, build_model, prepare_market
+from tailguard.evaluate.play import ReportProgress
+from tailguard.experiments import Interrupted
+from tailguard.experiments.callbacks import (
+    LogLastingWarnings,
+    SaveCheckpoints,
+    ShowProgress,
+    WriteMetrics,
+    stopped_by_signals,
+)
+from tailguard.experiments.prepared_market import Market, Split, fingerprint, prepare_market
+from tailguard.experiments.training import build_model, resolve_adversary, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic
 from tailguard.io.checkpoint_folder import Checkpoints
 from tailguard.market.data import load_source
 from tailguard.market.features import FeatureScaler
 from tailguard.ppo.algorithm import DistributionalPPO
-from tailguard.ppo.migrations import MIGRATIONS
-from tailguard.ppo.persistence import KIND
 from tailguard.ppo.rollout import NotFinite
+from tailguard.ppo.serialization import KIND, MIGRATIONS
 
 CONFIG, INFO, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
 
 
 class Run:
-    """One such folder.
+    """The folder of a run.
 
     :param path: of the folder.
     :param config: every setting.
-    :param info: what ``run.json`` holds.
+    :param info: content of ``run.json``.
+    :param market: if it has been prepared already.
     """
 
-    def __init__(self, path: Path, config: Config, info: dict[str, Any]) -> None:
+    def __init__(self, path: Path, config: Config, info: dict[str, Any], market: Market | None = None) -> None:
         self.path, self.config, self.info = path, config, info
+        self._market = market
         self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS)
 
     @classmethod
     def create(cls, path: str | Path, config: Config, source: str, market: Market) -> Self:
         """Make the folder of a new run.
 
-        :param source: the data, as :func:`tailguard.market.load_source` understands it.
-        :raises ValueError: when there is something in that place already.
+        :param path: nothing may be there yet.
+        :param config: every setting.
+        :param source: the data, as :func:`tailguard.market.data.load_source` understands it.
+        :param market: prepared from this data.
+        :raises ValueError: when the folder is not empty.
         """
         path = Path(path)
         if path.exists() and any(path.iterdir()):
-            raise ValueError(
-                f"{path} is not empty: `tailguard resume {path}` goes on with a run, another --run begins a new one"
-            )
+            raise ValueError(f"{path} is not empty: `tailguard resume {path}` continues a run, another --run starts a new one")
+        resolve_adversary(config.training.adversary, market.features.names)  # refuses unknown features: no folder yet
         info = {
             "data": _located(source),
             "fingerprint": fingerprint(market.bars),
@@ -73,11 +82,11 @@ class Run:
             file.write(dump_config(config).encode())
         with atomic(path / INFO) as file:  # last: a folder with it is a run
             file.write(json.dumps(info, indent=2).encode())
-        return cls(path, config, info)
+        return cls(path, config, info, market)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """The run in a folder.
+        """Open the run in a folder.
 
         :raises ValueError: when there is none.
         """
@@ -99,32 +108,39 @@ class Run:
         return FeatureScaler.from_state_dict(self.info["features"])
 
     def market(self) -> Market:
-        """The market of the run.
+        """Return the market of the run; the data is read and its features are computed once.
 
-        :raises ValueError: when the data has changed since.
+        :raises ValueError: when the data has changed since the run was created.
         """
-        bars = load_source(self.info["data"])
-        if fingerprint(bars) != self.info["fingerprint"]:
-            raise ValueError(f"{self.info['data']} is not what it was when {self.path} began: restore it, or begin a new run")
-        return prepare_market(bars, self.config, self.split)
+        if self._market is None:
+            bars = load_source(self.info["data"])
+            if fingerprint(bars) != self.info["fingerprint"]:
+                raise ValueError(
+                    f"{self.info['data']} is not what it was when {self.path} was created: restore it, or start a new run"
+                )
+            self._market = prepare_market(bars, self.config, self.split)
+        return self._market
 
     def model(self, env: Any = None, force_reset: bool = True) -> DistributionalPPO | None:
-        """The newest model that is whole; None before the first was saved.
+        """Return the newest model that is not damaged; None before the first was saved.
 
-        :param env: to train on.
+        :param env: environments to train in.
         :param force_reset: as in :meth:`DistributionalPPO.load`.
         """
         return self.checkpoints.newest(lambda tree: DistributionalPPO.from_tree(tree, env, "cpu", force_reset))
 
     def trained_model(self) -> DistributionalPPO:
-        """The same where one must exist."""
+        """Return the newest model.
+
+        :raises ValueError: when none was saved yet.
+        """
         model = self.model()
         if model is None:
             raise ValueError(f"{self.path} holds no model yet: `tailguard resume {self.path}` trains it")
         return model
 
     def metrics(self) -> pd.DataFrame:
-        """What was measured, a row per update; empty before the first."""
+        """Return the metrics, a row per update; empty before the first."""
         path = self.path / METRICS
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         # A process that was killed may have left half a line.
@@ -132,7 +148,7 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else trains this run meanwhile; the lock ends with the process, however it ends."""
+        """Keep other processes from training this run; the lock ends with the process, however it ends."""
         with (self.path / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,12 +157,13 @@ class Run:
             yield
 
 
-def train(run: Run, report: Report) -> DistributionalPPO:
+def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     """Train the model of a run to its end, from wherever it stands.
 
-    :param report: called with the steps done and a line about them.
+    :param run: a new one, or one that was stopped or killed.
+    :param report: called with the steps done, the steps in all, and a line.
     :raises Interrupted: when a signal stopped it; it is saved.
-    :raises ValueError: when the disk or the environments fail; the last checkpoint is whole, and can be gone on from.
+    :raises ValueError: when the disk or the environments fail; the last checkpoint can be resumed from.
     """
     torch.set_num_threads(1)  # small networks are slower on more
     steps = run.config.training.steps
@@ -156,27 +173,19 @@ def train(run: Run, report: Report) -> DistributionalPPO:
         model = run.model(env, force_reset=False) or build_model(market, run.config.training, env)
         if model.num_timesteps >= steps:
             return model
-        saving = Saving(run.checkpoints, run.config.checkpoints)
-        callbacks: list[BaseCallback] = [Progress(report), Journal(run.path / METRICS), Alarm(), saving]
-        begun = model.num_timesteps
+        saving = SaveCheckpoints(run.checkpoints, run.config.checkpoints)
+        callbacks = [ShowProgress(report), WriteMetrics(run.path / METRICS), LogLastingWarnings(), saving]
+        first_step, resume = model.num_timesteps, f"`tailguard resume {run.path}` continues from there"
         try:
             with stopped_by_signals(saving):
-                model.learn(steps - begun, callback=callbacks, reset_num_timesteps=False, tb_log_name=run.path.name)
+                train_model(model, steps, callbacks, log_name=run.path.name)
         except (OSError, NotFinite) as error:
-            safe = max(begun, saving.saved_step)
-            raise ValueError(f"{error}; safe up to step {safe:,}, `tailguard resume {run.path}` goes on from there") from error
-        if saving.stopped:
-            raise Interrupted(f"stopped and saved at step {saving.saved_step:,}; `tailguard resume {run.path}` goes on")
+            raise ValueError(f"{error}; safe up to step {max(first_step, saving.saved_step):,}, {resume}") from error
+        except Interrupted as stopped:
+            raise Interrupted(f"{stopped}; {resume}") from None
     return model
 
 
-def fingerprint(bars: pd.DataFrame) -> str:
-    """A hash of every time, name and number of a table."""
-    digest = hashlib.sha256(repr(list(bars.columns)).encode())
-    digest.update(pd.util.hash_pandas_object(bars, index=True).to_numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _located(source: str) -> str:
-    """Files by their whole path, so that a run can be resumed from another folder."""
+    """Return the source with files by their whole path, so that a run can be resumed from another folder."""
     return "+".join(str(Path(part).resolve()) if Path(part).exists() else part for part in source.split("+"))

@@ -1,1 +1,1 @@
-"""Files and state as data: atomic writes, the checkpoint format, random numbers and environments."""
+"""Files and state as data: atomic writes, the checkpoint format, the state of random numbers and environments."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and stay."""
+"""Atomic files: each appears whole or not at all, and survives a power cut."""
 
 import os
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-# The end of the names of files that are being written; what a killed process leaves behind has it too.
+# The suffix of files that are being written; a killed process may leave some behind.
 UNFINISHED = ".unfinished"
 
 
 @contextmanager
 def named(path: str | Path) -> Iterator[None]:
-    """Errors of the disk name this file: a write to a full disk fails without saying where."""
+    """Add the name of this file to errors of the disk: a write to a full disk fails without saying where."""
     try:
         yield
     except OSError as error:
@@ -23,7 +23,7 @@ def named(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when everything is on the disk; after an error nothing has changed."""
+    """Open a file for writing that takes its name when everything is on the disk; after an error nothing has changed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")

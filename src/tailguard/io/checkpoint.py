@@ -1,9 +1,9 @@
-"""One format for everything that has state: data, never a program.
+"""The checkpoint format of everything that has state: data, never code.
 
 A file is a safetensors container, which any safetensors reader opens. Its metadata holds a manifest in JSON: the version of the
-format, what the file is, the libraries that wrote it, the tree of values with a reference wherever an array stands, and of each
+format, the kind of file, the libraries that wrote it, the tree of values with a reference in place of each array, and of each
 array its type, shape and SHA-256. The manifest has a checksum of its own. So a file that was cut, changed or written by
-somebody else is recognised before anything is made of it, and loading it executes nothing.
+another program is recognised before it is used, and loading it executes nothing.
 
 Files appear whole or not at all: they are written under another name, flushed to the disk and renamed.
 """
@@ -27,13 +27,13 @@ from torch import Tensor
 from tailguard.io.atomic import atomic
 
 FORMAT = "tailguard"
-VERSION = 5
+VERSION = 6
 LIBRARIES = ("tailguard", "torch", "numpy", "stable-baselines3", "gymnasium")
 
-# From an old version to the next: a function of the tree. The owner of a kind of file knows how its trees have changed.
+# By old version, a function from its tree to that of the next version. Each kind of file has its own.
 Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
-# Marks of what JSON has no word for. A key of the user's that begins like one is refused.
+# Keys for values that JSON does not have. A key of the user's that begins like one is refused.
 MARK = "$"
 TENSOR, ARRAY, TUPLE, NUMBER, INTEGER_KEYS = "$tensor", "$array", "$tuple", "$number", "$integer_keys"
 
@@ -41,15 +41,15 @@ ZIP = b"PK"
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be used, and why."""
+    """Raised for a file that cannot be used, with the reason."""
 
 
 def save(path: str | Path, tree: Mapping[str, Any], *, kind: str) -> None:
     """Write a tree of values, whole or not at all.
 
-    :param path: where.
+    :param path: the file.
     :param tree: dictionaries with keys of text (or all of integers), lists and tuples of tensors, arrays, numbers, text, None.
-    :param kind: what it is, such as ``model``; :func:`load` asks for it.
+    :param kind: kind of file, such as ``model``; :func:`load` checks it.
     """
     with atomic(path) as file:
         file.write(to_bytes(tree, kind=kind))
@@ -58,7 +58,7 @@ def save(path: str | Path, tree: Mapping[str, Any], *, kind: str) -> None:
 def load(path: str | Path, *, kind: str, migrations: Migrations | None = None) -> dict[str, Any]:
     """Read what :func:`save` wrote; older versions are brought up to date.
 
-    :param migrations: for trees of this kind, by the version that they come from.
+    :param migrations: functions that update trees of this kind, by the version that they come from.
     :raises CheckpointError: naming the file and what is wrong with it.
     """
     try:
@@ -71,8 +71,8 @@ def load(path: str | Path, *, kind: str, migrations: Migrations | None = None) -
 def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | None = None) -> dict[str, Any]:
     """Read the content of a file.
 
-    :param name: what to call it in errors.
-    :param migrations: as for :func:`load`.
+    :param name: name of the file in errors.
+    :param migrations: see :func:`load`.
     """
     if data[: len(ZIP)] == ZIP:
         _refuse(
@@ -85,7 +85,7 @@ def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | No
     except (SafetensorError, UnicodeError, json.JSONDecodeError) as error:
         _refuse(name, f"is not a whole Tailguard file ({error})")
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        # The checksums fit and the content does not: somebody has made this file by hand.
+        # The checksums are right and the content is not: the file was made by hand.
         _refuse(name, f"has a manifest that Tailguard does not write ({type(error).__name__}: {error})")
     for number in range(version, VERSION):
         if migrations is not None and number in migrations:
@@ -94,7 +94,7 @@ def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | No
 
 
 def to_bytes(tree: Mapping[str, Any], *, kind: str) -> bytes:
-    """The content of a file; equal trees give equal bytes."""
+    """Return the content of a file; equal trees give equal bytes."""
     tensors: dict[str, Tensor] = {}
     encoded = _encode(tree, "", tensors)
     manifest = {
@@ -110,7 +110,7 @@ def to_bytes(tree: Mapping[str, Any], *, kind: str) -> bytes:
 
 
 def libraries() -> dict[str, str]:
-    """The versions that matter to what is saved."""
+    """Return the versions of Python and of the libraries that affect what is saved."""
     return {"python": platform.python_version()} | {name: version_of(name) for name in LIBRARIES}
 
 
@@ -119,7 +119,7 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 
 def _read(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], kind: str) -> tuple[int, dict[str, Any]]:
-    """The version and the tree of a file, once every checksum fits."""
+    """Check every checksum; return the version and the tree of a file."""
     if FORMAT not in metadata:
         _refuse(name, "was not written by Tailguard: it has no manifest")
     checksum, _, text = metadata[FORMAT].partition(" ")
@@ -144,7 +144,7 @@ def _description(tensor: Tensor) -> dict[str, Any]:
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Values as JSON; arrays move to `tensors` under their place in the tree."""
+    """Return values as JSON; arrays move to `tensors` under their path in the tree."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | np.integer):
@@ -159,19 +159,19 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {ARRAY: [_keep(_as_tensor(value, name), name, tensors), value.dtype.str]}
     if isinstance(value, Mapping):
         if value and all(isinstance(key, int) for key in value):
-            return {INTEGER_KEYS: {str(key): _encode(one, f"{name}.{key}", tensors) for key, one in value.items()}}
+            return {INTEGER_KEYS: {str(key): _encode(item, f"{name}.{key}", tensors) for key, item in value.items()}}
         for key in value:
             if not isinstance(key, str) or key.startswith(MARK):
                 raise TypeError(f"{name or 'the tree'}: keys must be text that does not begin with {MARK}, got {key!r}")
-        return {key: _encode(one, f"{name}.{key}" if name else key, tensors) for key, one in value.items()}
+        return {key: _encode(item, f"{name}.{key}" if name else key, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_encode(one, f"{name}.{i}", tensors) for i, one in enumerate(value)]
+        items = [_encode(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return {TUPLE: items} if isinstance(value, tuple) else items
     raise TypeError(f"{name}: a {type(value).__name__} cannot be saved")
 
 
 def _keep(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
-    """Add a tensor under its place in the tree; under another name where a key with a dot has led to the same place."""
+    """Add a tensor under its path in the tree; under another name where a key with a dot has led to the same path."""
     while name in tensors or name == "__metadata__":
         name += "'"
     tensors[name] = tensor
@@ -190,7 +190,7 @@ def _as_tensor(array: NDArray[Any], name: str) -> Tensor:
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decode(one, tensors) for one in value]
+        return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if TENSOR in value:
@@ -202,7 +202,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if NUMBER in value:
         return float(value[NUMBER])
     if TUPLE in value:
-        return tuple(_decode(one, tensors) for one in value[TUPLE])
+        return tuple(_decode(item, tensors) for item in value[TUPLE])
     if INTEGER_KEYS in value:
-        return {int(key): _decode(one, tensors) for key, one in value[INTEGER_KEYS].items()}
-    return {key: _decode(one, tensors) for key, one in value.items()}
+        return {int(key): _decode(item, tensors) for key, item in value[INTEGER_KEYS].items()}
+    return {key: _decode(item, tensors) for key, item in value.items()}

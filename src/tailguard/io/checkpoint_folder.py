@@ -1,4 +1,4 @@
-"""The checkpoints of one training: the last few and the best, and the newest one that is whole."""
+"""The folder of the checkpoints of one training: the last few and the best; reading takes the newest that is not damaged."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from tailguard.io.checkpoint import CheckpointError, Migrations
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
-Made = TypeVar("Made")
+Loaded = TypeVar("Loaded")
 
 PREFIX, SUFFIX = "step-", ".safetensors"
 BEST, BEST_SCORE = "best.safetensors", "best.json"
@@ -22,10 +22,10 @@ BEST, BEST_SCORE = "best.safetensors", "best.json"
 class Checkpoints:
     """Files ``step-N.safetensors`` in a folder.
 
-    :param folder: where; made when the first one is written.
-    :param kind: what the files hold.
-    :param keep: how many of the newest stay; 2 or more, so that a damaged one costs an interval and not the run.
-    :param migrations: for files of older versions.
+    :param folder: the folder; made when the first file is written.
+    :param kind: kind of the files.
+    :param keep: number of the newest files to keep; 2 or more, so that a damaged one costs an interval and not the run.
+    :param migrations: see :func:`tailguard.io.checkpoint.load`.
     """
 
     def __init__(self, folder: Path, kind: str, keep: int = 3, migrations: Migrations | None = None) -> None:
@@ -33,9 +33,9 @@ class Checkpoints:
         self.folder, self.kind, self.keep, self.migrations = folder, kind, keep, migrations
 
     def save(self, step: int, tree: Mapping[str, Any], performance: float = math.nan) -> Path:
-        """Write one, whole or not at all; then let the oldest go.
+        """Write a checkpoint, whole or not at all; then delete the oldest.
 
-        :param performance: of this model; if it is the highest so far, a copy stays until a better one replaces it.
+        :param performance: performance of this model; if it is the highest so far, a copy is kept until a better one comes.
         """
         data = checkpoint.to_bytes(tree, kind=self.kind)
         path = self.folder / f"{PREFIX}{step:012d}{SUFFIX}"
@@ -56,11 +56,11 @@ class Checkpoints:
             return -math.inf
 
     def paths(self) -> list[Path]:
-        """All but the copy of the best, the oldest first."""
+        """Return all files but the copy of the best, the oldest first."""
         return sorted(self.folder.glob(f"{PREFIX}*{SUFFIX}"))
 
-    def newest(self, make: Callable[[dict[str, Any]], Made]) -> Made | None:
-        """What `make` makes of the newest one that is whole; None when there is none at all.
+    def newest(self, make: Callable[[dict[str, Any]], Loaded]) -> Loaded | None:
+        """Return `make` of the newest checkpoint that is not damaged; None when there is none at all.
 
         :raises CheckpointError: when there are some and none can be used.
         """

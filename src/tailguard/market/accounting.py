@@ -1,4 +1,4 @@
-"""Accounting for anyone's target weights over a whole series, on the kernel that the environments use."""
+"""Accounting of any target weights over a whole series, on the kernel of the environments."""
 
 import math
 from typing import Any, NamedTuple
@@ -44,8 +44,8 @@ def bar_array(bars: pd.DataFrame, rules: TradingRules) -> Floats:
         array[:, column, : CLOSE + 1] = np.where(there[:, None], prices, np.nan)
         array[:, column, VOLUME] = np.where(there, np.nan_to_num(table["volume"].to_numpy(dtype=np.float64)), 0.0)
         array[:, column, MARK] = pd.Series(array[:, column, CLOSE]).ffill().fillna(0.0).to_numpy()
-        for rule, wanted in (("impact", rules.impact > 0.0), ("participation", rules.participation is not None)):
-            if wanted and there.any() and not array[:, column, VOLUME].any():
+        for rule, used in (("impact", rules.impact > 0.0), ("participation", rules.participation is not None)):
+            if used and there.any() and not array[:, column, VOLUME].any():
                 raise ValueError(f"{rule} needs volumes and {symbol or 'the table'} has none; leave {rule} out or add a volume")
         array[:, column, IMPACT] = _impact_coefficient(array[:, column], rules)
         if "funding" in table.columns:
@@ -57,12 +57,12 @@ def bar_array(bars: pd.DataFrame, rules: TradingRules) -> Floats:
 
 
 def empty_accounts(size: int, assets: int) -> Floats:
-    """Accounts with nothing in them."""
+    """Return accounts with nothing in them."""
     return np.zeros((size, UNITS + 2 * assets))
 
 
 def _impact_coefficient(bars: Floats, rules: TradingRules) -> Floats:
-    """Square-root impact Y sigma sqrt(Q / volume) as a factor of sqrt(Q), from bars before the fill only.
+    """Return the square-root impact Y sigma sqrt(Q / volume) as a factor of sqrt(Q), from bars before the fill only.
 
     Daily volatility and daily volume give the same number as those of one bar: the bars per day cancel.
     """
@@ -78,7 +78,7 @@ def _impact_coefficient(bars: Floats, rules: TradingRules) -> Floats:
 
 
 def kernel_rules(rules: TradingRules, assets: int) -> KernelRules:
-    """The scalars of `rules`, for accounts that trade so many assets."""
+    """Return the scalars of `rules`, for accounts that trade this number of assets."""
     return KernelRules(
         fee=rules.fee,
         spread=rules.half_spread + rules.slippage,
@@ -132,7 +132,7 @@ def simulate(
     sizing: str = "cost_aware",
     **rules: Any,
 ) -> SimulationResult:
-    """Trade anyone's target weights over a whole series, with the accounting of the environments.
+    """Trade any target weights over a whole series, with the accounting of the environments.
 
     Weights at bar t are decided at its close and filled at the next open by default. Purchases never need a loan
     unless the weights themselves ask for one by summing to more than 1.
@@ -142,7 +142,7 @@ def simulate(
     :param fee: per side, as a fraction of the amount traded (0.001 is 10 basis points).
     :param slippage: adverse price move per side, as a fraction of the price.
     :param fill: ``next_open``, ``close`` (the close at which it was decided) or ``next_close``.
-    :param cash: what the account starts with.
+    :param cash: starting cash of the account.
     :param sizing: ``cost_aware`` (the weight holds after costs) or ``pre_cost`` (a share of equity before costs).
     :param rules: any other field of :class:`tailguard.market.TradingRules`; here an account is ruined, by default, only
         when its equity is gone (``bankruptcy=0``).
@@ -154,7 +154,7 @@ def simulate(
 
 
 def simulate_bars(array: Floats, target_weights: ArrayLike, rules: TradingRules) -> SimulationResult:
-    """As :func:`simulate`, for bars that are laid out already: many accounts on the same bars need that only once.
+    """Do what :func:`simulate` does, for bars that are laid out already: many accounts on the same bars need that only once.
 
     :param array: from :func:`bar_array` with rules of the same impact.
     :param target_weights: ``[T]`` or ``[T, A]``; NaN holds.

@@ -1,4 +1,4 @@
-"""Baselines: what an agent has to beat. Each is a function from bars to target weights, NaN where it holds.
+"""Baseline strategies. Each is a function from bars to target weights, NaN where it holds.
 
 The weights of bar t use bars up to t only, and are traded under the same accounting as an agent's. With several symbols
 each gets its share of the whole, so that a baseline never asks for more than full investment.
@@ -19,7 +19,7 @@ Strategy = Callable[[pd.DataFrame], Weights]
 
 
 def buy_and_hold(bars: pd.DataFrame) -> Weights:
-    """Buy everything at the first bar it has, in equal parts, and never trade again."""
+    """Buy every symbol at its first bar, in equal parts, and never trade again."""
 
     def weights(close: pd.Series) -> Weights:
         targets = np.full(len(close), np.nan)
@@ -64,7 +64,7 @@ def moving_average(bars: pd.DataFrame, fast: int = 50, slow: int = 200) -> Weigh
 
 
 def momentum(bars: pd.DataFrame, lookback: int = 252, skip: int = 21) -> Weights:
-    """Time-series momentum: long after a rise, short after a fall, leaving out the most recent bars.
+    """Be long after a rise and short after a fall, leaving out the most recent bars (time-series momentum).
 
     :param lookback: bars over which the rise is measured.
     :param skip: most recent bars left out.
@@ -79,7 +79,7 @@ def momentum(bars: pd.DataFrame, lookback: int = 252, skip: int = 21) -> Weights
 
 
 def volatility_target(bars: pd.DataFrame, target: float = 0.10, window: int = 63, limit: float = 1.0) -> Weights:
-    """Hold as much as makes the volatility expected from the recent past equal a target.
+    """Hold the weight at which the volatility expected from the recent past equals a target.
 
     :param target: volatility per year.
     :param window: look-back of the volatility, in bars.
@@ -100,19 +100,19 @@ def volatility_target(bars: pd.DataFrame, target: float = 0.10, window: int = 63
 
 
 def random_positions(bars: pd.DataFrame, turnover: float = 0.1, seed: int = 0) -> Weights:
-    """Fully long or short by the toss of a coin: what a given amount of trading costs when nothing is known.
+    """Be fully long or short at random: shows the cost of a given turnover without any skill.
 
-    :param turnover: expected change of the weight per bar; the coin is tossed with this probability.
-    :param seed: of the coin.
+    :param turnover: expected change of the weight per bar; a new side is drawn with this probability.
+    :param seed: random seed.
     """
     require(0.0 < turnover <= 1.0, "turnover", turnover, "in (0, 1]")
     generator = np.random.default_rng(seed)
 
     def weights(close: pd.Series) -> Weights:
-        tossed = generator.random(len(close)) < turnover
-        tossed[0] = True
+        drawn = generator.random(len(close)) < turnover
+        drawn[0] = True
         sides = generator.choice([-1.0, 1.0], len(close))
-        return sides[np.maximum.accumulate(np.where(tossed, np.arange(len(close)), 0))]
+        return sides[np.maximum.accumulate(np.where(drawn, np.arange(len(close)), 0))]
 
     return _share_out(bars, weights)
 
@@ -129,7 +129,7 @@ STRATEGIES: dict[str, Callable[..., Weights]] = {
 
 
 def strategy(name: str, **parameters: float) -> Strategy:
-    """A baseline by name, with some of its parameters set.
+    """Return a baseline by name, with some of its parameters set.
 
     :raises ValueError: for an unknown name or parameter, listing the known ones.
     """
@@ -144,7 +144,7 @@ def strategy(name: str, **parameters: float) -> Strategy:
 
 
 def _share_out(bars: pd.DataFrame, weights: Callable[[pd.Series], Weights]) -> Weights:
-    """The weights of each symbol on the bars that it has, divided by the number of symbols; [T] for one, [T, A] for more."""
+    """Return the weights of each symbol on its own bars, divided by the number of symbols; [T] for one, [T, A] for more."""
     columns = []
     for _, table in iterate_symbols(bars):
         close = table["close"].astype(np.float64)

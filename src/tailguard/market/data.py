@@ -47,16 +47,16 @@ Source = str | Path | pd.DataFrame
 
 
 class DataError(ValueError):
-    """A table that cannot be used as it is; the message names the row, the reason and the remedy."""
+    """Raised for a table that cannot be used; the message names the row, the reason and the remedy."""
 
 
 class DataWarning(UserWarning):
-    """A table that can be used, with something in it that its user should know."""
+    """A warning about a table that can be used, but whose results may mislead."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that the validator has to say about a table.
+    """A finding of the validator about a table.
 
     :param level: ``error`` (unusable), ``warning`` (usable, but results may mislead) or ``note``.
     :param row: position of the row, counted from 0 as in ``frame.iloc``; None when it is about the whole table.
@@ -70,7 +70,7 @@ class Finding:
     time: str | None = None
 
     def __str__(self) -> str:
-        """One line: where, then what."""
+        """Return one line: the row, then the reason."""
         return self.reason if self.row is None else f"row {self.row} ({self.time}): {self.reason}"
 
 
@@ -82,11 +82,11 @@ def load_bars(source: Source | Mapping[str, Source]) -> pd.DataFrame:
     :raises DataError: naming the first bad row and the reason. Nothing is repaired silently.
     """
     if isinstance(source, Mapping):
-        return align_bars({symbol: load_bars(one) for symbol, one in source.items()})
+        return align_bars({symbol: load_bars(table) for symbol, table in source.items()})
     name = "table" if isinstance(source, pd.DataFrame) else str(source)
     frame = source if isinstance(source, pd.DataFrame) else _read(Path(source))
     if isinstance(frame.columns, pd.MultiIndex):
-        return align_bars({symbol: load_bars(one_symbol(frame, symbol).dropna(how="all")) for symbol in symbols_of(frame)})
+        return align_bars({symbol: load_bars(bars_of(frame, symbol).dropna(how="all")) for symbol in symbols_of(frame)})
     bars = _standard_form(frame, name)
     findings = check_bars(bars)
     errors = [finding for finding in findings if finding.level == "error"]
@@ -110,14 +110,14 @@ def align_bars(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def symbols_of(bars: pd.DataFrame) -> list[str]:
-    """The symbols of a table of bars; a single unnamed symbol is the empty string."""
+    """Return the symbols of a table of bars; a single unnamed symbol is the empty string."""
     if isinstance(bars.columns, pd.MultiIndex):
         return [str(symbol) for symbol in bars.columns.get_level_values(0).unique()]
     return [""]
 
 
-def one_symbol(bars: pd.DataFrame, symbol: str) -> pd.DataFrame:
-    """The columns of one symbol; the empty string stands for the only one."""
+def bars_of(bars: pd.DataFrame, symbol: str) -> pd.DataFrame:
+    """Return the columns of one symbol; the empty string stands for the only one."""
     return cast(pd.DataFrame, bars[symbol]) if symbol else bars
 
 
@@ -131,16 +131,16 @@ def iterate_symbols(bars: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     if not (bars.index.is_monotonic_increasing and bars.index.is_unique):
         raise DataError("bars need increasing, unique times; pass the table through tailguard.market.load_bars first")
     for symbol in symbols_of(bars):
-        one = one_symbol(bars, symbol)
-        missing = [column for column in COLUMNS if column not in one.columns]
+        table = bars_of(bars, symbol)
+        missing = [column for column in COLUMNS if column not in table.columns]
         if missing:
             where = f" of {symbol}" if symbol else ""
             raise DataError(f"bars lack the columns {missing}{where}; tailguard.market.load_bars makes the right form")
-        yield symbol, one
+        yield symbol, table
 
 
 def check_bars(bars: pd.DataFrame) -> list[Finding]:
-    """Everything worth saying about a table in standard form, errors first; an empty list means a clean table.
+    """Return the findings about a table in standard form, errors first; an empty list means a clean table.
 
     :param bars: a table from :func:`load_bars`.
     """
@@ -150,7 +150,7 @@ def check_bars(bars: pd.DataFrame) -> list[Finding]:
 
 
 def check_source(source: Source) -> list[Finding]:
-    """As :func:`check_bars`, for a file or a table in any form; one that cannot be read at all is one error."""
+    """Return the findings about a file or a table in any form; a table that cannot be read is one error."""
     try:
         frame = source if isinstance(source, pd.DataFrame) else _read(Path(source))
         return check_bars(_standard_form(frame, "table" if isinstance(source, pd.DataFrame) else str(source)))
@@ -159,7 +159,7 @@ def check_source(source: Source) -> list[Finding]:
 
 
 def periods_per_year(index: pd.DatetimeIndex) -> float:
-    """Bars per calendar year, counted over the whole table.
+    """Return the number of bars per calendar year, counted over the whole table.
 
     :param index: times of the bars, at least 2.
     """
@@ -170,12 +170,12 @@ def periods_per_year(index: pd.DatetimeIndex) -> float:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Where a shipped data set comes from.
+    """The provenance of a shipped data set.
 
-    :param name: what :func:`load_dataset` takes.
-    :param title: what it holds.
+    :param name: its name for :func:`load_dataset`.
+    :param title: its content.
     :param source: package, version and licence that it was read from.
-    :param note: what its user should know before trusting a result.
+    :param note: limitations to know before trusting a result.
     """
 
     name: str
@@ -185,7 +185,7 @@ class DatasetInfo:
 
 
 def list_datasets() -> list[DatasetInfo]:
-    """The data sets shipped with the package."""
+    """Return the data sets shipped with the package."""
     index = json.loads(_dataset_folder().joinpath("index.json").read_text(encoding="utf-8"))
     return [DatasetInfo(**entry) for entry in index]
 
@@ -198,7 +198,7 @@ def load_dataset(name: str | Sequence[str]) -> pd.DataFrame:
     :param name: one of :func:`list_datasets`, or a sequence of them.
     """
     if not isinstance(name, str):
-        return align_bars({one: load_dataset(one) for one in name})
+        return align_bars({part: load_dataset(part) for part in name})
     known = [info.name for info in list_datasets()]
     if name not in known:
         raise DataError(f"no data set named {name!r}; shipped are {', '.join(known)}")
@@ -208,7 +208,7 @@ def load_dataset(name: str | Sequence[str]) -> pd.DataFrame:
 
 
 def load_source(source: str) -> pd.DataFrame:
-    """Bars of a shipped set or a file; several joined by ``+`` give one aligned table."""
+    """Load the bars of a shipped set or a file; several joined by ``+`` give one aligned table."""
     parts = source.split("+")
     if len(parts) > 1:
         symbols = [Path(part).name.split(".")[0] for part in parts]
@@ -244,7 +244,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _standard_form(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Lower-case columns, float64 values, a DatetimeIndex named time in UTC without a time zone."""
+    """Return a table with lower-case columns, float64 values, and a DatetimeIndex named time in UTC without a time zone."""
     if len(frame) == 0:
         raise DataError(f"{name}: no rows")
     table = frame.rename(columns=lambda column: str(column).strip().lower())

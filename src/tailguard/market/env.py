@@ -45,27 +45,27 @@ from tailguard.validation import build, require
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64: a bijection of 64-bit integers whose outputs pass for random."""
+    """Hash 64-bit integers by SplitMix64, a bijection whose outputs pass tests of randomness."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
-# The arrays that tell where the accounts of a batch stand.
-POSITION = ("seeds", "episodes", "clock", "accounts")
+# The attributes that are the state of a batch.
+STATE_ARRAYS = ("seeds", "episodes", "clock", "accounts")
 
 
 class BatchStep(NamedTuple):
-    """What one bar did to B accounts.
+    """The effect of one bar on B accounts.
 
-    :param obs: ``[B, D]`` what they see after it, before any restart.
+    :param obs: ``[B, D]`` observations after it, before any restart.
     :param rewards: ``[B]`` changes of log equity.
     :param terminated: ``[B]`` ruined.
     :param truncated: ``[B]`` at the end of the episode or of the data.
     :param effective: ``[B]`` false where trading was not allowed.
-    :param endings: how many episodes ended.
-    :param idle: how many accounts were not allowed to trade.
+    :param endings: number of episodes that ended.
+    :param idle: number of accounts that were not allowed to trade.
     """
 
     obs: NDArray[np.float32]
@@ -80,13 +80,13 @@ class BatchStep(NamedTuple):
 class AccountBatch:
     """B accounts that trade the same bars in episodes of their own. Features and bars are shared, never copied.
 
-    Where episode k of an account starts is a hash of (its seed, k): there is no generator to carry along, and an account
-    behaves the same alone and in a batch.
+    The start of episode k of an account is a hash of (its seed, k): there is no generator to save, and an account behaves the
+    same alone and in a batch.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param settings: rules and episode shape.
     :param size: number of accounts B.
-    :param features: what is observed of the market; by default :func:`build_features` of the bars.
+    :param features: features of the market in the observation; by default :func:`build_features` of the bars.
     :param no_trade: ``[T]`` true where a decision at the close of that bar may not trade: the action is ignored and the
         sample gets weight 0.
     :param span: first and last-plus-one row that episodes may use; earlier rows still serve as history.
@@ -153,7 +153,17 @@ class AccountBatch:
         choices = np.uint64(self.last_start - self.first_start + 1)
         begin = self.first_start + (draws % choices).astype(np.int64)
         length = self.settings.episode_length
-        end = self.last_row if length is None else np.minimum(begin + length, self.last_row)
+        end = np.full_like(begin, self.last_row) if length is None else np.minimum(begin + length, self.last_row)
+        self.start_at(which, begin, end, obs)
+
+    def start_at(
+        self, which: NDArray[np.intp], begin: NDArray[np.int64], end: NDArray[np.int64], obs: NDArray[np.float32]
+    ) -> None:
+        """Begin an episode in the accounts `which`, in cash, and write their observations into rows of `obs`.
+
+        :param begin: row of the first decision of each.
+        :param end: row at which each episode is truncated.
+        """
         self.clock[NOW, which], self.clock[BEGIN, which], self.clock[END, which] = begin, begin, end
         self.accounts[which] = 0.0
         for column in (CASH, EQUITY, PEAK):
@@ -177,23 +187,23 @@ class AccountBatch:
         return BatchStep(obs, rewards, flags[TERMINATED], flags[TRUNCATED], flags[EFFECTIVE], endings, idle)
 
     def progress(self, which: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The sum of rewards and the number of steps since the episodes of `which` began."""
+        """Return the sum of rewards and the number of steps since the episodes of `which` began."""
         returns = np.log(self.accounts[which, EQUITY] / self.settings.cash)
         return returns, self.clock[NOW, which] - self.clock[BEGIN, which]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes from step to step."""
-        return {name: getattr(self, name).copy() for name in POSITION}
+        """Return everything that changes from step to step."""
+        return {name: getattr(self, name).copy() for name in STATE_ARRAYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, on the same bars."""
-        for name in POSITION:
+        """Restore what :meth:`state_dict` returned, on the same bars."""
+        for name in STATE_ARRAYS:
             saved, present = state[name], getattr(self, name)
             require(saved.shape == present.shape, f"the saved {name}", saved.shape, f"an array of shape {present.shape}")
             present[:] = saved
 
     def info(self, index: int) -> dict[str, Any]:
-        """The state of one account and what its last bar cost."""
+        """Return the state of one account and the costs of its last bar."""
         row, account = int(self.clock[NOW, index]), self.accounts[index]
         units = account[UNITS : UNITS + self.assets].copy()
         return {
@@ -211,19 +221,19 @@ class AccountBatch:
         }
 
     def observation_space(self) -> spaces.Box:
-        """Features, then weights, unrealised gains and drawdown of the account."""
-        largest = float(np.finfo(np.float32).max)  # infinite bounds are what environment checkers warn about
+        """Return the space of features, then weights, unrealised gains and drawdown of the account."""
+        largest = float(np.finfo(np.float32).max)  # environment checkers warn about infinite bounds
         return spaces.Box(-largest, largest, (self.observation_size,), np.float32)
 
     def action_space(self) -> spaces.Box:
-        """[-1, 1] per asset, mapped onto the whole range of weights that the rules allow."""
+        """Return [-1, 1] per asset, which is mapped onto the whole range of weights that the rules allow."""
         return spaces.Box(-1.0, 1.0, (self.assets,), np.float32)
 
 
 class TradingVecEnv(ArrayVecEnv, Stateful):
     """Many accounts on the same bars as one SB3 ``VecEnv``.
 
-    Besides the SB3 interface, :meth:`step_arrays` gives terminations, truncations and final observations as arrays.
+    Besides the SB3 interface, :meth:`step_arrays` returns terminations, truncations and final observations as arrays.
     Environment i of a batch with seed s is the :class:`TradingEnv` with seed s + i, bit for bit.
 
     :param bars: a table from :func:`tailguard.market.load_bars`, one symbol or several with shared cash.
@@ -251,7 +261,7 @@ class TradingVecEnv(ArrayVecEnv, Stateful):
         super().__init__(n_envs, self.batch.observation_space(), self.batch.action_space())
         self._begun = False
         self._everyone = np.arange(n_envs)
-        self._nobody = np.empty(0, np.intp)
+        self._none_ended = np.empty(0, np.intp)
         self._no_obs = np.empty((0, self.batch.observation_size), np.float32)
         self.seed(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
 
@@ -271,7 +281,7 @@ class TradingVecEnv(ArrayVecEnv, Stateful):
         if not self._begun:
             raise ValueError("call reset() before step()")
         obs, rewards, terminated, truncated, effective, endings, idle = self.batch.step(actions)
-        ended, final_obs = self._nobody, self._no_obs
+        ended, final_obs = self._none_ended, self._no_obs
         if endings:
             ended = np.flatnonzero(terminated | truncated)
             final_obs = obs[ended]
@@ -281,22 +291,22 @@ class TradingVecEnv(ArrayVecEnv, Stateful):
         return StepArrays(obs, rewards, terminated, truncated, ended, final_obs, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every account stands: its row, its money and its episode."""
+        """Return the row, the money and the episode of every account."""
         return {"begun": self._begun, **self.batch.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, on the same bars."""
+        """Restore what :meth:`state_dict` returned, on the same bars."""
         self.batch.load_state_dict(state)
         self._begun = state["begun"]
         self._reset_seeds()  # a seed that waits for a reset would start the episodes anew
 
     def episode_info(self, index: int) -> dict[str, Any]:
-        """The return and the length of the episode just ended, where SB3 looks for them."""
+        """Return the return and the length of the episode that has just ended, under SB3's keys."""
         return {"episode": {"r": float(self._episode_returns[index]), "l": int(self._episode_lengths[index])}}
 
 
 class TradingEnv(gym.Env[NDArray[Any], NDArray[Any]]):
-    """One account as a Gymnasium environment.
+    """One account as a Gymnasium environment, registered as ``tailguard/Trading-v0``.
 
     :param bars: a table from :func:`tailguard.market.load_bars`, one symbol or several with shared cash.
     :param features: see :class:`AccountBatch`.

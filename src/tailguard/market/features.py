@@ -1,4 +1,4 @@
-"""Features: what the agent sees of the market. Scale-free, causal, float32.
+"""The features of the market in an observation: scale-free, causal, float32.
 
 No column contains a price level: multiplying all prices by a constant changes nothing. Row t is a function of the bars up
 to and including t, which the tests check by replacing everything after t with garbage.
@@ -25,19 +25,23 @@ SMALLEST = 1e-8
 
 
 class FeatureConfig(BaseModel):
-    """Which look-backs the features use, in bars.
+    """Look-backs of the features, in bars.
 
-    :param horizons: look-backs of the returns, each divided by the volatility that is usual over it.
-    :param volatility_window: look-back of the volatilities.
-    :param slow_window: look-back of the scale of returns, the volume z-score and the volatility ratio.
-    :param drawdown_window: look-back of the high that the drawdown is measured from.
-    :param rsi: look-back of the relative strength index.
-    :param macd: fast, slow and signal look-backs.
-    :param atr: look-back of the average true range.
-    :param bollinger: look-back of the Bollinger bands.
-    :param cci: look-back of the commodity channel index.
-    :param calendar: add the hour, the day of the week and the day of the year as points on circles.
-    :param clip: features are cut to [-clip, clip].
+    :param horizons: look-backs of the returns, each divided by the volatility that is usual over it. Each adds a column; the
+        longest of all look-backs is what a series loses at its start.
+    :param volatility_window: look-back of the volatilities; 21 daily bars are a month. Shorter ones react faster, with more
+        noise.
+    :param slow_window: look-back of the scale of returns, the volume z-score and the volatility ratio; 63 daily bars are a
+        quarter.
+    :param drawdown_window: look-back of the high that the drawdown is measured from; 252 daily bars are a year.
+    :param rsi: look-back of the relative strength index; 14 is usual, shorter ones swing more.
+    :param macd: fast, slow and signal look-backs of the moving average convergence divergence; 12, 26 and 9 are usual.
+    :param atr: look-back of the average true range; 14 is usual.
+    :param bollinger: look-back of the Bollinger bands; 20 is usual.
+    :param cci: look-back of the commodity channel index; 20 is usual.
+    :param calendar: add the hour, the day of the week and the day of the year as points on circles. Leave them out where the
+        past holds too few of them to learn from.
+    :param clip: features are cut to [-clip, clip]; 10 keeps all but errors in the data.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -113,7 +117,7 @@ class FeatureScaler:
         self.std: Floats = np.empty(0)
 
     def fit(self, features: FeatureSet) -> Self:
-        """Learn from rows that must all lie inside the training span.
+        """Fit to rows that must all lie inside the training span.
 
         :raises ValueError: when a row lies outside, or when the scaler has been fitted before.
         """
@@ -143,7 +147,7 @@ class FeatureScaler:
         return replace(features, values=values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to transform again, as JSON values."""
+        """Return the span, names, means and standard deviations, as JSON values."""
         return {
             "start": self.start.isoformat(),
             "end": self.end.isoformat(),
@@ -154,7 +158,7 @@ class FeatureScaler:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Self:
-        """The scaler that gave `state`."""
+        """Build the scaler that returned `state`."""
         scaler = cls(state["start"], state["end"])
         scaler.names = tuple(state["names"])
         scaler.mean, scaler.std = np.array(state["mean"]), np.array(state["std"])
@@ -197,7 +201,7 @@ def build_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> F
 
 
 def _symbol_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
-    """The features of one symbol's own bars; rows whose look-backs are not full are NaN."""
+    """Return the features of one symbol's own bars; rows whose look-backs are not full are NaN."""
     opens, high, low, close = (bars[column].astype(np.float64) for column in PRICES)
     log_close = _log(close)
     returns = log_close.diff()
@@ -222,7 +226,7 @@ def _symbol_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
 
 
 def _indicators(bars: pd.DataFrame, config: FeatureConfig) -> dict[str, pd.Series]:
-    """RSI, MACD, ATR and CCI from TA-Lib, divided by what makes them free of scale and about 1 in size."""
+    """Return RSI, MACD, ATR and CCI from TA-Lib, scaled to be scale-free and about 1 in size."""
     if len(bars) < 2:  # TA-Lib refuses arrays this short
         return dict.fromkeys(("rsi", "macd", "atr", "cci"), pd.Series(np.nan, index=bars.index))
     high, low, close = (np.asarray(bars[column], dtype=np.float64) for column in ("high", "low", "close"))
@@ -239,13 +243,13 @@ def _indicators(bars: pd.DataFrame, config: FeatureConfig) -> dict[str, pd.Serie
 
 
 def parkinson(high: pd.Series, low: pd.Series, window: int) -> pd.Series:
-    """Parkinson (1980): volatility per bar from the range, sqrt(mean(ln(H/L)^2) / (4 ln 2))."""
+    """Return the volatility per bar from the range, sqrt(mean(ln(H/L)^2) / (4 ln 2)) (Parkinson 1980)."""
     mean_square = (_log(high / low) ** 2).rolling(window).mean()
     return _apply(np.sqrt, mean_square / (4.0 * np.log(2.0)))
 
 
 def yang_zhang(opens: pd.Series, high: pd.Series, low: pd.Series, close: pd.Series, window: int) -> pd.Series:
-    """Yang and Zhang (2000): volatility per bar, free of drift and aware of gaps between bars.
+    """Return the volatility per bar, free of drift and aware of gaps between bars (Yang and Zhang 2000).
 
     Variance = overnight + k open-to-close + (1 - k) Rogers-Satchell, with k = 0.34 / (1.34 + (n + 1) / (n - 1)).
     """
@@ -269,27 +273,27 @@ def _log_volatility(values: pd.Series) -> pd.Series:
     return _log(values.clip(lower=SMALLEST))
 
 
-def market_columns(names: Sequence[str], wanted: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Where what comes from the market stands in an observation, and can therefore be late, noisy or wrong.
+def market_columns(names: Sequence[str], selected: Sequence[str] | None = None) -> tuple[int, ...]:
+    """Return the columns of an observation that come from the market, and can therefore be late, noisy or wrong.
 
     The calendar is known for certain. So is the account, whose columns follow those of the features and have no names here.
 
-    :param names: of the features, see :class:`FeatureSet`.
-    :param wanted: names, or patterns such as ``return_*``; None is everything but the calendar.
+    :param names: names of the features, see :class:`FeatureSet`.
+    :param selected: names, or patterns such as ``return_*``; None is everything but the calendar.
     :raises ValueError: for a name that no feature has.
     """
-    if wanted is None:
+    if selected is None:
         known = {f"{name}_{part}" for name in CALENDAR for part, _ in _WAVES}
         return tuple(k for k, name in enumerate(names) if name not in known)
-    for pattern in wanted:
+    for pattern in selected:
         require(any(fnmatchcase(name, pattern) for name in names), "feature", pattern, f"one of {', '.join(names)}")
-    return tuple(k for k, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in wanted))
+    return tuple(k for k, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in selected))
 
 
 def _calendar(index: pd.DatetimeIndex) -> pd.DataFrame:
     hour = index.hour + index.minute / 60.0
-    turns = (hour / 24.0, index.day_of_week / 7.0, (index.day_of_year - 1) / 366.0)
-    angles = {name: 2.0 * np.pi * np.asarray(turn, dtype=np.float64) for name, turn in zip(CALENDAR, turns, strict=True)}
+    cycles = (hour / 24.0, index.day_of_week / 7.0, (index.day_of_year - 1) / 366.0)
+    angles = {name: 2.0 * np.pi * np.asarray(cycle, dtype=np.float64) for name, cycle in zip(CALENDAR, cycles, strict=True)}
     columns = {f"{name}_{part}": wave(angle) for name, angle in angles.items() for part, wave in _WAVES}
     return pd.DataFrame(columns, index=index)
 

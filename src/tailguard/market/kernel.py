@@ -1,4 +1,4 @@
-"""The accounting kernel: one account, one bar, every cost. The environments and `simulate` both run on it.
+"""The accounting kernel of the environments and of `simulate`: one account, one bar, every cost.
 
 Notation, as in the identities that the tests check: units h, cash C, reference price p, equity V = C + sum(h p).
 A trade of notional n = |d| p pays a fraction ``adverse`` of it through the price and ``fee`` on what changes hands at that
@@ -16,31 +16,33 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-import numba
 import numpy as np
 
+from tailguard.jit import decorators
+
 # Bars are one array [T, A, 9]. MARK is the last known close (0 before the first), IMPACT the price fraction per square root
-# of units traded, YEARS the time since the bar before, FUNDING what a long pays per unit of value. A missing bar is NaN.
+# of units traded, YEARS the time since the bar before, FUNDING the rate that a long pays on its value. A missing bar is NaN.
 OPEN, HIGH, LOW, CLOSE, VOLUME, MARK, IMPACT, YEARS, FUNDING = range(9)
 NO_TRADE = -1
 # The price at which each kind of fill trades; `close` trades at the bar of the decision, the others one bar later.
 TRADE_FIELDS = {"next_open": OPEN, "close": CLOSE, "next_close": CLOSE}
 
-# Accounts are one array [B, 7 + 2 A]: cash, equity at the last close and at its peak, what the last bar cost and how much it
-# traded as a share of equity, then the units held of each asset and the average price at which they were entered. One array
+# Accounts are one array [B, 7 + 2 A]: cash, equity at the last close and at its peak, the costs of the last bar and its
+# turnover as a share of equity, then the units held of each asset and the average price at which they were entered. One array
 # each for bars and accounts, and not a tuple of arrays, because numba counts references on every access to an array in a
 # tuple, which costs more than the arithmetic.
 CASH, EQUITY, PEAK, FEES, SLIPPAGE, CARRY, TURNOVER, UNITS = range(8)
 
-# Scratch space of the account at work, [6, A].
-HELD, WANTED, TRADES, OPENS, WORST, TARGET = range(6)
+# Scratch space of the present account, [6, A]. TARGET is the target weight of a decision, ACTIVE_TARGET is NaN where it is not
+# traded.
+HELD, ACTIVE_TARGET, TRADES, OPENS, WORST, TARGET = range(6)
 WORK_ROWS = 6
 
 # A liquidated account keeps at least this share of its starting cash, so that the log of its equity exists.
 RUIN_EQUITY = 1e-6
 # Targets whose weights sum to at most 1 ask for no loan. Sums and balances are compared up to this share of equity.
 ROUNDING = 1e-12
-# A sale follows the square-root law of impact down to this share of the price.
+# A sale has square-root impact down to this share of the price.
 DEEPEST = 0.5
 # Newton's method below needs one step per sign change and a few for impact; it never needs this many.
 MAX_NEWTON_STEPS = 64
@@ -70,21 +72,17 @@ class KernelRules(NamedTuple):
     assets: tuple[int, ...]
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile to machine code, kept on disk between runs."""
-    return cast(Callable[..., Any], numba.njit(cache=True, error_model="numpy")(function))
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile into the caller: a call that passes arrays costs ten times the arithmetic of these small functions."""
-    return cast(Callable[..., Any], numba.njit(inline="always", cache=True, error_model="numpy")(function))
+# Inlined, because a call that passes arrays costs ten times the arithmetic of these small functions.
+# Their types are numba's business, so mypy sees functions of anything.
+Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
+compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
 
 
 @inlined
 def adverse_fraction(notional, side, price, impact, rules):
-    """How far the fill is from the reference price, as a fraction of it: spread + impact sqrt(Q).
+    """Return the distance of the fill price from the reference price, as a fraction of it: spread + impact sqrt(Q).
 
-    A sale that would push the price down by more than half leaves that law for the hyperbola that touches it there: it always
+    A sale that would push the price down by more than half follows the hyperbola that touches the square root there: it always
     earns something, and its cost stays convex.
     """
     if impact == 0.0:
@@ -98,45 +96,45 @@ def adverse_fraction(notional, side, price, impact, rules):
 
 @inlined
 def trading_cost(notional, side, price, impact, rules):
-    """What trading `notional` >= 0 costs in cash."""
+    """Return the cost in cash of trading `notional` >= 0."""
     adverse = adverse_fraction(notional, side, price, impact, rules)
     return notional * (adverse + rules.fee * (1.0 + side * adverse))
 
 
 @inlined
 def marginal_cost(notional, side, price, impact, rules):
-    """The derivative of `trading_cost` with respect to the notional."""
-    slope = rules.spread  # of notional x adverse fraction
+    """Return the derivative of `trading_cost` with respect to the notional."""
+    derivative = rules.spread  # of notional x adverse fraction
     if impact != 0.0:
         move = impact * math.sqrt(notional / price)
-        slope = rules.spread + 1.5 * move
+        derivative = rules.spread + 1.5 * move
         if side < 0.0 and rules.spread + move > DEEPEST:
             touch = max(rules.spread, DEEPEST)
             depth = 1.0 - touch + rules.spread + move - touch
-            slope = 1.0 - (1.0 - touch) ** 2 * (depth - 0.5 * move) / depth**2
-    return slope * (1.0 + side * rules.fee) + rules.fee
+            derivative = 1.0 - (1.0 - touch) ** 2 * (depth - 0.5 * move) / depth**2
+    return derivative * (1.0 + side * rules.fee) + rules.fee
 
 
 @inlined
 def equity_after_costs(equity, bars, t, price_field, rules, work):
-    """The equity V' left when every traded asset ends at its wanted weight of V' itself.
+    """Return the equity V' left when every traded asset ends at its target weight of V' itself.
 
     V' + sum cost(|w V' - x|) = V is convex and increasing in V', and V is to the right of its root, so Newton's method
     from V falls monotonically onto it; with linear costs it ends after at most one step per asset.
     """
     left = equity
     for _ in range(MAX_NEWTON_STEPS):
-        excess, slope = left - equity, 1.0
+        excess, derivative = left - equity, 1.0
         for a in range(len(rules.assets)):
-            target = work[WANTED, a]
+            target = work[ACTIVE_TARGET, a]
             if math.isnan(target):
                 continue
             price, impact = bars[t, a, price_field], bars[t, a, IMPACT]
             gap = target * left - work[HELD, a]
             side = math.copysign(1.0, gap)
             excess += trading_cost(abs(gap), side, price, impact, rules)
-            slope += marginal_cost(abs(gap), side, price, impact, rules) * side * target
-        step = excess / slope
+            derivative += marginal_cost(abs(gap), side, price, impact, rules) * side * target
+        step = excess / derivative
         left -= step
         if step <= 1e-16 * equity:
             break
@@ -144,21 +142,21 @@ def equity_after_costs(equity, bars, t, price_field, rules, work):
 
 
 @compiled
-def largest_purchase(cash, wanted, price, impact, rules):
-    """The notional n <= wanted with n + cost(n) = cash; Newton from the right, as above."""
-    notional = wanted
+def largest_purchase(cash, limit, price, impact, rules):
+    """Return the notional n <= limit with n + cost(n) = cash; Newton from the right, as above."""
+    notional = limit
     for _ in range(MAX_NEWTON_STEPS):
         excess = notional + trading_cost(notional, 1.0, price, impact, rules) - cash
         step = excess / (1.0 + marginal_cost(notional, 1.0, price, impact, rules))
         notional -= step
-        if step <= 1e-16 * wanted:
+        if step <= 1e-16 * limit:
             break
     return max(notional, 0.0)
 
 
 @inlined
 def cash_left(cash, bars, t, price_field, rules, work):
-    """Cash after all trades that are planned."""
+    """Return the cash after all planned trades."""
     left = cash
     for a in range(len(rules.assets)):
         trade = work[TRADES, a]
@@ -171,7 +169,7 @@ def cash_left(cash, bars, t, price_field, rules, work):
 
 @compiled
 def limit_purchases(cash, bars, t, price_field, rules, work):
-    """Cut purchases to the cash that is there after all sales: small orders first, the largest bears the shortfall."""
+    """Cut purchases to the cash after all sales: small orders are filled first, the largest bears the shortfall."""
     available = cash
     for a in range(len(rules.assets)):
         sold = -work[TRADES, a]
@@ -191,7 +189,7 @@ def limit_purchases(cash, bars, t, price_field, rules, work):
 
 @inlined
 def execute(accounts, b, a, assets, trade, price, impact, rules):
-    """Book one trade of signed notional `trade` in asset `a` of account `b`."""
+    """Execute one trade of signed notional `trade` in asset `a` of account `b`."""
     side = math.copysign(1.0, trade)
     amount = abs(trade)
     adverse = adverse_fraction(amount, side, price, impact, rules)
@@ -200,7 +198,7 @@ def execute(accounts, b, a, assets, trade, price, impact, rules):
     bought = trade / price
     before = accounts[b, UNITS + a]
     after = before + bought
-    if abs(after) <= 1e-14 * abs(before):  # the rounding of (h p) / p must not leave a speck of the position behind
+    if abs(after) <= 1e-14 * abs(before):  # the rounding of (h p) / p must not leave a remainder of the position
         after = 0.0
     if after == 0.0:
         accounts[b, UNITS + assets + a] = 0.0
@@ -216,7 +214,7 @@ def execute(accounts, b, a, assets, trade, price, impact, rules):
 
 @compiled
 def rebalance(accounts, b, bars, t, price_field, target, rules, work):
-    """Trade account `b` towards row `target` of weights at an open or close (NaN: hold); what has no bar stays as it is."""
+    """Trade account `b` towards weights `target` at an open or close (NaN: hold); an asset without a bar is not traded."""
     assets = len(rules.assets)
     equity = accounts[b, CASH]
     for a in range(assets):
@@ -225,23 +223,23 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
         equity += work[HELD, a]
     asked, any_trade = 0.0, False
     for a in range(assets):
-        work[WANTED, a] = np.nan
+        work[ACTIVE_TARGET, a] = np.nan
         if not math.isnan(target[a]):
             asked += target[a]
             if not math.isnan(bars[t, a, price_field]) and not abs(target[a] - work[HELD, a] / equity) < rules.band:
-                work[WANTED, a], any_trade = target[a], True
+                work[ACTIVE_TARGET, a], any_trade = target[a], True
     if any_trade and equity > 0.0:
         base = equity
         if rules.cost_aware:
             base = equity_after_costs(equity, bars, t, price_field, rules, work)
         for a in range(assets):
             work[TRADES, a] = 0.0
-            if not math.isnan(work[WANTED, a]):
+            if not math.isnan(work[ACTIVE_TARGET, a]):
                 most = math.inf
                 if rules.participation < math.inf:
                     most = rules.participation * bars[t, a, VOLUME] * bars[t, a, price_field]
-                work[TRADES, a] = min(max(work[WANTED, a] * base - work[HELD, a], -most), most)
-        # Targets that sum to more than 1 ask for a loan; all others must do with the cash that is there.
+                work[TRADES, a] = min(max(work[ACTIVE_TARGET, a] * base - work[HELD, a], -most), most)
+        # Targets that sum to more than 1 ask for a loan; all others are limited to the cash in the account.
         limited = asked <= 1.0 + ROUNDING
         if limited and cash_left(accounts[b, CASH], bars, t, price_field, rules, work) < 0.0:
             limit_purchases(accounts[b, CASH], bars, t, price_field, rules, work)
@@ -250,13 +248,13 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
             if trade != 0.0:
                 execute(accounts, b, a, assets, trade, bars[t, a, price_field], bars[t, a, IMPACT], rules)
                 accounts[b, TURNOVER] += abs(trade) / equity
-        if limited and accounts[b, CASH] > -ROUNDING * equity:  # what full investment leaves below 0 is no loan
+        if limited and accounts[b, CASH] > -ROUNDING * equity:  # rounding below 0 at full investment is no loan
             accounts[b, CASH] = max(accounts[b, CASH], 0.0)
 
 
 @inlined
 def accrue(accounts, b, bars, t, rules):
-    """Carry since the bar before, on what was held then: interest, loan, borrow of shorts, funding of perpetuals."""
+    """Charge the carry since the bar before, on the positions held then: interest, loan, borrow of shorts, funding."""
     cash, years = accounts[b, CASH], bars[t, 0, YEARS]
     cost = -(rules.cash_rate if cash > 0.0 else rules.loan_rate) * cash * years
     for a in range(len(rules.assets)):
@@ -270,7 +268,7 @@ def accrue(accounts, b, bars, t, rules):
 
 @inlined
 def part_of_way(start, end):
-    """Where a line from `start` to `end` reaches 0, as a share of the way; 2 where it does not."""
+    """Return where a line from `start` to `end` reaches 0, as a share of its length; 2 where it does not."""
     if start <= 0.0:
         return 0.0
     return start / (start - end) if end <= 0.0 else 2.0
@@ -278,9 +276,10 @@ def part_of_way(start, end):
 
 @inlined
 def path_to_ruin(accounts, b, last, rules, work):
-    """How much of the way from the opens to the prices in row `last` of `work` the account survives; above 1: all of it.
+    """Return the share of the move from the opens to the prices in row `last` of `work` that the account survives; above 1:
+    all.
 
-    Equity and gross exposure are linear on the way, so the point where equity meets the larger of the ruin level and the
+    Equity and gross exposure are linear in between, so the point where equity meets the larger of the ruin level and the
     maintenance margin is the solution of a linear equation.
     """
     start = end = accounts[b, CASH]
@@ -304,11 +303,11 @@ def path_to_ruin(accounts, b, last, rules, work):
 def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work):
     """Take account `b` through bar `t`: carry, gap, trade at the open, ruin inside the bar, trade at the close.
 
-    Inside a bar every long is tried at the low and every short at the high at once: exact for one asset, the careful
-    reading for several. A ruined account is sold out at the worse of the open and the price at which it was ruined.
+    Inside a bar every long is valued at the low and every short at the high at once: exact for one asset, conservative
+    for several. A ruined account is sold out at the worse of the open and the price at which it was ruined.
 
     :param trade_field: OPEN or CLOSE, the price at which `target` is traded; NO_TRADE for neither.
-    :returns: whether the account was ruined.
+    :returns: True if the account was ruined.
     """
     assets = len(rules.assets)
     if t > 0:
@@ -331,7 +330,7 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
         for a in range(assets):
             work[OPENS, a] = work[WORST, a] = bars[t, a, MARK]
             equity += accounts[b, UNITS + a] * bars[t, a, MARK]
-        if equity <= 0.0:  # the costs of the trade took the rest; the level of ruin is looked at again at the next open
+        if equity <= 0.0:  # the costs of the trade took the rest; the level of ruin is checked again at the next open
             survived = 0.0
     ruined = survived <= 1.0
     if ruined:
@@ -346,7 +345,7 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
 
 @inlined
 def mark_to_market(accounts, b, bars, t, rules):
-    """Equity at the last known prices."""
+    """Set the equity at the last known prices."""
     equity = accounts[b, CASH]
     for a in range(len(rules.assets)):
         equity += accounts[b, UNITS + a] * bars[t, a, MARK]
@@ -356,7 +355,7 @@ def mark_to_market(accounts, b, bars, t, rules):
 
 @compiled
 def simulate_account(bars, targets, same_bar, trade_field, rules, start_cash, history):
-    """Run one account over all bars and keep its state after each; returns the bar at which it was ruined, or -1."""
+    """Run one account over all bars and keep its state after each; return the bar at which it was ruined, or -1."""
     steps, assets = len(targets), len(rules.assets)
     work = np.empty((WORK_ROWS, assets))
     history[0] = 0.0
@@ -395,8 +394,8 @@ def step_accounts(
 ):  # fmt: skip
     """Step every account of the batch by one bar.
 
-    :returns: the first account whose action is not finite (nothing is stepped then), or -1; how many episodes ended; how
-        many accounts were not allowed to trade.
+    :returns: the first account whose action is not finite (nothing is stepped then), or -1; the number of episodes that
+        ended; the number of accounts that were not allowed to trade.
     """
     size, assets = len(actions), len(rules.assets)
     for b in range(size):

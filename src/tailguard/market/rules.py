@@ -1,4 +1,4 @@
-"""The rules of trading: what a fill costs, what holding costs, how much may be held. Every default stands here."""
+"""The rules of trading: the costs of fills and of holding, and limits of what may be held, with every default."""
 
 from typing import Annotated, Literal, Self, get_args
 
@@ -15,23 +15,29 @@ Rate = Annotated[float, Field(gt=-1.0, le=10.0, allow_inf_nan=False)]
 
 
 class TradingRules(BaseModel):
-    """How orders are filled and charged. Costs are fractions of the amount traded, rates are per year.
+    """Fills and their charges. Costs are fractions of the amount traded, rates are per year.
 
-    :param fee: commission per side; 0.001 is 10 basis points.
-    :param half_spread: half of the bid-ask spread, paid on every fill.
-    :param slippage: further adverse move of the price on every fill.
-    :param impact: Y of the square-root law Y sigma sqrt(Q / volume); 0 is off, the literature finds about 1.
-    :param impact_window: bars over which sigma and volume are averaged, all before the fill.
-    :param participation: largest share of a bar's volume that one order may take; the rest stays unfilled.
-    :param borrow_rate: paid per year on the value of short positions.
-    :param cash_rate: earned per year on positive cash.
-    :param loan_rate: paid per year on negative cash.
-    :param fill: ``next_open`` (default), ``close`` (market on close of the bar just seen) or ``next_close``.
-    :param sizing: ``cost_aware``: the weight holds after costs; ``pre_cost``: a share of equity before costs.
-    :param band: a target closer than this to the present weight is not traded.
-    :param bankruptcy: an account that falls to this share of its starting cash is liquidated.
-    :param maintenance_margin: liquidated too when equity falls below this share of gross exposure.
-    :param cash: what an account starts with; in units of the price, which matters for impact and participation.
+    :param fee: commission per side; 0.001 is 10 basis points, usual for crypto; 0.0001 suits large US stocks. Higher fees make
+        trading rarer, and an agent that was trained with too low ones loses money by trading.
+    :param half_spread: half of the bid-ask spread, paid on every fill. 0.0001 to 0.0005 are usual for liquid markets.
+    :param slippage: further adverse move of the price on every fill. Raise it to see how much of a result it eats.
+    :param impact: Y of the square-root price impact Y sigma sqrt(Q / volume); 0 is off, the literature finds about 1. Needs
+        volumes, and `cash` in real units.
+    :param impact_window: bars over which sigma and volume are averaged, all before the fill. 20 is typical; fewer are noisier.
+    :param participation: largest share of a bar's volume that one order may take; the rest stays unfilled. 0.01 to 0.1 are
+        usual; None fills everything.
+    :param borrow_rate: paid per year on the value of short positions. 0.003 to 0.01 for large stocks, far more for scarce ones.
+    :param cash_rate: earned per year on positive cash. It raises the bar that a strategy must clear.
+    :param loan_rate: paid per year on negative cash, that is, with `leverage` above 1.
+    :param fill: when an order is filled. ``next_open`` decides at the close and fills at the next open; ``close`` fills at the
+        close that was just seen, which is optimistic; ``next_close`` a whole bar later.
+    :param sizing: ``cost_aware``: the weight holds after costs; ``pre_cost``: a share of equity before costs, so that leverage
+        may end a little above its limit.
+    :param band: a target closer than this to the present weight is not traded. 0 trades every change; 0.02 to 0.1 save costs.
+    :param bankruptcy: an account that falls to this share of its starting cash is liquidated and the episode ends.
+    :param maintenance_margin: an account is liquidated too when its equity falls below this share of its gross exposure. 0 is
+        off, brokers ask for 0.25 or more.
+    :param cash: starting cash of an account, in units of the price; it matters for `impact` and `participation` only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +65,7 @@ class TradingRules(BaseModel):
         return self
 
     def require_affordable(self, gross: float) -> None:
-        """Refuse exposures whose costs alone would eat the account: no post-cost weight would exist."""
+        """Raise for exposures whose costs alone would use up the account: no post-cost weight would exist."""
         spread = self.half_spread + self.slippage
         cost = spread + self.fee * (1.0 + spread)
         if cost * gross >= 1.0:
@@ -72,10 +78,12 @@ class TradingRules(BaseModel):
 class TradingSettings(TradingRules):
     """The rules of trading, what an agent may hold, and the shape of an episode.
 
-    :param leverage: largest gross exposure as a multiple of equity.
-    :param long_only: weights in [0, leverage] instead of [-leverage, leverage].
-    :param episode_length: steps per episode; None plays from the first usable bar to the end of the data.
-    :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one.
+    :param leverage: largest gross exposure as a multiple of equity. 1 borrows nothing; more multiplies gains, losses and costs.
+    :param long_only: weights in [0, leverage] instead of [-leverage, leverage]: no short positions.
+    :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 256, or half of the
+        training bars if that is less. The return, and so its tail, is that of an episode.
+    :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one. False shows the
+        agent the same bars in every episode.
     """
 
     leverage: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0

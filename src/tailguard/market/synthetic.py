@@ -1,7 +1,7 @@
-"""Price series whose law is known.
+"""Synthetic price series with a known distribution.
 
-The close-to-close log returns are drawn first and carry the law. The rest of each bar is then filled in as a Brownian
-motion pinned to the two closes, so that the bars look like bars and add no information about the returns to come.
+The close-to-close log returns are drawn first and have the known distribution. The rest of each bar is then filled in as a
+Brownian motion pinned to the two closes, so that the bars look like bars and add no information about the returns to come.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def random_walk(
     freq: str = "1D",
     seed: int,
 ) -> pd.DataFrame:
-    """Geometric random walk: the past bars say nothing about the next return.
+    """Draw a geometric random walk: the past bars do not predict the next return.
 
     The log returns are independent, normal(drift - volatility^2 / 2, volatility). The subtracted half variance is
     what the exponential adds on average, so that E[close_{t+1} / close_t] = exp(drift), exactly 1 without drift.
@@ -59,7 +59,7 @@ def ar1_returns(
     freq: str = "1D",
     seed: int,
 ) -> pd.DataFrame:
-    """Prices whose log returns remember the one before: trending for rho > 0, reverting for rho < 0.
+    """Draw prices with autocorrelated log returns: trending for rho > 0, reverting for rho < 0.
 
     With mu = drift - volatility^2 / 2 the log returns are a stationary AR(1),
     r_{t+1} - mu = rho (r_t - mu) + volatility sqrt(1 - rho^2) eps, so that each is normal(mu, volatility) and the best
@@ -118,7 +118,7 @@ def _bars(
     log_open = previous + overnight_share * log_returns + bridge_std * rng.standard_normal(n_bars)
 
     # The extremes of the pinned motion from open to close, by inverting their distribution functions; -ln U is a
-    # standard exponential. Each of the two has its exact law; their dependence on one another is left out.
+    # standard exponential. Each of the two has its exact distribution; their dependence is left out.
     session_variance = volatility**2 * (1.0 - overnight_share)
     middle, distance = (log_open + log_close) / 2.0, log_close - log_open
     log_high = middle + np.sqrt(distance**2 + 2.0 * session_variance * rng.standard_exponential(n_bars)) / 2.0

@@ -1,4 +1,6 @@
-"""How noisy the gradients of each tensor are, from their history.
+"""Noise of gradients: over their history, tensor by tensor, and within one minibatch.
+
+**Over the history** (:class:`GradientStatistics`).
 
 Three readings of "noisy", all of the form Var[x] over time, in units of E[x]^2:
 
@@ -16,10 +18,21 @@ length, and calls pure noise in many dimensions quiet, since its length hardly v
 
 Variance and squared expectation are without bias for any number of steps (Balles and Hennig 2018): a running mean over n
 effective gradients has the variance s^2 / n itself, which is taken off.
+
+**Within a minibatch** (:class:`NoiseScale`): the batch size at which a gradient is as much signal as noise, the noise scale of
+McCandlish et al. (2018), appendix A. The history of gradients mixes noise with drift: a gradient that grows steadily varies,
+too. Microbatches of one minibatch are taken at the same weights and differ by noise alone. With K microbatches of b_k samples,
+B in all, and the minibatch gradient G = sum_k (b_k / B) g_k:
+
+    small = sum_k (b_k / B) |g_k|^2  has the expectation  |G_true|^2 + K tr(S) / B,
+    big   = |G|^2                    has the expectation  |G_true|^2 +   tr(S) / B,
+
+so tr(S) = B (small - big) / (K - 1) and |G_true|^2 = (K big - small) / (K - 1), both without bias. Their running means are kept
+apart, because the mean of quotients would be biased. The noise scale tr(S) / |G_true|^2 is in samples.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,20 +40,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.fused import fits, flat_array
-from tailguard.optim.layout import FlatMemory, Heads, flat_memory
+from tailguard.optim.config import Estimator
+from tailguard.optim.layout import FlatBuffer, Heads, flat_array, flat_buffer, kernels_apply
 from tailguard.validation import require
 
-Estimator = Literal["elementwise", "mean", "norm"]
 CODES: dict[str, int] = {"elementwise": kernels.ELEMENTWISE, "mean": kernels.MEAN, "norm": kernels.NORM}
 
 
 class GradientStatistics:
     """Running means of P gradient tensors.
 
-    :param heads: the tensors whose ``grad`` is watched; they are not kept.
-    :param estimator: what the variance is about.
-    :param beta: memory, in (0, 1): about 1 / (1 - beta) gradients count.
+    :param heads: the tensors whose ``grad`` is measured; they are not kept.
+    :param estimator: quantity x whose variance is measured.
+    :param beta: decay of the running means, in (0, 1): about 1 / (1 - beta) gradients count.
     """
 
     def __init__(self, heads: Heads, estimator: Estimator, beta: float) -> None:
@@ -49,41 +61,41 @@ class GradientStatistics:
         self.table = np.zeros((count, 5))
         self.overall = np.zeros(5)  # running means of mean, spatial variance, norm and largest of the whole gradient, and of 1
         elements = int(self.numel.sum()) if estimator == "elementwise" else 0
-        wide = any(one.dtype == torch.float64 for one in heads.parameters)
+        wide = any(parameter.dtype == torch.float64 for parameter in heads.parameters)
         self.mean = torch.zeros(elements, dtype=torch.float64 if wide else torch.float32)
         self.parts = np.zeros((count, 3))
         self.link(heads)
 
     def link(self, heads: Heads) -> None:
-        """Watch other tensors of the same sizes."""
+        """Measure other tensors of the same sizes from now on."""
         self.mean = self.mean.to(heads.parameters[0].device)
         self._head_of, self.head_parts = heads.head_of, np.zeros((len(heads.names), 3))
         self._sums, self._everyone = np.zeros((len(self.numel), 4)), np.arange(len(self.numel))
         self._seen: list[Tensor | None] = []
-        self._flat: FlatMemory | None = None
+        self._flat: FlatBuffer | None = None
         self._evaluate()
 
     def update(self, parameters: Sequence[Tensor]) -> None:
-        """Fold the present gradients in. Parameters without a gradient keep their statistics as they are.
+        """Fold in the present gradients. Parameters without a gradient keep their statistics as they are.
 
         Fills ``parts[P, 3]``, for every tensor the variance of x, the square of its expectation, and the gradient's mean square
-        as the scale of both, and ``head_parts[H, 3]``, their sums. They are sums over elements, but of one number for ``mean``.
-        Estimates without bias: the first two may fall below 0.
+        as the scale of both, and ``head_parts[H, 3]``, their sums by head. They are sums over elements, but of one number for
+        ``mean``. The estimates are without bias: the first two may fall below 0.
 
         On a device other than the CPU this waits once for the sums of all tensors.
 
-        :raises ValueError: for a gradient that is not finite; the statistics are spoilt then.
+        :raises ValueError: for a gradient that is not finite; the statistics are invalid then.
         """
-        gradients = [one.grad for one in parameters]
+        gradients = [parameter.grad for parameter in parameters]
         flat, present, rate = self._flat_gradients(gradients), self._everyone, 1.0 - self.beta
         if flat is not None and self.mean.dtype == torch.float32:
             kernels.measure(self._sums, flat.values, flat.starts, self.numel, self.mean.numpy(), np.float32(rate))
         else:
-            present = np.array([k for k, one in enumerate(gradients) if one is not None], np.int64)
+            present = np.array([k for k, gradient in enumerate(gradients) if gradient is not None], np.int64)
             if len(present) == 0:
                 return
-            found = [one.detach() for one in gradients if one is not None]
-            if fits([self.mean, *found]):
+            found = [gradient.detach() for gradient in gradients if gradient is not None]
+            if kernels_apply([self.mean, *found]):
                 self._measure_one_by_one(found, present)
             else:
                 self._sums[present] = self._measure(found, present)
@@ -93,16 +105,16 @@ class GradientStatistics:
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """``[P]``: which tensors have had a gradient."""
+        """``[P]``, True for tensors that have had a gradient."""
         return self.table[:, kernels.MASS] > 0.0
 
     def overall_means(self) -> list[float]:
-        """Running means of the whole gradient's mean, spatial variance, norm and largest element, bias-corrected."""
+        """Return the running means of the whole gradient's mean, spatial variance, norm and largest element, bias-corrected."""
         *values, mass = self.overall.tolist()
         return [value / mass if mass > 0.0 else 0.0 for value in values]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that was measured, as tensors and numbers under the seeds' names."""
+        """Return everything that was measured, as tensors and numbers under the audit reports' names."""
         elementwise = self.estimator == "elementwise"
         column = [torch.from_numpy(self.table[:, k].copy()) for k in range(5)]
         names = ("grad_mean_ema", "grad_var_ema", "grad_norm_ema", "grad_max_ema")
@@ -118,7 +130,7 @@ class GradientStatistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, with the same estimator and tensors of the same sizes."""
+        """Restore what :meth:`state_dict` returned, with the same estimator and tensors of the same sizes."""
         sizes = state["param_numel"].tolist()
         require(sizes == self.numel.tolist(), "param_numel", sizes, f"{self.numel.tolist()}, the sizes of the parameters")
         first = state["param_grad_mean_ema"]
@@ -131,21 +143,21 @@ class GradientStatistics:
         self._evaluate()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: without references to gradients."""
+        """Return the state for copies and pickles, without references to gradients."""
         return {**self.__dict__, "_seen": [], "_flat": None}
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _flat_gradients(self, gradients: list[Tensor | None]) -> FlatMemory | None:
-        """The memory that all gradients share, if they do; looked for again only when one of them is another tensor."""
+    def _flat_gradients(self, gradients: list[Tensor | None]) -> FlatBuffer | None:
+        """Return the buffer that all gradients share, if they do; looked for again only when one of them is another tensor."""
         if len(self._seen) != len(gradients) or any(old is not new for old, new in zip(self._seen, gradients, strict=True)):
-            every = [one for one in gradients if one is not None]
+            every = [gradient for gradient in gradients if gradient is not None]
             self._seen = gradients
-            self._flat = flat_memory(every) if len(every) == len(gradients) else None
+            self._flat = flat_buffer(every) if len(every) == len(gradients) else None
         return self._flat
 
     def _measure_one_by_one(self, gradients: list[Tensor], present: NDArray[np.int64]) -> None:
-        """Fill the sums of the gradients that are there, with the compiled pass for each."""
+        """Fill the sums of the present gradients, with one compiled pass for each."""
         mean, ends, begin_of_each = self.mean.numpy(), np.cumsum(self.numel), np.zeros(1, np.int64)
         for k, gradient in zip(present.tolist(), gradients, strict=True):
             row, own = slice(k, k + 1), mean[ends[k] - self.numel[k] : ends[k]]  # no running mean: an empty array
@@ -154,20 +166,76 @@ class GradientStatistics:
             )
 
     def _measure(self, gradients: list[Tensor], present: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The sums ``[P', 4]`` of the gradients that are there, with operations on lists and one copy to the CPU."""
-        gradients = [one.to(self.mean.dtype) for one in gradients]
+        """Return the sums ``[P', 4]`` of the present gradients, with operations on lists and one copy to the CPU."""
+        gradients = [gradient.to(self.mean.dtype) for gradient in gradients]
         columns = [
-            torch.stack([one.sum() for one in gradients]),
+            torch.stack([gradient.sum() for gradient in gradients]),
             torch.stack(torch._foreach_norm(gradients)).square(),
             torch.zeros(len(gradients), dtype=self.mean.dtype, device=self.mean.device),
-            torch.stack([one.abs().max() for one in gradients]),
+            torch.stack([gradient.abs().max() for gradient in gradients]),
         ]
         if self.estimator == "elementwise":
-            pieces = self.mean.split(self.numel.tolist())
-            means = [pieces[k].view_as(one) for k, one in zip(present.tolist(), gradients, strict=True)]
+            every = self.mean.split(self.numel.tolist())
+            means = [every[k].view_as(gradient) for k, gradient in zip(present.tolist(), gradients, strict=True)]
             torch._foreach_lerp_(means, gradients, 1.0 - self.beta)
             columns[kernels.MEAN_SQUARES] = torch.stack(torch._foreach_norm(means)).square()
         return torch.stack(columns, dim=1).double().cpu().numpy()
 
     def _evaluate(self) -> None:
         kernels.evaluate(self.parts, self.head_parts, self.table, self._head_of, self.beta)
+
+
+class NoiseScale:
+    """Running estimate of the noise scale from accumulated gradients.
+
+    :param beta: decay of the running means, in (0, 1).
+    """
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+        # Running means with weights that sum to 1 - beta^t; their quotient needs no correction.
+        self.covariance = self.signal = 0.0
+        self._before: list[Tensor] = []
+        self._samples: list[float] = []
+        self._squares: list[Tensor] = []
+
+    @property
+    def value(self) -> float | None:
+        """The noise scale tr(S) / |G_true|^2 in samples; None before the first minibatch and where no signal is found."""
+        return self.covariance / self.signal if self.signal > 0.0 else None
+
+    def add(self, gradients: Sequence[Tensor], samples: float) -> None:
+        """Measure the accumulated gradient after the backward pass of a microbatch.
+
+        :param gradients: accumulated so far, with every microbatch's mean gradient weighted by its share of the samples.
+        :param samples: number of samples in this microbatch, above 0.
+        """
+        require(0.0 < samples < float("inf"), "samples", samples, "finite and above 0")
+        own = list(torch._foreach_sub(list(gradients), self._before)) if self._before else list(gradients)
+        self._squares.append(torch.stack(torch._foreach_norm(own)).double().square().sum())
+        self._samples.append(float(samples))
+        self._before = [gradient.clone() for gradient in gradients]
+
+    def close(self) -> None:
+        """End the minibatch, whose gradient is the last accumulated one. A minibatch of one microbatch is ignored."""
+        if len(self._samples) > 1:
+            batch, count = sum(self._samples), len(self._samples)
+            # |own|^2 is (b_k / B)^2 |g_k|^2
+            small = sum(float(square) * batch / n for square, n in zip(self._squares, self._samples, strict=True))
+            big = float(torch.stack(torch._foreach_norm(self._before)).double().square().sum())
+            self.covariance += (1.0 - self.beta) * (batch * (small - big) / (count - 1) - self.covariance)
+            self.signal += (1.0 - self.beta) * ((count * big - small) / (count - 1) - self.signal)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Discard the open minibatch: no step is taken with it."""
+        self._before, self._samples, self._squares = [], [], []
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the two running means; an open minibatch is not part of it."""
+        return {"covariance": self.covariance, "signal": self.signal}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.covariance, self.signal = float(state["covariance"]), float(state["signal"])
+        self.abandon()

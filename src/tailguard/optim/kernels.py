@@ -6,17 +6,15 @@ of an array stays scalar, so segments are sliced first.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from tailguard.jit import REORDER_SUMS, decorators
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The comparisons of a running minimum cannot be reordered, but this many independent ones can run side by side.
 LANES = 64
@@ -31,24 +29,12 @@ ELEMENTWISE, MEAN, NORM = range(3)
 SINGLE = 0.999
 
 
-def compiled(function: Function) -> Function:
-    """Compile for vector units; NaN and infinities keep their meaning."""
-    decorate = numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "nsz", "contract"})
-    return cast(Function, decorate(function))
-
-
-def inlined(function: Function) -> Function:
-    """For functions that only compiled ones call: compiled into each of their callers.
-
-    A caller of a compiled function is not the same code when it has just been compiled and when it comes out of the cache, and
-    where sums may be reordered the two differ in the last bits: a run would not agree with its resumption.
-    """
-    return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(function))
+compiled, inlined = decorators(REORDER_SUMS)
 
 
 @inlined
 def _flushed(x: np.float32) -> np.float32:
-    """0 for a denormal number, which would make every operation on it a hundred times slower.
+    """Return 0 for a denormal number, which would make every operation on it a hundred times slower.
 
     The running means of a weight whose gradient stays 0 get there within a thousand steps.
     """
@@ -62,7 +48,7 @@ def _flushed(x: np.float32) -> np.float32:
 def update_utility(
     utility: Floats, gradient: Floats, weights: Floats, beta: np.float32, rate: np.float32
 ) -> tuple[float, float]:
-    """u <- beta u - rate * gradient * weight, rate = 1 - beta; returns the smallest and the largest u."""
+    """Update UPGD's utility u <- beta u - rate * gradient * weight, rate = 1 - beta; return the smallest and the largest u."""
     low, high = np.full(LANES, np.float32(np.inf)), np.full(LANES, np.float32(-np.inf))
     whole = len(utility) // LANES * LANES
     for start in range(0, whole, LANES):
@@ -92,7 +78,7 @@ def adam_direction(
     scale: np.float32,
     eps: np.float32,
 ) -> float:
-    """Update both moments and fill direction = scale * first / (sqrt(second) + eps); returns its sum of squares.
+    """Update both moments and fill direction = scale * first / (sqrt(second) + eps); return its sum of squares.
 
     The rates are 1 - beta, rounded once: a difference of two float32 would be wrong in the fifth digit.
     """
@@ -132,7 +118,7 @@ def adam(
 
 @inlined
 def _random_words(words: NDArray[np.uint64], key: np.uint64) -> None:
-    """SplitMix64 from the state `key`; word i depends on key and i alone, so that they can be made side by side."""
+    """Fill words by SplitMix64 from the state `key`; word i depends on key and i alone, so the loop can be vectorised."""
     for i in range(len(words)):
         z = key + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -144,14 +130,14 @@ def _random_words(words: NDArray[np.uint64], key: np.uint64) -> None:
 def normal_numbers(numbers: Floats, words: NDArray[np.uint64], key: np.uint64, quantiles: Floats) -> None:
     """Fill numbers with quantiles chosen by 16 random bits each; words is scratch for a quarter as many, rounded up."""
     _random_words(words, key)
-    pieces = words.view(np.uint16)
+    indices = words.view(np.uint16)
     for i in range(len(numbers)):
-        numbers[i] = quantiles[pieces[i]]
+        numbers[i] = quantiles[indices[i]]
 
 
 @compiled
 def sum_of_squares(values: Floats) -> float:
-    """The sum of squares."""
+    """Return the sum of squares."""
     total = np.float32(0.0)
     for i in range(len(values)):
         total += values[i] * values[i]
@@ -159,13 +145,16 @@ def sum_of_squares(values: Floats) -> float:
 
 
 @inlined
-def _step_share(utility: np.float32, correction: np.float32, centre: np.float32, slope: np.float32) -> np.float32:
-    """1 - tanh(x) for |x| <= 1/2: tanh's continued fraction x / (1 + x^2 / (3 + x^2 / (5 + ..))) up to 9, right to 5e-11."""
-    x = (utility * correction - centre) * slope
+def _gate_factor(utility: np.float32, correction: np.float32, centre: np.float32, steepness: np.float32) -> np.float32:
+    """Return UPGD's gate 1 - tanh(x) for |x| <= 1/2, by tanh's continued fraction x / (1 + x^2 / (3 + x^2 / (5 + ..))) up to 9.
+
+    The error is at most 5e-11.
+    """
+    x = (utility * correction - centre) * steepness
     z = x * x
-    above = x * (np.float32(945.0) + z * (np.float32(105.0) + z))
-    below = np.float32(945.0) + z * (np.float32(420.0) + np.float32(15.0) * z)
-    return np.float32(1.0) - above / below
+    numerator = x * (np.float32(945.0) + z * (np.float32(105.0) + z))
+    denominator = np.float32(945.0) + z * (np.float32(420.0) + np.float32(15.0) * z)
+    return np.float32(1.0) - numerator / denominator
 
 
 @compiled
@@ -176,12 +165,12 @@ def move(
     lr: np.float32,
     correction: np.float32,
     centre: np.float32,
-    slope: np.float32,
+    steepness: np.float32,
     keep: np.float32,
 ) -> None:
-    """Weight <- keep * weight - lr * share * direction."""
+    """Move weight <- keep * weight - lr * gate * direction."""
     for i in range(len(weights)):
-        weights[i] = keep * weights[i] - lr * (_step_share(utility[i], correction, centre, slope) * direction[i])
+        weights[i] = keep * weights[i] - lr * (_gate_factor(utility[i], correction, centre, steepness) * direction[i])
 
 
 @compiled
@@ -194,13 +183,13 @@ def move_with_noise(
     lr: np.float32,
     correction: np.float32,
     centre: np.float32,
-    slope: np.float32,
+    steepness: np.float32,
     keep: np.float32,
 ) -> None:
-    """Weight <- keep * weight - lr * share * (direction + noise_std * noise)."""
+    """Move weight <- keep * weight - lr * gate * (direction + noise_std * noise)."""
     for i in range(len(weights)):
         noisy = direction[i] + noise_std * noise[i]
-        weights[i] = keep * weights[i] - lr * (_step_share(utility[i], correction, centre, slope) * noisy)
+        weights[i] = keep * weights[i] - lr * (_gate_factor(utility[i], correction, centre, steepness) * noisy)
 
 
 # ----------------------------------------------------------------------------------------------- variance of gradients
@@ -208,7 +197,7 @@ def move_with_noise(
 
 @inlined
 def _measure_one(gradient: Floats, mean: Floats, rate: np.float32) -> tuple[float, float, float]:
-    """Move the running mean of every element; returns the sums of g, of g^2 and of the mean's squares."""
+    """Update the running mean of every element; return the sums of g, of g^2 and of the mean's squares."""
     total, squares, mean_squares = np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for i in range(len(gradient)):
         g = gradient[i]
@@ -222,7 +211,7 @@ def _measure_one(gradient: Floats, mean: Floats, rate: np.float32) -> tuple[floa
 
 @inlined
 def _largest(gradient: Floats) -> float:
-    """The largest absolute value."""
+    """Return the largest absolute value."""
     top = np.zeros(LANES, np.float32)
     whole = len(gradient) // LANES * LANES
     for start in range(0, whole, LANES):
@@ -235,7 +224,7 @@ def _largest(gradient: Floats) -> float:
 
 @inlined
 def _sums_of_one(gradient: Floats) -> tuple[float, float]:
-    """The sums of g and of g^2."""
+    """Return the sums of g and of g^2."""
     total, squares = np.float32(0.0), np.float32(0.0)
     for i in range(len(gradient)):
         total += gradient[i]
@@ -262,8 +251,8 @@ def measure(sums: Doubles, gradients: Floats, starts: Integers, numel: Integers,
 def _fold(row: Doubles, sums: Doubles, numel: int, estimator: int, rate: float) -> None:
     """Fold the sums of one gradient into a tensor's row of running means.
 
-    x is what the variance is about: the gradient element by element, its mean over the tensor, or its norm. The row holds the
-    running means of x (SIGNAL is its square), of x^2, of the mean square that stands for the scale, and of 1.
+    x is the quantity whose variance is measured: the gradient element by element, its mean over the tensor, or its norm. The
+    row holds the running means of x (SIGNAL is its square), of x^2, of the mean square that stands for the scale, and of 1.
     """
     squares = sums[SQUARES]
     x, second, energy = 0.0, squares, squares
@@ -281,7 +270,7 @@ def _fold(row: Doubles, sums: Doubles, numel: int, estimator: int, rate: float) 
 
 @inlined
 def _noise_and_signal(row: Doubles, beta: float) -> tuple[float, float, float]:
-    """The variance of x, the square of its expectation, and the scale.
+    """Return the variance of x, the square of its expectation, and the scale.
 
     With weights that sum to `mass`, m the mean of x and v that of x^2, rho the sum of squared weights over mass^2: E[m^2] is
     mu^2 + rho s^2 and E[v] is mu^2 + s^2. Solved for both, without bias; a single gradient says nothing of its variance.
@@ -300,10 +289,10 @@ def _noise_and_signal(row: Doubles, beta: float) -> tuple[float, float, float]:
 def fold(
     table: Doubles, overall: Doubles, sums: Doubles, numel: Integers, present: Integers, estimator: int, rate: float
 ) -> int:
-    """Fold one gradient into the rows of the tensors that have one, and into the means for the whole gradient.
+    """Fold one gradient into the rows of the tensors that have one, and into the running means for the whole gradient.
 
-    Those are of its mean, its spatial variance, its norm, its largest element and 1. Returns the first tensor whose gradient is
-    not finite, or -1.
+    The latter are of its mean, its spatial variance, its norm, its largest element and 1. Return the first tensor whose
+    gradient is not finite, or -1.
     """
     total, squares, largest, elements = 0.0, 0.0, 0.0, 0
     for k in present:
@@ -330,14 +319,14 @@ def evaluate(parts: Doubles, head_parts: Doubles, table: Doubles, head_of: Integ
         head_parts[head_of[k]] += parts[k]
 
 
-# --------------------------------------------------------------------------------------------------- length of steps
+# ------------------------------------------------------------------------------------------------------- step scaling
 
 
 @compiled
-def shorten(weights: Floats, anchor: Floats, starts: Integers, ends: Integers, numbers: Floats) -> None:
-    """Weight <- keep * anchor + factor * (weight - keep * anchor); numbers are keep and factor of every segment, ``[2, K]``."""
+def scale_steps(weights: Floats, saved: Floats, starts: Integers, ends: Integers, numbers: Floats) -> None:
+    """Move weight <- keep * saved + factor * (weight - keep * saved); numbers: keep and factor of every segment, ``[2, K]``."""
     for k in range(len(starts)):
-        end, start = weights[starts[k] : ends[k]], anchor[starts[k] : ends[k]]
+        end, start = weights[starts[k] : ends[k]], saved[starts[k] : ends[k]]
         keep, factor = numbers[0, k], numbers[1, k]
         for i in range(len(end)):
             base = keep * start[i]

@@ -1,13 +1,13 @@
-"""Which tensors are watched, which head each belongs to, and whether they lie in one piece of memory.
+"""Memory layout of parameters: which head each belongs to, and views of flat buffers for the compiled kernels.
 
 A model may keep all its parameters, and all their gradients, as views of one flat tensor. A hundred operations on slices then
-become a few on the whole; :func:`flat_memory` recognises such tensors by where they lie.
+become a few on the whole; :func:`flat_buffer` recognises such tensors by their address.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ ALL = "all"  # the head of parameters that were given without heads
 class Heads:
     """Parameters in the order in which they were given, each in a head.
 
-    :param names: of the heads.
-    :param parameters: all P of them, the heads one after the other.
+    :param names: names of the heads.
+    :param parameters: all P parameters, the heads one after the other.
     :param head_of: ``[P]``, the head of each parameter.
     :param numel: ``[P]``, its number of elements.
     """
@@ -38,46 +38,69 @@ class Heads:
 
     @classmethod
     def of(cls, parameters: Parameters) -> "Heads":
-        """From parameters, which make one head, or from a mapping of heads to parameters."""
+        """Build from parameters, which make one head, or from a mapping of heads to parameters."""
         given = parameters if isinstance(parameters, Mapping) else {ALL: parameters}
         heads = {name: list(members) for name, members in given.items()}
         every = list(chain.from_iterable(heads.values()))
         empty = [name for name, members in heads.items() if not members]
         require(bool(heads) and not empty, "parameters", f"empty in {empty or 'all'}", "at least one tensor in every head")
-        require(len({id(one) for one in every}) == len(every), "parameters", "a tensor twice", "each tensor once, in one head")
-        devices = {str(one.device) for one in every}
+        distinct = len({id(parameter) for parameter in every})
+        require(distinct == len(every), "parameters", "a tensor twice", "each tensor once, in one head")
+        devices = {str(parameter.device) for parameter in every}
         require(len(devices) == 1, "the devices of the parameters", sorted(devices), "one")
         head_of = np.repeat(np.arange(len(heads)), [len(members) for members in heads.values()])
-        return cls(tuple(heads), every, head_of.astype(np.int64), np.array([one.numel() for one in every], np.int64))
+        numel = np.array([parameter.numel() for parameter in every], np.int64)
+        return cls(tuple(heads), every, head_of.astype(np.int64), numel)
 
 
 @dataclass(frozen=True)
-class FlatMemory:
-    """Tensors as slices of one.
+class FlatBuffer:
+    """Tensors as slices of one array.
 
     :param values: ``[n]``, from the first element of the first tensor to the last of the last.
-    :param starts: ``[P]``, where each begins in it.
+    :param starts: ``[P]``, the index at which each tensor begins.
     """
 
     values: NDArray[np.float32]
     starts: NDArray[np.int64]
 
 
-def flat_memory(tensors: Sequence[Tensor]) -> FlatMemory | None:
-    """The memory that dense float32 tensors on the CPU share, or None if they do not lie in one storage."""
+def flat_buffer(tensors: Sequence[Tensor]) -> FlatBuffer | None:
+    """Return the buffer that dense float32 tensors on the CPU share, or None if they do not lie in one storage."""
     first = tensors[0].untyped_storage()
-    if not all(one.is_cpu and one.dtype == torch.float32 and one.is_contiguous() for one in tensors):
+    if not kernels_apply(tensors):
         return None
-    if any(one.untyped_storage().data_ptr() != first.data_ptr() for one in tensors):
+    if any(tensor.untyped_storage().data_ptr() != first.data_ptr() for tensor in tensors):
         return None
-    offsets = np.array([one.storage_offset() for one in tensors], np.int64)
-    begin, end = int(offsets.min()), max(one.storage_offset() + one.numel() for one in tensors)
+    offsets = np.array([tensor.storage_offset() for tensor in tensors], np.int64)
+    begin, end = int(offsets.min()), max(tensor.storage_offset() + tensor.numel() for tensor in tensors)
     whole = torch.empty(0).set_(first, begin, (end - begin,))  # type: ignore[call-overload]
-    return FlatMemory(whole.numpy(), offsets - begin)
+    return FlatBuffer(whole.numpy(), offsets - begin)
+
+
+def kernels_apply(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether the compiled kernels can work on these tensors: contiguous float32 on the CPU."""
+    return all(tensor.dtype == torch.float32 and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+
+
+def flat_array(tensor: Tensor) -> NDArray[np.float32]:
+    """Return a contiguous tensor as a one-dimensional array on the same memory."""
+    array: NDArray[np.float32] = tensor.numpy()
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+def as_float32(*numbers: float) -> list[Any]:
+    """Round scalars to float32: the kernels are compiled for it, and one float64 would slow all arithmetic down."""
+    return [np.float32(number) for number in numbers]
 
 
 class Owner(NamedTuple):
-    """The optimizer's parameter that a weight is, or is part of; where in it the weight begins, and the number of its group."""
+    """The optimizer's parameter that holds a weight.
+
+    :param param: the parameter that the weight is, or is part of.
+    :param start: index in it at which the weight begins.
+    :param group: number of its parameter group.
+    """
 
     param: Tensor
     start: int
@@ -85,17 +108,19 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor, optimizer: Optimizer) -> "Owner":
-        """Found by where the weight lies in memory."""
-        begin, end = _span(weight)
+        """Find the owner by the weight's address.
+
+        :raises ValueError: when the optimizer does not move the weight.
+        """
+        begin, end = _addresses(weight)
         for index, group in enumerate(optimizer.param_groups):
             for param in group["params"]:
-                low, high = _span(param)
+                low, high = _addresses(param)
                 if low <= begin and end <= high:
                     return cls(param, (begin - low) // weight.element_size(), index)
-        raise ValueError(f"the optimizer does not move a parameter of shape {tuple(weight.shape)} that the scaler watches")
+        raise ValueError(f"the optimizer does not move a parameter of shape {tuple(weight.shape)} that the scaler scales")
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's memory."""
+def _addresses(tensor: Tensor) -> tuple[int, int]:
     begin = tensor.data_ptr()
     return begin, begin + tensor.numel() * tensor.element_size()

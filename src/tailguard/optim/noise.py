@@ -1,10 +1,10 @@
-"""Standard normal numbers on the CPU at less than half the price of ``Tensor.normal_``, seeded by a torch.Generator.
+"""Standard normal numbers on the CPU in less than half the time of ``Tensor.normal_``, seeded by a torch.Generator.
 
-Drawn the usual way, the noise would cost more than the rest of an optimizer's step. Noise that perturbs weights can be had
-for less. Every call takes one 64-bit key from the generator, and SplitMix64 (Steele, Lea and Flood 2014) makes all words from
-that key and their index. Each 16 bits of them choose one of 65,536 equally likely values, the quantiles of the normal law at
-(k + 1/2) / 65,536. The mean is 0, the variance 1 (the table is divided by its own), the law differs from the normal one by less
-than 1e-5 in probability, and no number is beyond 4.4 standard deviations.
+Drawn with ``Tensor.normal_`` the noise would cost more than the rest of an optimizer's step. Every call takes one 64-bit key
+from the generator, and SplitMix64 (Steele, Lea and Flood 2014) makes all words from that key and their index. Each 16 bits of
+them choose one of 65,536 equally likely values, the quantiles of the normal distribution at (k + 1/2) / 65,536. The mean is 0,
+the variance 1 (the table is divided by its own), the distribution function differs from the normal one by less than 1e-5, and
+no number is beyond 4.4 standard deviations.
 """
 
 from typing import cast
@@ -16,7 +16,7 @@ from torch import Tensor
 from tailguard.optim.kernels import normal_numbers
 
 VALUES = 2**16
-PER_WORD = 4  # pieces of 16 bits
+PER_WORD = 4  # 16 bits each
 
 
 def _quantiles() -> Tensor:
@@ -28,7 +28,7 @@ QUANTILES = _quantiles().numpy()
 
 
 class NormalNumbers:
-    """A source of float32 numbers that keeps its memory, since memory allocated anew costs as much as a pass over it."""
+    """A source of float32 numbers that reuses its buffers, since allocating them anew costs as much as a pass over them."""
 
     def __init__(self) -> None:
         self._key = torch.empty(1, dtype=torch.int64)
@@ -36,10 +36,10 @@ class NormalNumbers:
         self._numbers = torch.empty(0)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Independent numbers ``[count]`` on the generator's device, valid until the next call.
+        """Draw independent numbers ``[count]`` on the generator's device, valid until the next call.
 
         :param count: at least 1.
-        :param generator: moves on by one word. Of a generator on another device PyTorch's own sampler takes what it needs.
+        :param generator: advances by one word; on other devices than the CPU, by what PyTorch's own sampler takes.
         """
         if len(self._numbers) != count or self._numbers.device != generator.device:
             self._numbers = torch.empty(count, device=generator.device)

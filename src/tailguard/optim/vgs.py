@@ -21,7 +21,7 @@ measured before they are scaled or clipped: measuring afterwards would feed the 
 
 How the factor reaches the weights. Steps of SGD and UPGD are proportional to the gradients, and the gradients are multiplied.
 Adam and its relatives divide by the size of the gradients, so that a constant factor on them cancels; there the step itself is
-shortened: by the optimizer itself if it is of this project (``pieces.py``), and otherwise after it has moved (``anchor.py``).
+scaled (``step_scaling.py``): by the optimizer itself if it is of this project, and otherwise after it has moved the weights.
 :meth:`VarianceGradientScaler.attach` chooses by the optimizer's class. Note that clipping undoes a factor on the gradients for
 as long as the scaled norm is still above the limit; ``action="step"`` does not have that weakness. Without an attached
 optimizer the factor acts on the gradients.
@@ -43,12 +43,10 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from tailguard.optim.anchor import Anchor
-from tailguard.optim.config import Action, Aggregate, VGSConfig, warn_of_fixed_noise
-from tailguard.optim.gradient_statistics import Estimator, GradientStatistics
+from tailguard.optim.config import Action, Aggregate, Estimator, VGSConfig
+from tailguard.optim.gradient_statistics import GradientStatistics, NoiseScale
 from tailguard.optim.layout import Heads, Parameters
-from tailguard.optim.noise_scale import NoiseScale
-from tailguard.optim.pieces import Piecewise, PiecewiseSteps
+from tailguard.optim.step_scaling import FallbackStepScaling, RangeScaledOptimizer, RangeStepScaling
 from tailguard.optim.upgd import UPGD
 from tailguard.validation import build, require
 
@@ -57,6 +55,7 @@ logger = logging.getLogger(__name__)
 VERSION = "4.0"  # 1 to 3.2 are the original's; their statistics measured something else
 PROPORTIONAL = (SGD, UPGD)  # optimizers whose step is proportional to the gradient
 PERCENTILE = 0.9
+RISKY_SIGMA = 1e-4  # fixed noise below this is harmless beside any gradient
 DEFAULT = VGSConfig()
 
 
@@ -65,14 +64,14 @@ class VarianceGradientScaler:
 
     :param parameters: parameters, which make one head, or a mapping of heads to parameters.
     :param enabled: False scales nothing and measures nothing. This and the others: see :class:`VGSConfig`.
-    :param beta: memory of the statistics.
-    :param alpha: gain; 0 only monitors.
+    :param beta: decay of the running statistics.
+    :param alpha: gain; 0 measures without scaling.
     :param eps: least signal, as a share of the gradient's mean square.
     :param warmup_steps: steps without scaling.
-    :param estimator: what the variance is about.
-    :param aggregate: how tensors make a head.
-    :param min_scaling_factor: no factor is smaller.
-    :param action: whether gradients or steps are scaled.
+    :param estimator: quantity whose variance is measured.
+    :param aggregate: how the tensors of a head are combined.
+    :param min_scaling_factor: smallest factor.
+    :param action: scale gradients or steps.
     """
 
     def __init__(
@@ -107,20 +106,20 @@ class VarianceGradientScaler:
         self._statistics: GradientStatistics | None = None
         self._variances: list[float] | None = None  # of the statistics as they are; None when they have changed
         self._scaled = False  # since the last step()
-        self._steps: Anchor | PiecewiseSteps | None = None  # None: the factor acts on gradients
+        self._step_scaling: RangeStepScaling | FallbackStepScaling | None = None  # None: the factor acts on gradients
         self._hooks: list[RemovableHandle] = []
         self.update_parameters(parameters)
 
     @classmethod
     def from_config(cls, parameters: Parameters, config: VGSConfig) -> Self:
-        """A scaler with these settings."""
+        """Build a scaler with these settings."""
         return cls(parameters, **config.model_dump())
 
     # ---------------------------------------------------------------------------------------------------------- links
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The parameters that are watched."""
+        """The parameters whose gradients are measured."""
         return self._heads().parameters
 
     @property
@@ -129,9 +128,9 @@ class VarianceGradientScaler:
         return self._heads().names
 
     def update_parameters(self, parameters: Parameters) -> None:
-        """Watch these parameters from now on, as after a model was loaded; an attached optimizer has to be attached again.
+        """Measure these parameters from now on, as after a model was loaded; an attached optimizer has to be attached again.
 
-        Statistics of parameters of the same sizes stay; otherwise they start anew.
+        Statistics are kept if the parameters have the same sizes, and reset otherwise.
         """
         heads = Heads.of(parameters)
         self.detach()
@@ -139,7 +138,7 @@ class VarianceGradientScaler:
         known = self._statistics
         if known is None or known.numel.tolist() != heads.numel.tolist():
             if known is not None and self.step_count > 0:
-                logger.warning("VGS: the parameters have other sizes than before; its statistics start anew")
+                logger.warning("VGS: the parameters have other sizes than before; its statistics are reset")
             self._reset()
             self._statistics = GradientStatistics(heads, self.config.estimator, self.config.beta)
         else:
@@ -147,51 +146,52 @@ class VarianceGradientScaler:
             self._variances = None
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Let the factor act in the way that this optimizer needs; replaces an optimizer attached before.
+        """Choose how the factor acts by the class of this optimizer; replaces an optimizer attached before.
 
-        :param optimizer: moves the parameters that are watched.
+        :param optimizer: moves the parameters of this scaler.
         """
         self.detach()
         if self.config.enabled:
-            warn_of_fixed_noise(optimizer)
+            _warn_of_fixed_noise(optimizer)
         action = self.config.action
         if action == "auto":
             action = "gradient" if isinstance(optimizer, PROPORTIONAL) else "step"
         if action == "step":
-            if isinstance(optimizer, Piecewise):
-                self._steps = PiecewiseSteps(self._heads(), optimizer)
+            if isinstance(optimizer, RangeScaledOptimizer):
+                self._step_scaling = RangeStepScaling(self._heads(), optimizer)
             else:
-                self._steps = Anchor(self._heads(), optimizer)
+                self._step_scaling = FallbackStepScaling(self._heads(), optimizer)
             self._hooks = [
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
             ]
 
     def detach(self) -> None:
-        """Leave the optimizer alone; the factor acts on gradients again."""
+        """Detach the optimizer; the factor acts on gradients again."""
         for hook in self._hooks:
             hook.remove()
-        self._leave_whole()
+        self._reset_step_factors()
         self._unlink()
 
     # ------------------------------------------------------------------------------------------------------- each step
 
     def observe_microbatch(self, samples: float) -> None:
-        """After the backward pass of a microbatch, if the noise scale is wanted; see ``noise_scale.py``.
+        """Measure the noise scale; to be called after the backward pass of each microbatch, see :class:`NoiseScale`.
 
-        :param samples: in this microbatch. The accumulated gradient must weight each microbatch's mean by its share of samples.
+        :param samples: number of samples in this microbatch. The accumulated gradient must weight each microbatch's mean by its
+            share of samples.
         """
-        self.noise_scale.add([one.grad for one in self.parameters if one.grad is not None], samples)
+        self.noise_scale.add([parameter.grad for parameter in self.parameters if parameter.grad is not None], samples)
 
     def scale_gradients(self) -> float:
-        """Measure the raw gradients and put the factors in force for the step that follows.
+        """Measure the raw gradients and apply the factors to the step that follows.
 
         :returns: the smallest factor of all heads.
         """
         return min(self.apply())
 
     def apply(self) -> list[float]:
-        """The same as :meth:`scale_gradients`, with the factors of all heads."""
+        """Do what :meth:`scale_gradients` does and return the factors of all heads."""
         if self._scaled:
             raise RuntimeError(
                 "scale_gradients() was called twice for one step: call it once, and step() after optimizer.step()"
@@ -201,7 +201,7 @@ class VarianceGradientScaler:
             self.update_statistics()
             self._scaled = True
             if min(factors) < 1.0:
-                self._put(factors)
+                self._apply_factors(factors)
         return factors
 
     def step(self) -> None:
@@ -211,7 +211,7 @@ class VarianceGradientScaler:
         if not self._scaled:
             self.update_statistics()
         self._scaled = False
-        self._leave_whole()
+        self._reset_step_factors()
         self.step_count += 1
 
     def update_statistics(self) -> None:
@@ -224,11 +224,11 @@ class VarianceGradientScaler:
 
     @property
     def warming_up(self) -> bool:
-        """Whether the statistics only gather as yet."""
+        """True during the first ``warmup_steps`` steps, which are not scaled."""
         return self.step_count < self.config.warmup_steps
 
     def factors(self) -> list[float]:
-        """The factor of each head for the next step."""
+        """Return the VGS factor f = clamp(1 / (1 + alpha V), min_scaling_factor, 1) of each head for the next step."""
         config = self.config
         if not config.enabled or self.warming_up:
             return [1.0] * len(self.heads)
@@ -237,11 +237,11 @@ class VarianceGradientScaler:
         ]
 
     def get_scaling_factor(self) -> float:
-        """The smallest factor of all heads."""
+        """Return the smallest factor of all heads."""
         return min(self.factors())
 
     def normalized_variances(self) -> list[float]:
-        """V of each head, from 0 to 1 / eps."""
+        """Return V = Var[g] / E[g]^2 of each head, from 0 to 1 / eps."""
         if self._variances is None:
             statistics, heads, eps = self._known_statistics(), self._heads(), self.config.eps
             if self.config.aggregate == "ratio":
@@ -253,11 +253,11 @@ class VarianceGradientScaler:
         return self._variances
 
     def get_normalized_variance(self) -> float:
-        """The largest V of all heads."""
+        """Return the largest V of all heads."""
         return max(self.normalized_variances())
 
     def metrics(self) -> dict[str, float]:
-        """What to log, under the names of docs/metrics.md."""
+        """Return the values to log, under the names of docs/metrics.md."""
         statistics = self._known_statistics()
         mean, variance, norm, largest = statistics.overall_means()
         per_element = statistics.parts[:, 0].clip(min=0.0)
@@ -286,16 +286,16 @@ class VarianceGradientScaler:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings and statistics, as tensors, numbers and strings."""
+        """Return settings and statistics, as tensors, numbers and strings."""
         settings = self.config.model_dump()
         statistics = self._known_statistics().state_dict()
         noise = {f"noise_scale_{name}": value for name, value in self.noise_scale.state_dict().items()}
         return {**settings, "step_count": self.step_count, **statistics, **noise, "vgs_version": VERSION}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken.
+        """Restore what :meth:`state_dict` returned.
 
-        The state of an older version is accepted with a warning: its settings count, its statistics start anew.
+        The state of an older version is accepted with a warning: its settings are taken, its statistics are reset.
         """
         version = str(state.get("vgs_version", "1.0"))
         require(re.fullmatch(r"\d+(\.\d+)*", version) is not None, "vgs_version", version, "numbers and dots, like '4.0'")
@@ -307,7 +307,7 @@ class VarianceGradientScaler:
         statistics = GradientStatistics(self._heads(), config.estimator, config.beta)
         outdated = _number(version) < _number(VERSION)
         if outdated:
-            logger.warning("VGS state of version %s is older than %s: its statistics start anew", version, VERSION)
+            logger.warning("VGS state of version %s is older than %s: its statistics are reset", version, VERSION)
         else:
             statistics.load_state_dict(state)
         self.config, self._statistics = config, statistics
@@ -317,12 +317,12 @@ class VarianceGradientScaler:
             self.step_count = int(state["step_count"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: without parameters, optimizer and hooks, which would be those of another model."""
-        links = ("_parameters", "_steps", "_hooks")
+        """Return the state for copies and pickles, without parameters, optimizer and hooks: a copy belongs to another model."""
+        links = ("_parameters", "_step_scaling", "_hooks")
         return {name: value for name, value in self.__dict__.items() if name not in links}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """To be followed by :meth:`update_parameters` and :meth:`attach`."""
+        """Restore the state; call :meth:`update_parameters` and :meth:`attach` afterwards."""
         self.__dict__.update(state)
         self._parameters = None
         self._unlink()
@@ -334,7 +334,7 @@ class VarianceGradientScaler:
         self.noise_scale = NoiseScale(self.config.beta)
 
     def _unlink(self) -> None:
-        self._steps, self._hooks = None, []
+        self._step_scaling, self._hooks = None, []
 
     def _heads(self) -> Heads:
         if self._parameters is None:
@@ -344,37 +344,48 @@ class VarianceGradientScaler:
     def _known_statistics(self) -> GradientStatistics:
         return cast(GradientStatistics, self._statistics)
 
-    def _put(self, factors: list[float]) -> None:
-        """In force: on the step that comes, or on the gradients."""
-        if self._steps is not None:
-            self._steps.put(factors)
+    def _apply_factors(self, factors: list[float]) -> None:
+        """Scale the next step, or the gradients."""
+        if self._step_scaling is not None:
+            self._step_scaling.set_factors(factors)
             return
         heads = self._heads()
-        pairs = [(one.grad, factors[head]) for one, head in zip(heads.parameters, heads.head_of, strict=True)]
+        pairs = [(param.grad, factors[head]) for param, head in zip(heads.parameters, heads.head_of, strict=True)]
         torch._foreach_mul_([grad for grad, _ in pairs if grad is not None], [f for grad, f in pairs if grad is not None])
 
     def _before_step(self, *_: Any) -> None:
         # Not only when factors are known: a closure may call scale_gradients() inside the step.
-        if self._steps is not None and self.config.enabled and self.config.alpha > 0.0 and not self.warming_up:
-            self._steps.before()
+        if self._step_scaling is not None and self.config.enabled and self.config.alpha > 0.0 and not self.warming_up:
+            self._step_scaling.before_step()
 
     def _after_step(self, *_: Any) -> None:
-        if self._steps is not None:
-            self._steps.after()
-        self._leave_whole()
+        if self._step_scaling is not None:
+            self._step_scaling.after_step()
+        self._reset_step_factors()
 
-    def _leave_whole(self) -> None:
-        """What the factors were for is over: steps without scale_gradients() have their full length."""
-        if self._steps is not None:
-            self._steps.put(None)
+    def _reset_step_factors(self) -> None:
+        """Drop the factors: a step without scale_gradients() is not scaled."""
+        if self._step_scaling is not None:
+            self._step_scaling.set_factors(None)
 
 
 def _ratio(parts: list[float], eps: float) -> float:
-    """V, from 0 to 1 / eps. A gradient that was always 0 has no noise."""
+    """Return V, from 0 to 1 / eps. A gradient that was always 0 has no noise."""
     noise, signal, scale = parts
-    below = max(signal, eps * scale)
-    return min(max(noise, 0.0) / below, 1.0 / eps) if below > 0.0 else 0.0
+    denominator = max(signal, eps * scale)
+    return min(max(noise, 0.0) / denominator, 1.0 / eps) if denominator > 0.0 else 0.0
 
 
 def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
+
+
+def _warn_of_fixed_noise(optimizer: Optimizer) -> None:
+    """Warn of noise that stays as it is while gradients are scaled down."""
+    for group in optimizer.param_groups:
+        if "adaptive_noise" in group and not group["adaptive_noise"] and group["sigma"] > RISKY_SIGMA:
+            logger.warning(
+                "VGS enabled with UPGD adaptive_noise=false and sigma=%s. This may cause excessive noise when VGS scales "
+                "gradients down. Consider setting adaptive_noise=true for stability.",
+                group["sigma"],
+            )

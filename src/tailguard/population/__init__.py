@@ -1,4 +1,4 @@
-"""Populations: members that train side by side, copy each other and change their hyperparameters while they train."""
+"""Population-based training: members train side by side, copy better ones and change their hyperparameters."""
 
 from tailguard.population.config import HyperparamConfig, PBTConfig
 from tailguard.population.member import PopulationMember

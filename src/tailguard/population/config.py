@@ -1,4 +1,4 @@
-"""What a population may be told: the hyperparameters that it searches, and how it selects and explores."""
+"""Settings of a population: the hyperparameters that it searches, and how it exploits and explores."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -79,37 +79,101 @@ class HyperparamConfig(BaseModel):
                 low >= 1.0 or not self.is_log_scale, f"min_value of {self.name}", low, "at least 1 for integers on a log scale"
             )
 
+    # ------------------------------------------------------------------------------------------- the scale of the search
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value of a range."""
+        if self.min_value is None or self.max_value is None:
+            raise ValueError(f"{self.name} is a choice and has no bounds")
+        return self.min_value, self.max_value
+
+    def require_legal(self, value: Value) -> None:
+        """Raise for a value that the search could not have produced: of another type, out of bounds, or not a choice.
+
+        :param value: of the hyperparameter.
+        """
+        if self.values is not None:
+            known = any(type(choice) is type(value) and choice == value for choice in self.values)
+            require(known, self.name, value, f"one of {list(self.values)}")
+            return
+        kind = int if self.is_integer else float
+        hint = "an int" if self.is_integer else "a float; set is_integer if it counts something"
+        require(type(value) is kind, self.name, value, hint)
+        low, high = self.bounds
+        require(low <= float(value) <= high, self.name, value, f"within {low} and {high}")
+
+    def nearest_legal(self, x: float) -> int | float:
+        """Return the nearest value of a range: clipped to its bounds, and whole for ``is_integer``.
+
+        :param x: any number.
+        """
+        low, high = self.bounds
+        clipped = min(max(x, low), high)
+        return round(clipped) if self.is_integer else clipped
+
+    def to_unit(self, value: float) -> float:
+        """Return the position of a value of a range on the scale of the search, in [0, 1].
+
+        :param value: within the bounds.
+        """
+        start, end = self._scaled_bounds()
+        return min(max((self._scaled(value) - start) / (end - start), 0.0), 1.0)
+
+    def from_unit(self, unit: float) -> int | float:
+        """Return the value at a position in [0, 1]; the inverse of :meth:`to_unit` up to rounding.
+
+        :param unit: position on the scale of the search.
+        """
+        start, end = self._scaled_bounds()
+        scaled = start + unit * (end - start)
+        base = math.exp(scaled) if self.is_log_scale else scaled
+        return self.nearest_legal(1.0 - base if self.is_one_minus else base)
+
+    def _scaled(self, x: float) -> float:
+        base = 1.0 - x if self.is_one_minus else x
+        return math.log(base) if self.is_log_scale else base
+
+    def _scaled_bounds(self) -> tuple[float, float]:
+        low, high = self.bounds
+        if self.is_integer:  # a cell of width 1 around every whole number: uniform draws give each the same share
+            low, high = low - 0.5, high + 0.5
+        return self._scaled(low), self._scaled(high)
+
 
 class PBTConfig(BaseModel):
-    """A population: how large, how often it looks around, how it selects and how it explores.
+    """Population-based training: the size of the population, how often it decides, how it exploits and how it explores.
 
     :param population_size: members, 2 or more. 4 to 8 tune one or two hyperparameters, 20 and more are usual in papers.
     :param perturbation_interval: steps that a member trains between two decisions, in whatever unit its ``train`` counts. Too
         short and a score says nothing about the hyperparameters yet; too long and there are few decisions.
-    :param hyperparams: what is searched.
+    :param hyperparams: the hyperparameters that are searched.
     :param exploit_method: ``truncation``: the worst share copies members of the best share; ``binary_tournament``: every member
         meets one other and copies it if that one is better; ``t_test``: the same, if it is better by Welch's test, which is
         the choice for noisy scores, together with ten or more evaluations per score.
     :param explore_method: what happens to the hyperparameters of a member that has copied another: ``perturb`` them,
-        ``resample`` them, ``both`` (each one resampled with its ``resample_probability``, otherwise perturbed), ``pb2`` (a
+        ``resample`` them, ``both`` (each of them resampled with its ``resample_probability``, otherwise perturbed), ``pb2`` (a
         Gaussian process proposes ranges, choices go as in ``both``; needs scikit-learn), or ``none``.
-    :param inherit_hyperparams: explore from the source's hyperparameters (the usual way) or, if False, from one's own.
+    :param inherit_hyperparams: explore from the source's hyperparameters (the usual way) or, if False, from one's own: a
+        copy then keeps more diversity.
     :param truncation_ratio: share that truncation replaces, in (0, 0.5]; at least one member, at most half of them.
-    :param t_test_level: probability of copying a member that is no better, in (0, 1).
-    :param t_test_window: evaluations of a member, the latest since its last copy, that enter the test; 2 or more.
-    :param checkpoint_dir: where engines keep the members' files.
-    :param metric_name: what the score is, for tables and logs.
-    :param metric_mode: whether a high or a low score is good.
-    :param ready_percentage: share of the living members that must have a score before a decision, in (0, 1].
+        0.2 is usual; more converges sooner, on less.
+    :param t_test_level: probability of copying a member that is no better, in (0, 1). 0.05 is usual; less copies more rarely.
+    :param t_test_window: evaluations of a member, the latest since its last copy, that enter the test; 2 or more. More
+        are surer, and slower to notice progress.
+    :param checkpoint_dir: folder in which engines keep the members' files.
+    :param metric_name: name of the score in tables and logs.
+    :param metric_mode: ``max`` if a high score is good, ``min`` if a low one is.
+    :param ready_percentage: share of the living members that must have a score before a decision, in (0, 1]. 1 waits for
+        the slowest.
     :param min_ready_members: after ``ready_check_max_wait`` checks that failed, this many are enough.
-    :param ready_check_max_wait: checks in a row that may fail before the population goes on without the missing members.
-    :param optimizer_exploit_strategy: whether a copy takes the source's optimizer state or starts with a fresh one. Members
-        carry it out.
+    :param ready_check_max_wait: checks in a row that may fail before the population continues without the missing members.
+    :param optimizer_exploit_strategy: ``copy`` takes over the source's optimizer state, ``reset`` starts with an empty one.
     :param synchronous: decide for all members together, when they have arrived; False decides for each as it arrives, against
         the latest known scores of the others.
-    :param protect_first_member: member 0 keeps its hyperparameters for ever, as a control; others may copy it. It is replaced
+    :param protect_first_member: member 0 keeps its hyperparameters throughout, as a control; others may copy it. It is replaced
         only if it is dead or has no finite score, and keeps its hyperparameters even then.
-    :param seed: of all decisions.
+    :param seed: random seed of all decisions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -146,15 +210,15 @@ class PBTConfig(BaseModel):
 
 
 class PopulationConfig(PBTConfig):
-    """A population of trading agents: all of :class:`PBTConfig`, and how long it trains and what it is scored on.
+    """A population of trading agents: the settings of :class:`PBTConfig`, its length and its validation score.
 
     ``perturbation_interval`` counts updates: each is ``n_steps`` steps of every account.
 
-    :param intervals: that every member trains. A population that decides 20 times and more can follow a schedule.
+    :param intervals: number of intervals that every member trains. With 20 and more a population can find a schedule.
     :param validation_share: share of the training rows, at their end, that members are scored on and not trained on. The rows
         of the test are never touched.
     :param validation_blocks: parts of these rows that are traded and scored each by itself; the t-test needs 2, better 10.
-    :param score: of a block: ``growth``, its log growth after costs, or ``sharpe``, per year.
+    :param score: score of a block: ``growth``, its log growth after costs, or ``sharpe``, its Sharpe ratio per year.
     :param cpus_per_member: cores that a member holds on a Ray cluster; a fraction lets members share one.
     """
 

@@ -1,7 +1,7 @@
-"""Everything that happens to a population, as events, one line of JSON each.
+"""The lineage of a population: a log of events, one line of JSON each.
 
-The scheduler changes its members through :func:`apply` and in no other way, so that the events of a run, replayed, give the
-same population. Events are plain JSON; a score that is not finite is null.
+The scheduler changes its members through :func:`apply_event` and in no other way, so that the events of a run, replayed, give
+the same population. Events are plain JSON; a score that is not finite is null.
 """
 
 import json
@@ -14,16 +14,16 @@ from typing import Any
 from tailguard.io.atomic import named
 from tailguard.population.member import PopulationMember
 
-VERSION = 1
+LINEAGE_VERSION = 1
 Event = Mapping[str, Any]
 
 
 class Lineage:
-    """A file that grows by one line per event. Each line is complete on disk before the next thing happens.
+    """A file that grows by one line per event. Each line is complete on disk before the call returns.
 
-    :param path: the file; folders are made.
-    :param keep: events at its start to keep, for a run that resumes; later ones, which its saved state does not know, are cut
-        off, since they are about to happen again. 0 starts a new file and refuses to overwrite one.
+    :param path: the file; missing folders are made.
+    :param keep: number of events at its start to keep, for a run that resumes; later ones, which its saved state does not know,
+        are cut off, since they will be recorded again. 0 starts a new file and refuses to overwrite one.
     """
 
     def __init__(self, path: str | Path, keep: int = 0) -> None:
@@ -43,33 +43,34 @@ class Lineage:
         with named(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, allow_nan=False) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # the state of the population will count on it, and is on the disk itself
+            os.fsync(file.fileno())  # the stored population counts on it, and is on disk itself
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The events of a file. A last line without its end was never finished and is left out."""
+    """Return the events of a file. A last line without its end was never finished and is left out."""
     text = Path(path).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def replay(events: Iterable[Event]) -> list[PopulationMember]:
-    """The population after some events; the first one must be its start."""
+    """Return the population after some events; the first event must be its start."""
     members: list[PopulationMember] = []
     for event in events:
-        apply(members, event)
+        apply_event(members, event)
     return members
 
 
-def apply(members: list[PopulationMember], event: Event) -> None:
-    """Let an event happen to the members.
+def apply_event(members: list[PopulationMember], event: Event) -> None:
+    """Change the members by an event.
 
-    ``start``: they come into being. ``report``: one has trained and was scored. ``dead``: one has died. ``round``: some were
-    decided about. ``exploit``: one has become a copy of another. ``abandoned``: a copy failed and nothing has changed.
+    ``start``: the members are created. ``report``: a member has trained and was scored. ``dead``: a member has died. ``round``:
+    it was decided about some members. ``exploit``: a member has become a copy of another. ``abandoned``: a copy failed and
+    nothing has changed.
     """
     kind = event["event"]
     if kind == "start":
-        if event["version"] != VERSION:
-            raise ValueError(f"the lineage has version {event['version']}, but only {VERSION} can be read")
+        if event["version"] != LINEAGE_VERSION:
+            raise ValueError(f"the lineage has version {event['version']}, but only {LINEAGE_VERSION} can be read")
         members[:] = [PopulationMember(i, dict(values)) for i, values in enumerate(event["hyperparams"])]
     elif kind == "report":
         _report(members[event["member"]], event)
@@ -85,7 +86,7 @@ def apply(members: list[PopulationMember], event: Event) -> None:
 
 
 def mean_score(scores: Sequence[float | None]) -> float | None:
-    """The performance that evaluations make: None if there are none, or if one of them or their sum is not finite."""
+    """Return the mean of evaluations: None if there are none, or if one of them or their sum is not finite."""
     finite = [score for score in scores if score is not None]
     if not finite or len(finite) < len(scores) or not math.isfinite(sum(finite)):
         return None

@@ -1,9 +1,9 @@
 """Population-based bandits (Parker-Holder et al. 2020): hyperparameters proposed by a Gaussian process that forgets.
 
-What an interval of training gained per step is regressed on when it happened, the score it started from, and the
-hyperparameters used. A member that copies another then takes the hyperparameters with the highest upper confidence bound, mean
+The gain of an interval of training per step is regressed on its time, the score it started from, and the hyperparameters used.
+A member that copies another then takes the hyperparameters with the highest upper confidence bound, mean
 plus kappa standard deviations. Members that are still running and earlier proposals of the same round count as observed at
-their predicted gain: that leaves the mean alone and removes the uncertainty around them, so that nobody tries the same twice.
+their predicted gain: that leaves the mean alone and removes the uncertainty around them, so that no two members try the same.
 """
 
 import math
@@ -24,20 +24,19 @@ from sklearn.gaussian_process.kernels import (  # type: ignore[import-untyped]
 
 from tailguard.population.config import HyperparamConfig, PBTConfig, Value
 from tailguard.population.member import PopulationMember
-from tailguard.population.space import from_unit, to_unit
 
 Array = NDArray[np.float64]
-MAX_OBSERVATIONS = 200  # the latest; the process has forgotten the rest, and a fit costs their third power
-LARGEST_GAIN = 2.0  # standard deviations: one lucky interval must not rule the rest
+MAX_OBSERVATIONS = 200  # the latest; older ones hardly count, and the cost of a fit grows with the third power
+LARGEST_GAIN = 2.0  # standard deviations: one lucky interval must not dominate the fit
 CANDIDATES = 256  # at random, and as many around the best of them
 NEARBY = 0.05  # standard deviation of the latter, as a share of the range
 
 
 class ForgettingRBF(Kernel):  # type: ignore[misc]
-    """exp(-|x - x'|^2 / (2 length^2)) (1 - forgetting)^(|t - t'| / 2), with t in the first column.
+    """The kernel exp(-|x - x'|^2 / (2 length^2)) (1 - forgetting)^(|t - t'| / 2), with t in the first column.
 
     :param length: distance over which gains change, as a share of the ranges.
-    :param forgetting: how much of the correlation is lost over two rounds, in (0, 1).
+    :param forgetting: share of the correlation that is lost over two rounds, in (0, 1).
     """
 
     def __init__(self, length: float = 0.5, forgetting: float = 0.1) -> None:
@@ -46,16 +45,16 @@ class ForgettingRBF(Kernel):  # type: ignore[misc]
 
     @property
     def hyperparameter_forgetting(self) -> Any:
-        """Learnt within these bounds."""
+        """The forgetting rate, fitted within these bounds."""
         return Hyperparameter("forgetting", "numeric", (1e-3, 0.5))
 
     @property
     def hyperparameter_length(self) -> Any:
-        """Learnt within these bounds."""
+        """The length scale, fitted within these bounds."""
         return Hyperparameter("length", "numeric", (0.05, 5.0))
 
     def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:
-        """The covariances ``[N, M]``, and for ``eval_gradient`` their derivatives in the logarithms of the parameters."""
+        """Return the covariances ``[N, M]``, and for ``eval_gradient`` their derivatives in the log parameters."""
         other = X if Y is None else Y
         squared = ((X[:, None, 1:] - other[None, :, 1:]) ** 2).sum(-1)
         rounds = np.abs(X[:, None, 0] - other[None, :, 0])
@@ -66,16 +65,16 @@ class ForgettingRBF(Kernel):  # type: ignore[misc]
         return K, np.stack([by_forgetting, squared / self.length**2 * K], axis=-1)  # sorted by name, as sklearn does
 
     def diag(self, X: Array) -> Array:
-        """The variances."""
+        """Return the variances."""
         return np.ones(len(X))
 
     def is_stationary(self) -> bool:
-        """Only differences count."""
+        """Return True: only differences of inputs count."""
         return True
 
 
 class Surrogate:
-    """The gains seen so far, and what they say about others.
+    """A Gaussian process fitted to the gains so far, which predicts those of other hyperparameters.
 
     :param inputs: ``[N, 2 + D]``: time in rounds, score at the start, hyperparameters in [0, 1].
     :param gains: ``[N]``, per step.
@@ -92,7 +91,7 @@ class Surrogate:
         with warnings.catch_warnings():  # a parameter at its bound is a legal fit
             warnings.simplefilter("ignore", ConvergenceWarning)
             self._process.fit(self._inputs, self._gains)
-        self._doubt = self._process  # the same with what is pending
+        self._with_pending = self._process  # the process with the pending points, for uncertainties
         # beta_t of the paper's authors; the bound uses its root.
         self.kappa = math.sqrt(0.2 + max(0.0, math.log(0.4 * len(gains))))
 
@@ -102,14 +101,14 @@ class Surrogate:
             return
         points = self._scaled(pending)
         predicted = self._process.predict(points)
-        self._doubt = GaussianProcessRegressor(self._process.kernel_, optimizer=None)
-        self._doubt.fit(np.vstack([self._inputs, points]), np.concatenate([self._gains, predicted]))
+        self._with_pending = GaussianProcessRegressor(self._process.kernel_, optimizer=None)
+        self._with_pending.fit(np.vstack([self._inputs, points]), np.concatenate([self._gains, predicted]))
 
     def upper_bound(self, points: Array) -> Array:
-        """Mean plus kappa standard deviations of the gain at ``points[M, 2 + D]``, without the noise of an observation."""
+        """Return the mean plus kappa standard deviations of the gain at ``points[M, 2 + D]``, without observation noise."""
         points = self._scaled(points)
         mean: Array = self._process.predict(points)
-        std: Array = self._doubt.predict(points, return_std=True)[1]
+        std: Array = self._with_pending.predict(points, return_std=True)[1]
         noise: float = self._process.kernel_.k2.noise_level
         bound: Array = mean + self.kappa * np.sqrt(np.maximum(std**2 - noise, 0.0))
         return bound
@@ -123,9 +122,10 @@ class Surrogate:
 def propose(
     config: PBTConfig, members: Sequence[PopulationMember], sources: Mapping[int, int], rng: np.random.Generator
 ) -> dict[int, dict[str, Value]]:
-    """New values for the ranges among the hyperparameters of each target. Before the first observation they are uniform.
+    """Propose new values for the ranges among the hyperparameters of each target. Before the first observation they are
+    uniform.
 
-    :param config: the settings; choices are left to others.
+    :param config: the settings; choices are not proposed here.
     :param members: the population before the copies.
     :param sources: target -> source.
     :param rng: the only source of randomness.
@@ -148,14 +148,14 @@ def propose(
             units = _best(surrogate, start, np.vstack([best, around]))[None]
         pending.append(np.concatenate([start, units[0]]))
         values = zip(ranges, units[0], strict=True)
-        result[target] = {hyperparam.name: from_unit(hyperparam, float(unit)) for hyperparam, unit in values}
+        result[target] = {hyperparam.name: hyperparam.from_unit(float(unit)) for hyperparam, unit in values}
     return result
 
 
 def observations(
     config: PBTConfig, ranges: Sequence[HyperparamConfig], members: Sequence[PopulationMember]
 ) -> tuple[Array, Array]:
-    """The inputs ``[N, 2 + D]`` and gains ``[N]`` of the latest intervals that started and ended with a finite score."""
+    """Return the inputs ``[N, 2 + D]`` and gains ``[N]`` of the latest intervals that started and ended with a finite score."""
     sign = 1.0 if config.metric_mode == "max" else -1.0
     rows: list[tuple[int, Array, float]] = []
     for member in members:
@@ -177,7 +177,7 @@ def _best(surrogate: Surrogate, start: Array, units: Array) -> Array:
 
 
 def _units(ranges: Sequence[HyperparamConfig], values: Mapping[str, Value]) -> Array:
-    return np.array([to_unit(hyperparam, float(values[hyperparam.name])) for hyperparam in ranges])
+    return np.array([hyperparam.to_unit(float(values[hyperparam.name])) for hyperparam in ranges])
 
 
 def _point(config: PBTConfig, step: int, performance: float | None, units: Array) -> Array:

@@ -1,6 +1,6 @@
 """The decisions of population-based training (Jaderberg et al. 2017): pure, seeded, resumable.
 
-The scheduler is told scores and says who copies whom with which hyperparameters; engines carry it out. It knows nothing of
+The scheduler is told scores and decides who copies whom with which hyperparameters; engines carry it out. It does not know
 models, files or processes. The same reports and the same seed give the same decisions, whatever the order of the reports
 between two rounds, and also across a save and a restore.
 """
@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 
 from tailguard.population.config import PBTConfig, Value
-from tailguard.population.explore import explore, resample
-from tailguard.population.learner import Scores
-from tailguard.population.lineage import VERSION, Event, apply, mean_score
-from tailguard.population.member import PopulationMember, member_seed
-from tailguard.population.selection import choose_sources, merit
-from tailguard.population.space import require_legal
+from tailguard.population.lineage import LINEAGE_VERSION, Event, apply_event, mean_score
+from tailguard.population.member import PopulationMember, Scores, member_seed
+from tailguard.population.operators import choose_sources, explore, merit, resample
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
@@ -29,17 +26,17 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Exploit:
-    """An order: `target` becomes a copy of `source`.
+    """The decision that `target` becomes a copy of `source`.
 
     :param round: number of the decision.
-    :param target: who copies.
-    :param source: who is copied, as it was when the decision was made.
-    :param hyperparams: what the copy goes on with.
-    :param explored: whether they were changed after copying.
-    :param seed: of the copy's own randomness.
-    :param source_performance: from which the copy starts.
-    :param checkpoint_path: of the source.
-    :param vecnormalize_stats_path: of the source.
+    :param target: the member that copies.
+    :param source: the member that is copied, as it was when the decision was made.
+    :param hyperparams: the copy's hyperparameters.
+    :param explored: True if they were changed after copying.
+    :param seed: random seed of the copy.
+    :param source_performance: performance from which the copy starts.
+    :param checkpoint_path: file with the source's state.
+    :param vecnormalize_stats_path: file with the source's ``VecNormalize`` statistics.
     """
 
     round: int
@@ -55,10 +52,10 @@ class Exploit:
 
 @dataclass(frozen=True)
 class Round:
-    """What was decided at one time.
+    """The decisions that were made together.
 
     :param number: from 1; 0 if the population was not ready.
-    :param considered: members about which it was decided: they go on, those with an exploit after it. Empty: keep waiting.
+    :param considered: members about which it was decided: they continue, those with an exploit after it. Empty: keep waiting.
     :param exploits: by target. A source may itself be a target: every copy is of the state before the round.
     """
 
@@ -68,7 +65,7 @@ class Round:
 
 
 class PBTScheduler:
-    """Decides for a population.
+    """Decides who copies whom, and with which hyperparameters.
 
     The order of calls: :meth:`report` after each interval of a member, :meth:`decide`, and for each exploit :meth:`commit` when
     it has been carried out or :meth:`abandon` when it could not be.
@@ -97,8 +94,8 @@ class PBTScheduler:
         self.exploration_count = 0
         self._rng = np.random.default_rng(config.seed)
         hyperparams = self._drawn() if initial is None else self._checked(initial)
-        self._happen(
-            {"event": "start", "version": VERSION, "config": config.model_dump(mode="json"), "hyperparams": hyperparams}
+        self._record(
+            {"event": "start", "version": LINEAGE_VERSION, "config": config.model_dump(mode="json"), "hyperparams": hyperparams}
         )
 
     def report(
@@ -109,13 +106,13 @@ class PBTScheduler:
         checkpoint_path: str | None = None,
         vecnormalize_stats_path: str | None = None,
     ) -> None:
-        """A member has trained and was evaluated. If it was dead, it lives again.
+        """Record that a member has trained and was evaluated. If it was dead, it is alive again.
 
-        :param member_id: who.
-        :param step: its steps in all; never fewer than before.
+        :param member_id: number of the member.
+        :param step: its total number of steps; never fewer than before.
         :param scores: one evaluation or several. None, an empty list, NaN and infinities mean that the member is broken.
-        :param checkpoint_path: where its state was saved, for engines that copy through files.
-        :param vecnormalize_stats_path: where the statistics of its ``VecNormalize`` were saved.
+        :param checkpoint_path: file with its state, for engines that copy through files.
+        :param vecnormalize_stats_path: file with the statistics of its ``VecNormalize``.
         """
         member = self._member(member_id)
         require(member_id not in self.open_exploits, "member_id", member_id, "a member whose exploit is committed or abandoned")
@@ -123,7 +120,7 @@ class PBTScheduler:
         plain = _plain(scores)
         if mean_score(plain) is None:
             logger.warning("Member %d: no finite %s at step %d; it will be replaced", member_id, self.config.metric_name, step)
-        self._happen(
+        self._record(
             {
                 "event": "report",
                 "member": member_id,
@@ -135,17 +132,17 @@ class PBTScheduler:
         )
 
     def mark_dead(self, member_id: int) -> None:
-        """A member is gone. Nobody waits for it or copies it, and the next decision replaces it."""
+        """Record that a member is gone. It is neither waited for nor copied, and the next decision replaces it."""
         self._member(member_id)
         logger.warning("Member %d: died; it will be replaced", member_id)
-        self._happen({"event": "dead", "member": member_id})
+        self._record({"event": "dead", "member": member_id})
 
     def decide(self) -> Round:
         """Decide about the members that have arrived, and about the dead.
 
         Synchronous: about all of them, once enough are ready; before that nobody is considered, and each call counts as one
         failed check, so call it once per wait and not once per report. Asynchronous: about those that have reported since the
-        last call; while the population is not ready they just go on.
+        last call; while the population is not ready they just continue.
         """
         arrived = [member for member in self.members if self._arrived(member)]
         dead = [member for member in self.members if not member.alive and member.member_id not in self.open_exploits]
@@ -154,28 +151,28 @@ class PBTScheduler:
         if not self._population_ready(arrived):
             waiting = () if self.config.synchronous else tuple(member.member_id for member in arrived)
             if waiting:
-                self._happen({"event": "round", "number": 0, "considered": list(waiting)})
+                self._record({"event": "round", "number": 0, "considered": list(waiting)})
             return Round(0, waiting, ())
         self.rounds += 1
         considered = sorted([*arrived, *dead], key=lambda member: member.member_id)
         exploits = self._exploits(considered, self._contenders(arrived))
         ids = tuple(member.member_id for member in considered)
-        self._happen({"event": "round", "number": self.rounds, "considered": list(ids)})
+        self._record({"event": "round", "number": self.rounds, "considered": list(ids)})
         self.open_exploits.update({exploit.target: exploit for exploit in exploits})
         return Round(self.rounds, ids, exploits)
 
     def commit(self, exploit: Exploit) -> None:
-        """An exploit has been carried out: the target is now a copy with the new hyperparameters, and has no score yet."""
+        """Record that an exploit was carried out: the target is now a copy with new hyperparameters, and has no score yet."""
         self._close(exploit)
         self.exploitation_count += 1
         self.exploration_count += exploit.explored
-        self._happen({"event": "exploit", **asdict(exploit)})
+        self._record({"event": "exploit", **asdict(exploit)})
 
     def abandon(self, exploit: Exploit) -> None:
-        """An exploit could not be carried out: the target is what it was, and goes on as such."""
+        """Record that an exploit could not be carried out: the target stays as it was."""
         self._close(exploit)
         logger.warning("Member %d: could not copy member %d and stays as it was", exploit.target, exploit.source)
-        self._happen({"event": "abandoned", "round": exploit.round, "target": exploit.target, "source": exploit.source})
+        self._record({"event": "abandoned", "round": exploit.round, "target": exploit.target, "source": exploit.source})
 
     @property
     def best(self) -> PopulationMember | None:
@@ -184,11 +181,11 @@ class PBTScheduler:
         return max(able, key=lambda member: merit(self.config, member), default=None)
 
     def seed_of(self, member_id: int) -> int:
-        """The seed of a member's own randomness at its present generation."""
+        """Return the random seed of a member at its present generation."""
         return member_seed(self.config.seed, member_id, self._member(member_id).generation)
 
     def metrics(self) -> dict[str, float]:
-        """The figures of the population, for a logger. Performances are left out where nobody has one."""
+        """Return the metrics of the population, for a logger. Performances are left out where no member has one."""
         known = [member.performance for member in self.members if member.alive and member.performance is not None]
         result = {
             "pbt/population_size": float(len(self.members)),
@@ -203,7 +200,7 @@ class PBTScheduler:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, in plain numbers, strings, lists and dicts."""
+        """Return everything but the settings, in plain numbers, strings, lists and dicts."""
         return {
             "members": [member.to_dict() for member in self.members],
             "open_exploits": [asdict(exploit) for exploit in self.open_exploits.values()],
@@ -216,7 +213,7 @@ class PBTScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Restore what :meth:`state_dict` returned."""
         expected = sorted(self.state_dict())
         require(sorted(state) == expected, "the keys of the scheduler's state", sorted(state), str(expected))
         members = [PopulationMember(**{**values, "history": list(values["history"])}) for values in state["members"]]
@@ -230,8 +227,8 @@ class PBTScheduler:
         self.exploration_count = state["exploration_count"]
         self._rng.bit_generator.state = state["rng"]
 
-    def _happen(self, event: Event) -> None:
-        apply(self.members, event)
+    def _record(self, event: Event) -> None:
+        apply_event(self.members, event)
         self.events += 1
         if self.record is not None:
             self.record(event)
@@ -257,7 +254,7 @@ class PBTScheduler:
         for values in initial:
             require(set(values) == names, "hyperparameters of a member", sorted(values), f"exactly {sorted(names)}")
             for config in self.config.hyperparams:
-                require_legal(config, values[config.name])
+                config.require_legal(values[config.name])
         return [dict(values) for values in initial]
 
     def _arrived(self, member: PopulationMember) -> bool:
@@ -265,7 +262,7 @@ class PBTScheduler:
         return member.alive and due and member.member_id not in self.open_exploits
 
     def _ready(self, arrived: Sequence[PopulationMember]) -> Sequence[PopulationMember]:
-        """Members that take part: the ones that have arrived, or, asynchronously, that have ever been scored."""
+        """Return the members that take part: those that have arrived, or, asynchronously, that have ever been scored."""
         if self.config.synchronous:
             return arrived
         return [member for member in self.members if member.alive and member.history]
@@ -287,7 +284,7 @@ class PBTScheduler:
         failed = self.failed_ready_checks
         if failed >= config.ready_check_max_wait and ready >= config.min_ready_members:
             logger.warning(
-                "PBT deadlock prevention: %d failed ready checks in a row; going on with %d ready members "
+                "PBT deadlock prevention: %d failed ready checks in a row; continuing with %d ready members "
                 "(min_ready_members %d, required %d). Members may have crashed: look after them or lower ready_percentage",
                 failed,
                 ready,
@@ -304,14 +301,14 @@ class PBTScheduler:
     def _exploits(self, considered: Sequence[PopulationMember], contenders: Sequence[PopulationMember]) -> tuple[Exploit, ...]:
         targets = [member for member in considered if member.broken or not self._protected(member)]
         if not contenders and targets:
-            logger.warning("PBT: nobody has a finite %s, so nobody is copied", self.config.metric_name)
+            logger.warning("PBT: no member has a finite %s, so none is copied", self.config.metric_name)
         sources = choose_sources(self.config, targets, contenders, self._rng)
         explored = self._explored(sources)
         return tuple(self._exploit(target, source, explored[target]) for target, source in sources.items())
 
     def _exploit(self, target: int, source: int, hyperparams: dict[str, Value]) -> Exploit:
-        model = self.members[source]
-        if model.performance is None:
+        copied = self.members[source]
+        if copied.performance is None:
             raise RuntimeError(f"member {source} without a performance was chosen as a source")
         return Exploit(
             round=self.rounds,
@@ -320,13 +317,13 @@ class PBTScheduler:
             hyperparams=hyperparams,
             explored=self.config.explore_method != "none" and not self._protected(self.members[target]),
             seed=member_seed(self.config.seed, target, self.members[target].generation + 1),
-            source_performance=model.performance,
-            checkpoint_path=model.checkpoint_path,
-            vecnormalize_stats_path=model.vecnormalize_stats_path,
+            source_performance=copied.performance,
+            checkpoint_path=copied.checkpoint_path,
+            vecnormalize_stats_path=copied.vecnormalize_stats_path,
         )
 
     def _explored(self, sources: Mapping[int, int]) -> dict[int, dict[str, Value]]:
-        """The hyperparameters of each target after its copy."""
+        """Return the hyperparameters of each target after its copy."""
         config = self.config
         result: dict[int, dict[str, Value]] = {}
         for target, source in sources.items():

@@ -1,51 +1,63 @@
-"""Where the states of members lie: what a place for them must offer, and one in memory. Files are in `files.py`."""
+"""Stores of the members' states: in memory, or in files on any file system that fsspec knows.
+
+The checkpoint format needs PyTorch, which takes a second to load: it is imported where a file is read or written, so that a
+worker without files starts at once.
+"""
 
 import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Protocol
 
-from tailguard.population.learner import MemberFailed
+import fsspec  # type: ignore[import-untyped]
+
+from tailguard.io.atomic import atomic
+from tailguard.population.member import MemberFailed
+
+SUFFIX = ".safetensors"
+POPULATION = "population.json"
+KIND = "population member"
 
 
-class States(Protocol):
-    """What a member needs: one state per name."""
+class StateStore(Protocol):
+    """A store as a member sees it: one state per name."""
 
     def write(self, name: str, state: Any) -> None:
-        """Keep a state. Either all of it is there afterwards or what was there before."""
+        """Store a state, atomically: a failure leaves the state that was there before."""
 
     def read(self, name: str) -> Any:
-        """A state as it was written.
+        """Return a state as it was written.
 
         :raises MemberFailed: when it is gone or damaged.
         """
 
 
-class Store(States, Protocol):
-    """Holds the states of members, and what the population itself has to remember."""
+class Store(StateStore, Protocol):
+    """A store of the states of members and of the record of the population."""
 
     def keep_only(self, names: Collection[str]) -> None:
         """Delete every state but these."""
 
     def write_population(self, record: dict[str, Any]) -> None:
-        """Keep what the population remembers, in plain JSON, in the place of what it remembered before."""
+        """Store the record of the population, in plain JSON, in place of the last one."""
 
     def read_population(self) -> dict[str, Any] | None:
-        """What :meth:`write_population` was given last; None before the first time."""
+        """Return the record that was written last; None before the first."""
 
 
 class MemoryStore:
-    """In this process, and gone with it."""
+    """A store in this process, gone with it."""
 
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
         self._population: str | None = None
 
     def write(self, name: str, state: Any) -> None:
-        """Keep a state."""
+        """Store a state."""
         self._states[name] = state
 
     def read(self, name: str) -> Any:
-        """A state as it was written."""
+        """Return a state as it was written."""
         if name not in self._states:
             raise MemberFailed(f"there is no state {name}")
         return self._states[name]
@@ -55,9 +67,77 @@ class MemoryStore:
         self._states = {name: state for name, state in self._states.items() if name in names}
 
     def write_population(self, record: dict[str, Any]) -> None:
-        """Keep what the population remembers."""
+        """Store the record of the population."""
         self._population = json.dumps(record, allow_nan=False)
 
     def read_population(self) -> dict[str, Any] | None:
-        """What the population remembered last."""
+        """Return the record of the population."""
         return None if self._population is None else json.loads(self._population)
+
+
+class FileStore:
+    """A store of one checkpoint file per state, in a folder that all members can reach.
+
+    :param root: a path, or a URL of fsspec such as ``s3://bucket/run``: nodes then need no common disk. A state is a tree of
+        tensors, arrays and JSON values, see :mod:`tailguard.io.checkpoint`.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = str(root)
+        self._fs, self._folder = fsspec.core.url_to_fs(self.root)
+        self._fs.makedirs(self._folder, exist_ok=True)
+
+    def __reduce__(self) -> tuple[type["FileStore"], tuple[str]]:
+        """Pickle the path alone: another process opens the folder itself."""
+        return FileStore, (self.root,)
+
+    def path(self, name: str) -> str:
+        """Return the file of a state."""
+        return f"{self._folder}/{name}{SUFFIX}"
+
+    def write(self, name: str, state: Any) -> None:
+        """Write the file of a state."""
+        from tailguard.io import checkpoint
+
+        self._publish(checkpoint.to_bytes(state, kind=KIND), self.path(name))
+
+    def read(self, name: str) -> Any:
+        """Read the file of a state."""
+        from tailguard.io import checkpoint
+
+        path = self.path(name)
+        try:
+            return checkpoint.from_bytes(self._fs.cat_file(path), kind=KIND, name=path)
+        except (FileNotFoundError, checkpoint.CheckpointError) as error:
+            raise MemberFailed(f"{path} cannot be read: {error}") from error
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Delete the files of all other states."""
+        kept = {self.path(name).rpartition("/")[2] for name in names}
+        for path in self._fs.ls(self._folder, detail=False):
+            file = str(path).rstrip("/").rpartition("/")[2]
+            if file.endswith(SUFFIX) and file not in kept:
+                self._fs.rm_file(path)
+
+    def write_population(self, record: dict[str, Any]) -> None:
+        """Write the file of the population."""
+        self._publish(json.dumps(record, allow_nan=False).encode(), f"{self._folder}/{POPULATION}")
+
+    def read_population(self) -> dict[str, Any] | None:
+        """Read the file of the population."""
+        path = f"{self._folder}/{POPULATION}"
+        if not self._fs.exists(path):
+            return None
+        try:
+            record: dict[str, Any] = json.loads(self._fs.cat_file(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}): without it the population cannot be resumed") from None
+        return record
+
+    def _publish(self, data: bytes, path: str) -> None:
+        """Write atomically: a file on disk is renamed when it is complete, object stores do the same by themselves."""
+        if "file" in self._fs.protocol:
+            with atomic(path) as file:
+                file.write(data)
+        else:
+            self._fs.pipe_file(path, data)

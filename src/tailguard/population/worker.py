@@ -1,16 +1,20 @@
-"""What a member is told to do, and the one place where it does it, in whatever process that is."""
+"""Workers: the jobs of a member, their results, the class that does them, and the log that a worker sends to the driver."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tailguard.population.config import Value
-from tailguard.population.learner import Learner, LearnerFactory, MemberFailed, Scores
-from tailguard.population.store import States
+from tailguard.population.member import Learner, LearnerFactory, MemberFailed, Scores
+from tailguard.population.store import StateStore
+
+LOGGER = "tailguard"
 
 
 @dataclass(frozen=True)
-class Make:
-    """Sit down a new learner."""
+class Create:
+    """The job to create a new learner."""
 
     hyperparams: dict[str, Value]
     seed: int
@@ -18,14 +22,14 @@ class Make:
 
 @dataclass(frozen=True)
 class Restore:
-    """Be what was saved under this name."""
+    """The job to load the state that was saved under this name."""
 
     checkpoint: str
 
 
 @dataclass(frozen=True)
-class Adopt:
-    """Become a copy of what was saved under this name."""
+class CopyFrom:
+    """The job to become a copy of the state that was saved under this name."""
 
     checkpoint: str
     hyperparams: dict[str, Value]
@@ -34,69 +38,69 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Train:
-    """Train, be scored, and save the result under this name."""
+    """The job to train, to be scored, and to save the result under this name."""
 
     steps: int
     checkpoint: str
 
 
-Job = Make | Restore | Adopt | Train
+WorkerJob = Create | Restore | CopyFrom | Train
 
 
 @dataclass(frozen=True)
 class Done:
-    """All jobs were done; the scores are those of the last one, if it has any."""
+    """The result of jobs that were all done; the scores are those of the last job, if it has any."""
 
     scores: Scores = None
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The learner could not do it and has said so."""
+    """The result when the learner raised :class:`MemberFailed`."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The process or the machine of the member is gone."""
+    """The result when the process or the machine of the member is gone."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Hindered:
-    """The machine has not let the learner do it: a full disk, a file that cannot be read. The learner is not to blame."""
+class IOFailed:
+    """The result of an error of the operating system, such as a full disk. The learner is not at fault."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Crashed:
-    """The learner has run into a bug."""
+    """The result when the learner raised any other exception: a bug."""
 
     trace: str
 
 
-Answer = Done | Failed | Hindered | Lost | Crashed
+JobResult = Done | Failed | IOFailed | Lost | Crashed
 
 
 class Worker:
-    """The learner of one member, and the store that its states come from and go to.
+    """Does the jobs of one member.
 
-    :param member_id: whose.
-    :param factory: makes learners.
-    :param store: of all members.
+    :param member_id: number of the member.
+    :param factory: makes its learner.
+    :param store: holds the states of all members.
     """
 
-    def __init__(self, member_id: int, factory: LearnerFactory, store: States) -> None:
+    def __init__(self, member_id: int, factory: LearnerFactory, store: StateStore) -> None:
         self.member_id = member_id
         self._factory = factory
         self._store = store
         self.learner: Learner | None = None
 
-    def perform(self, jobs: Sequence[Job]) -> Done | Failed | Hindered:
-        """Do one job after the other, as far as the learner can."""
+    def perform(self, jobs: Sequence[WorkerJob]) -> Done | Failed | IOFailed:
+        """Do the jobs in order until one of them fails."""
         scores: Scores = None
         try:
             for job in jobs:
@@ -104,22 +108,60 @@ class Worker:
         except MemberFailed as error:
             return Failed(str(error))
         except OSError as error:
-            return Hindered(str(error))
+            return IOFailed(str(error))
         return Done(scores)
 
-    def _do(self, job: Job) -> Scores:
-        if isinstance(job, Make):
+    def _do(self, job: WorkerJob) -> Scores:
+        if isinstance(job, Create):
             self.learner = self._factory(self.member_id, job.hyperparams, job.seed)
             return None
         if self.learner is None:
-            raise RuntimeError(f"member {self.member_id} must be made before it can do {job}")
+            raise RuntimeError(f"member {self.member_id} must be created before it can do {job}")
         if isinstance(job, Restore):
             self.learner.load(self._store.read(job.checkpoint))
-        elif isinstance(job, Adopt):
-            self.learner.adopt(self._store.read(job.checkpoint), job.hyperparams, job.seed)
+        elif isinstance(job, CopyFrom):
+            self.learner.copy_from(self._store.read(job.checkpoint), job.hyperparams, job.seed)
         else:
             self.learner.train(job.steps)
             scores = self.learner.score()
             self._store.write(job.checkpoint, self.learner.save())
             return scores
         return None
+
+
+# ----------------------------------------------------------------------------------------------------------- log forwarding
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record in a form that can be pickled."""
+        record.msg, record.args = record.getMessage(), None
+        record.exc_info = None
+        self.records.append(record)
+
+
+@contextmanager
+def collect_logs() -> Iterator[list[logging.LogRecord]]:
+    """Collect the records of Tailguard's logger, from INFO on, instead of printing them; called in a worker's process."""
+    logger, collector = logging.getLogger(LOGGER), _Collector()
+    before = logger.level, logger.propagate
+    logger.addHandler(collector)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield collector.records
+    finally:
+        logger.removeHandler(collector)
+        logger.level, logger.propagate = before
+
+
+def forward_logs(records: Iterable[logging.LogRecord]) -> None:
+    """Log the records of a worker; called in the driver."""
+    for record in records:
+        logger = logging.getLogger(record.name)
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)

@@ -1,8 +1,8 @@
-"""Action distributions in closed form: from the outputs of the policy head to samples, log-probabilities, entropy and KL.
+"""Action distributions in closed form: samples, log-probabilities, entropy and KL from distribution parameters.
 
-A distribution here is stateless. It is given the head's outputs, so that those of a whole rollout can be stored as one tensor
-and compared with new ones later. The action that is stored is always the one whose log-probability is stored; what the
-environment gets is derived from it by :meth:`ActionDistribution.to_env`.
+A distribution here is stateless: its parameters, which the policy head predicts, are passed to every method. So those of a
+whole rollout can be stored as one tensor and compared with new ones later. The stored action is always the one whose
+log-probability is stored; :meth:`ActionDistribution.to_env` derives from it what the environment gets.
 """
 
 import math
@@ -24,61 +24,61 @@ HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 
 
 class ActionDistribution(ABC):
-    """What a policy head's outputs mean.
+    """A family of action distributions.
 
-    :param n_outputs: outputs that the head needs.
+    :param n_params: parameters of one distribution, the outputs of the policy head.
     :param action_shape: shape of a stored action.
     """
 
-    n_outputs: int
+    n_params: int
     action_shape: tuple[int, ...]
 
-    def sample(self, outputs: Tensor) -> Tensor:
-        """Draw one action for each row of outputs."""
-        return self.draw(outputs, self.noise(outputs))
+    def sample(self, dist_params: Tensor) -> Tensor:
+        """Draw one action for each row of parameters."""
+        return self.draw(dist_params, self.noise(dist_params))
 
     @abstractmethod
-    def noise(self, outputs: Tensor) -> Tensor:
-        """What makes actions random, for each row of outputs, whose numbers do not matter: for a whole rollout at once."""
+    def noise(self, dist_params: Tensor) -> Tensor:
+        """Draw the noise that :meth:`draw` needs, for a whole rollout at once: only the shape of the parameters matters."""
 
     @abstractmethod
-    def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """The action that each row of outputs and noise makes."""
+    def draw(self, dist_params: Tensor, noise: Tensor) -> Tensor:
+        """Return the action of each row of parameters and noise (the reparametrised sample)."""
 
     @abstractmethod
-    def mode(self, outputs: Tensor) -> Tensor:
-        """The most likely action of each row."""
+    def mode(self, dist_params: Tensor) -> Tensor:
+        """Return the most likely action of each row."""
 
     @abstractmethod
-    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Log-probability (density) of actions."""
+    def log_prob(self, dist_params: Tensor, actions: Tensor) -> Tensor:
+        """Return the log-probability (density) of actions."""
 
     @abstractmethod
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """Entropy in nats; of the Gaussian before squashing where it is squashed, which has no closed form after it."""
+    def entropy(self, dist_params: Tensor) -> Tensor:
+        """Return the entropy in nats; that of the Gaussian before squashing, since there is no closed form after it."""
 
     @abstractmethod
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
-        """KL(old || new), differentiable in both."""
+        """Return KL(old || new), differentiable in both."""
 
     def surprise(self, old: Tensor, new: Tensor) -> Tensor:
-        """How unlikely `new` makes what `old` likes best; an adversary's goal, differentiable in `new`.
+        """Return how unlikely `new` makes the mode of `old`, an adversarial objective, differentiable in `new`.
 
-        For normal distributions of one deviation this is their KL.
+        For normal distributions of equal standard deviation this is their KL.
         """
         return self.kl(old, new)
 
     def sharp_kl(self, old: Tensor, new: Tensor) -> Tensor:
-        """KL(old || new) that keeps its digits, and those of its gradient in `new`, where both are all but certain."""
+        """Return KL(old || new), accurate, with its gradient in `new`, even where both are all but deterministic."""
         return self.kl(old, new)
 
     @abstractmethod
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Stored actions as the environment wants them."""
+        """Return stored actions in the form of the action space."""
 
 
 class Gaussian(ActionDistribution):
-    """Independent normal components; the outputs are means and log standard deviations, ``[..., 2 A]``.
+    """Independent normal components; the parameters are means and log standard deviations, ``[..., 2 A]``.
 
     :param space: the action space.
     :param squash: map samples through tanh onto the box instead of clipping them to it.
@@ -89,28 +89,28 @@ class Gaussian(ActionDistribution):
         self.squash = squash
         self.action_shape = space.shape
         self.size = math.prod(space.shape)
-        self.n_outputs = 2 * self.size
-        # Where draws begin to count as one action: nowhere.
+        self.n_params = 2 * self.size
+        # Ends of the box beyond which all draws are one action (CensoredGaussian): none here.
         self.edges = np.repeat([[-np.inf], [np.inf]], self.size, axis=1)
         if squash:
             _require_bounded("squash", space)
 
     @override
-    def noise(self, outputs: Tensor) -> Tensor:
-        return torch.randn_like(outputs[..., : self.size])
+    def noise(self, dist_params: Tensor) -> Tensor:
+        return torch.randn_like(dist_params[..., : self.size])
 
     @override
-    def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        mean, log_std = outputs.chunk(2, dim=-1)
+    def draw(self, dist_params: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = dist_params.chunk(2, dim=-1)
         return torch.addcmul(mean, log_std.exp(), noise)
 
     @override
-    def mode(self, outputs: Tensor) -> Tensor:
-        return outputs[..., : self.size]
+    def mode(self, dist_params: Tensor) -> Tensor:
+        return dist_params[..., : self.size]
 
     @override
-    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        mean, log_std = outputs.chunk(2, dim=-1)
+    def log_prob(self, dist_params: Tensor, actions: Tensor) -> Tensor:
+        mean, log_std = dist_params.chunk(2, dim=-1)
         standard = (actions - mean) * torch.exp(-log_std)
         density = (-0.5 * standard.square() - log_std).sum(-1) - self.size * HALF_LOG_TAU
         if self.squash:  # log |d tanh(u) / du| = 2 (log 2 - u - softplus(-2 u)), stable for any u
@@ -118,8 +118,8 @@ class Gaussian(ActionDistribution):
         return density
 
     @override
-    def entropy(self, outputs: Tensor) -> Tensor:
-        return outputs[..., self.size :].sum(-1) + self.size * (HALF_LOG_TAU + 0.5)
+    def entropy(self, dist_params: Tensor) -> Tensor:
+        return dist_params[..., self.size :].sum(-1) + self.size * (HALF_LOG_TAU + 0.5)
 
     @override
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
@@ -139,11 +139,11 @@ class Gaussian(ActionDistribution):
 
 
 class CensoredGaussian(Gaussian):
-    """A Gaussian whose draws beyond the box count as what the environment gets, the end of the box.
+    """A Gaussian censored at the ends of the box: a draw beyond an end counts as that end, which is what the environment gets.
 
-    An end has the probability of all draws beyond it; inside there is a density. A policy's expected gradient is the same, with
-    less noise (clipped action policy gradient, Fujita and Maeda 2018): where all draws are the same action, which of them it
-    was teaches nothing. Entropy and KL are those of what the environment gets, too.
+    An end has the probability of all draws beyond it; inside there is a density. The expected policy gradient is the same, with
+    less variance (clipped action policy gradient, Fujita and Maeda 2018): where all draws are the same action, which of them it
+    was carries no information. Entropy and KL are those of the censored distribution, too.
 
     :param space: the action space, bounded.
     """
@@ -154,25 +154,25 @@ class CensoredGaussian(Gaussian):
         self.edges = np.stack((space.low.reshape(-1), space.high.reshape(-1))).astype(np.float64)
 
     @override
-    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        mean, log_std = outputs.chunk(2, dim=-1)
-        inverse, (low, high) = torch.exp(-log_std), self._ends(outputs)
+    def log_prob(self, dist_params: Tensor, actions: Tensor) -> Tensor:
+        mean, log_std = dist_params.chunk(2, dim=-1)
+        inverse, (low, high) = torch.exp(-log_std), self._ends(dist_params)
         inside = -0.5 * ((actions - mean) * inverse).square() - log_std - HALF_LOG_TAU
         above, below = log_ndtr((mean - high) * inverse), log_ndtr((low - mean) * inverse)
         return torch.where(actions >= high, above, torch.where(actions <= low, below, inside)).sum(-1)
 
     @override
-    def entropy(self, outputs: Tensor) -> Tensor:
-        log_std = outputs.chunk(2, dim=-1)[1]
-        log_low, log_high, mass, _, square = self._pieces(outputs)
+    def entropy(self, dist_params: Tensor) -> Tensor:
+        log_std = dist_params.chunk(2, dim=-1)[1]
+        log_low, log_high, mass, _, square = self._moments(dist_params)
         ends = log_low.exp() * log_low + log_high.exp() * log_high
         return ((log_std + HALF_LOG_TAU) * mass + 0.5 * square - ends).sum(-1)
 
     @override
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         (mean, log_std), (new_mean, new_log_std) = old.chunk(2, dim=-1), new.chunk(2, dim=-1)
-        log_low, log_high, mass, first, square = self._pieces(old)
-        new_low, new_high = self._pieces(new)[:2]
+        log_low, log_high, mass, first, square = self._moments(old)
+        new_low, new_high = self._moments(new)[:2]
         ends = log_low.exp() * (log_low - new_low) + log_high.exp() * (log_high - new_high)
         std, moved = log_std.exp(), mean - new_mean
         distance = std.square() * square + 2.0 * std * moved * first + moved.square() * mass  # E (x - new mean)^2, inside
@@ -181,22 +181,22 @@ class CensoredGaussian(Gaussian):
 
     @override
     def surprise(self, old: Tensor, new: Tensor) -> Tensor:
-        """Of the Gaussians behind: between two beyond the same end there is no KL, and an adversary would see no way."""
+        """Return the KL of the uncensored Gaussians: beyond the same end the censored KL is 0, without a gradient."""
         return super().kl(old, new)
 
     @override
     def sharp_kl(self, old: Tensor, new: Tensor) -> Tensor:
-        """Of the Gaussians behind, as :meth:`surprise`."""
+        """Return the KL of the uncensored Gaussians, as :meth:`surprise`."""
         return super().kl(old, new)
 
-    def _ends(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = torch.from_numpy(self.edges).to(outputs)
+    def _ends(self, dist_params: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = torch.from_numpy(self.edges).to(dist_params)
         return low, high
 
-    def _pieces(self, outputs: Tensor) -> tuple[Tensor, ...]:
-        """Log-probabilities of both ends, and of what is inside the integrals of 1, t and t^2, t being the standard normal."""
-        mean, log_std = outputs.chunk(2, dim=-1)
-        low, high = ((end - mean) * torch.exp(-log_std) for end in self._ends(outputs))
+    def _moments(self, dist_params: Tensor) -> tuple[Tensor, ...]:
+        """Return log-probabilities of both ends, and the integrals of 1, t and t^2 between them for a standard normal t."""
+        mean, log_std = dist_params.chunk(2, dim=-1)
+        low, high = ((end - mean) * torch.exp(-log_std) for end in self._ends(dist_params))
         log_low, log_high = log_ndtr(low), log_ndtr(-high)
         mass = 1.0 - log_low.exp() - log_high.exp()
         at_low, at_high = (torch.exp(-0.5 * end.square() - HALF_LOG_TAU) for end in (low, high))
@@ -204,7 +204,7 @@ class CensoredGaussian(Gaussian):
 
 
 class Categorical(ActionDistribution):
-    """One or several independent choices; the outputs are all their logits side by side.
+    """One or several independent choices; the parameters are all their logits side by side.
 
     :param counts: number of alternatives of each choice.
     :param single: the action is one integer (Discrete) and not a vector of them.
@@ -212,34 +212,34 @@ class Categorical(ActionDistribution):
 
     def __init__(self, counts: list[int], single: bool, start: NDArray[Any]) -> None:
         self.counts, self.single, self.start = counts, single, start
-        self.n_outputs = sum(counts)
+        self.n_params = sum(counts)
         self.action_shape = (len(counts),)
 
     @override
-    def noise(self, outputs: Tensor) -> Tensor:
-        return torch.empty_like(outputs).exponential_().log()
+    def noise(self, dist_params: Tensor) -> Tensor:
+        return torch.empty_like(dist_params).exponential_().log()
 
     @override
-    def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        # Gumbel's trick: the argmax of logits plus Gumbel noise is a draw from their softmax.
-        return self.mode(outputs - noise)
+    def draw(self, dist_params: Tensor, noise: Tensor) -> Tensor:
+        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a draw from their softmax.
+        return self.mode(dist_params - noise)
 
     @override
-    def mode(self, outputs: Tensor) -> Tensor:
-        return torch.stack([logits.argmax(-1) for logits in outputs.split(self.counts, dim=-1)], dim=-1).float()
+    def mode(self, dist_params: Tensor) -> Tensor:
+        return torch.stack([logits.argmax(-1) for logits in dist_params.split(self.counts, dim=-1)], dim=-1).float()
 
     @override
-    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+    def log_prob(self, dist_params: Tensor, actions: Tensor) -> Tensor:
         chosen = actions.long()
         parts = [
             log_softmax(logits, -1).gather(-1, chosen[..., i : i + 1]).squeeze(-1)
-            for i, logits in enumerate(outputs.split(self.counts, dim=-1))
+            for i, logits in enumerate(dist_params.split(self.counts, dim=-1))
         ]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     @override
-    def entropy(self, outputs: Tensor) -> Tensor:
-        return -torch.stack([(log_p.exp() * log_p).sum(-1) for log_p in self._log_probs(outputs)]).sum(0)
+    def entropy(self, dist_params: Tensor) -> Tensor:
+        return -torch.stack([(log_p.exp() * log_p).sum(-1) for log_p in self._log_probs(dist_params)]).sum(0)
 
     @override
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
@@ -263,14 +263,14 @@ class Categorical(ActionDistribution):
         chosen = actions.astype(np.int64) + self.start
         return np.asarray(chosen[:, 0] if self.single else chosen)
 
-    def _log_probs(self, outputs: Tensor) -> list[Tensor]:
-        return [log_softmax(logits, -1) for logits in outputs.split(self.counts, dim=-1)]
+    def _log_probs(self, dist_params: Tensor) -> list[Tensor]:
+        return [log_softmax(logits, -1) for logits in dist_params.split(self.counts, dim=-1)]
 
 
 def _sharp_log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities whose distance from 0 has all its digits: log q_i = -softplus(logsumexp of the others - z_i).
+    """Return log-probabilities that are accurate near 0: log q_i = -softplus(logsumexp of the others - z_i).
 
-    The usual way subtracts from 1 in effect: with logits more than 17 apart the largest is exactly 0 in float32.
+    The usual formula subtracts from 1 in effect: with logits more than 17 apart the largest is exactly 0 in float32.
     """
     n = logits.shape[-1]
     if n == 1:
@@ -288,7 +288,13 @@ def _require_bounded(what: str, space: spaces.Box) -> None:
 
 
 def action_distribution(space: spaces.Space[Any], squash: bool = False, censored: bool = False) -> ActionDistribution:
-    """The distribution that fits an action space: Box, Discrete or MultiDiscrete."""
+    """Return the distribution for an action space: Box, Discrete or MultiDiscrete.
+
+    :param space: the action space.
+    :param squash: tanh of a Gaussian for a bounded Box.
+    :param censored: a :class:`CensoredGaussian` for a bounded Box.
+    :raises ValueError: for any other space, and for options that do not fit it.
+    """
     if isinstance(space, spaces.Box):
         if squash and censored:
             raise ValueError("squashed actions never leave the box: choose squash_output or censored")

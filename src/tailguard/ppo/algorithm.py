@@ -1,7 +1,16 @@
-"""Recurrent PPO with quantile critics, as a Stable-Baselines3 algorithm."""
+"""Recurrent PPO with quantile critics, as a Stable-Baselines3 algorithm.
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar, cast
+Read it from top to bottom: settings, networks, collecting a rollout, training on it, and the state that is saved and loaded.
+"""
+
+import copy
+import math
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,45 +24,85 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from torch import Tensor
 
-from tailguard.envs.return_observer import watched
+from tailguard.envs.return_observer import with_running_return
 from tailguard.envs.vec_env import GymVectorAdapter, step_with_arrays
-from tailguard.optim.config import OptimizerConfig, VGSConfig, build_optimizer
+from tailguard.io import checkpoint
+from tailguard.io.state import (
+    env_state,
+    load_env_state,
+    load_normalization_state,
+    load_random_state,
+    normalization_state,
+    random_state,
+)
+from tailguard.optim.config import OptimizerConfig, VGSConfig
+from tailguard.optim.factory import build_optimizer
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
-from tailguard.ppo.batches import Batches
-from tailguard.ppo.calibration import Calibration
 from tailguard.ppo.compiled.acting import acting_of
-from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.diagnostics import EpisodeReturns, Moments, StageProfile, moments_drift
-from tailguard.ppo.experience import prepare
+from tailguard.ppo.compiled.applies import update_applies
+from tailguard.ppo.config import (
+    CriticConfig,
+    EntropyConfig,
+    KLConfig,
+    NetworkConfig,
+    ObsNormConfig,
+    RiskConfig,
+    resolve_batch_sizes,
+)
+from tailguard.ppo.diagnostics import (
+    CALIBRATION_WINDOW,
+    TAIL,
+    Calibration,
+    EpisodeReturns,
+    Moments,
+    StageProfile,
+    drift_metrics,
+    explained_variance,
+    moments_drift,
+    recurrent_state_metrics,
+    reserve_metrics,
+    tail_metrics,
+    twin_metrics,
+)
 from tailguard.ppo.loss import Coefficients
-from tailguard.ppo.networks import FlatParameters
-from tailguard.ppo.persistence import Persistent
+from tailguard.ppo.networks import FlatParameters, network_kwargs, require_same_shapes
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
-from tailguard.ppo.reporting import TAIL, Reporting
-from tailguard.ppo.risk import Finished, RiskConfig, RiskObjective
-from tailguard.ppo.rollout import Rollout, finite
-from tailguard.ppo.scaling import ObservationNormalizer, ObsNormConfig
-from tailguard.ppo.schedules import EntropyConfig, EntropySchedule, KLConfig, KLControl, LearningRate
+from tailguard.ppo.risk import RiskObjective
+from tailguard.ppo.rollout import Batch, Experience, Rollout, finite, prepare
+from tailguard.ppo.scaling import ObservationNormalizer
+from tailguard.ppo.schedules import EntropySchedule, KLControl, LearningRate
+from tailguard.ppo.serialization import (
+    PARAMETER_NAMES,
+    network_tree,
+    policy_kwargs_of,
+    read_model,
+    space_of,
+    space_tree,
+    write_model,
+)
+from tailguard.ppo.targets import gae
 from tailguard.ppo.trunk import State, reset_state
-from tailguard.ppo.update import Update, UpdateSettings
+from tailguard.ppo.update import KL, LOSSES, Update, UpdateSettings
 from tailguard.robust.config import SAPPOConfig
-from tailguard.robust.schedule import horizon
+from tailguard.robust.regulariser import horizon
 from tailguard.validation import build, require
 
 Settings = TypeVar("Settings", bound=BaseModel)
+COUNTERS = ("num_timesteps", "_total_timesteps", "_current_progress_remaining", "_n_updates", "_episode_num")
 
 
-class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
+class DistributionalPPO(OnPolicyAlgorithm):
     """PPO whose critics predict the distribution of the return; a drop-in for SB3's ``PPO`` and sb3-contrib's ``RecurrentPPO``.
 
     :param policy: ``"MlpPolicy"``, ``"MlpLstmPolicy"``, or a subclass of their classes.
     :param env: a Gymnasium env or its id, an SB3 ``VecEnv``, or a Gymnasium ``VectorEnv`` that resets in the same step.
     :param learning_rate: a number or a function of the progress remaining (1 to 0).
     :param n_steps: steps per environment and rollout.
-    :param batch_size: samples per gradient step; with memory a multiple of `n_steps`, since a minibatch is whole sequences.
+    :param batch_size: samples per gradient step; with an LSTM a multiple of `n_steps`, since a minibatch is whole sequences.
         None takes a quarter of the rollout.
     :param n_epochs: passes over a rollout.
     :param gamma: discount.
@@ -71,8 +120,9 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
     :param vgs: shorter steps where gradients are noisy: a :class:`VGSConfig` or a dict of its fields. None scales nothing.
     :param adversary: training against perturbed observations: a :class:`SAPPOConfig` or a dict of its fields. None has none.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
-    :param policy_kwargs: ``net_arch``, ``activation_fn``, ``lstm_hidden_size`` and so on, see :class:`DistributionalPolicy`.
-    :param seed: of the policy, the environments and the shuffling.
+    :param policy_kwargs: a :class:`NetworkConfig`, or a dict of ``net_arch``, ``activation_fn``, ``lstm_hidden_size`` and so
+        on, see :class:`DistributionalPolicy`.
+    :param seed: seed of the policy, the environments and the shuffling.
     :param device: where to compute.
     :param tensorboard_log: folder for TensorBoard.
     :param verbose: 0 silent, 1 progress, 2 more.
@@ -84,7 +134,6 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         "MlpLstmPolicy": RecurrentDistributionalPolicy,
     }
     policy: DistributionalPolicy  # type: ignore[assignment]
-    vgs: VarianceGradientScaler
 
     def __init__(
         self,
@@ -109,7 +158,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         vgs: VGSConfig | Mapping[str, Any] | None = None,
         adversary: SAPPOConfig | Mapping[str, Any] | None = None,
         normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
-        policy_kwargs: dict[str, Any] | None = None,
+        policy_kwargs: NetworkConfig | dict[str, Any] | None = None,
         seed: int | None = None,
         device: torch.device | str = "cpu",
         tensorboard_log: str | None = None,
@@ -128,19 +177,19 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         require(0.0 <= vf_coef < float("inf"), "vf_coef", vf_coef, "finite and not negative")
         self.batch_size, self.microbatch_size, self.n_epochs = batch_size, microbatch_size, n_epochs
         self.clip_range = clip_range
-        self.critic = _settings(CriticConfig, critic)
-        self.optimizer = _settings(OptimizerConfig, optimizer)
-        self.vgs_config = VGSConfig(enabled=False) if vgs is None else _settings(VGSConfig, vgs)
-        self.adversary_config = None if adversary is None else _settings(SAPPOConfig, adversary)
-        self.risk = _settings(RiskConfig, risk)
-        if self.risk.return_augmented:
+        self.critic_config = _config("critic", CriticConfig, critic)
+        self.optimizer_config = _config("optimizer", OptimizerConfig, optimizer)
+        self.vgs_config = VGSConfig(enabled=False) if vgs is None else _config("vgs", VGSConfig, vgs)
+        self.adversary_config = None if adversary is None else _config("adversary", SAPPOConfig, adversary)
+        self.risk_config = _config("risk", RiskConfig, risk)
+        if self.risk_config.return_augmented:
             require(gamma > 0.0, "gamma", gamma, "above 0 for an objective that looks at the return of an episode")
-            env = None if env is None else self._watched(env, self.risk, gamma, seed)  # type: ignore[arg-type]
-        self.entropy = EntropySchedule(_settings(EntropyConfig, entropy))
-        self.kl = KLControl(_settings(KLConfig, kl))
-        self.obs_norm = (
-            None if normalize_obs is False else _settings(ObsNormConfig, {} if normalize_obs is True else normalize_obs)
-        )
+            env = None if env is None else self._return_augmented(env, self.risk_config, gamma, seed)  # type: ignore[arg-type]
+        self.entropy = EntropySchedule(_config("entropy", EntropyConfig, entropy))
+        self.kl = KLControl(_config("kl", KLConfig, kl))
+        self.obs_norm_config: ObsNormConfig | None = None
+        if normalize_obs is not False:
+            self.obs_norm_config = _config("normalize_obs", ObsNormConfig, {} if normalize_obs is True else normalize_obs)
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
@@ -155,7 +204,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
             sde_sample_freq=-1,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
+            policy_kwargs=network_kwargs(policy_kwargs) if isinstance(policy_kwargs, NetworkConfig) else policy_kwargs,
             verbose=verbose,
             seed=seed,
             device=device,
@@ -170,21 +219,22 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
-        settings = {"critic": self.critic, "obs_norm": self.obs_norm, "risk": self.risk, **self.policy_kwargs}
-        self.policy = policy_class(self.observation_space, self.action_space, **settings).to(self.device)
-        self.objective = RiskObjective(self.risk, self.policy.budget)
+        options: dict[str, Any] = {"critic": self.critic_config, "obs_norm": self.obs_norm_config, "risk": self.risk_config}
+        options |= self.policy_kwargs
+        self.policy = policy_class(self.observation_space, self.action_space, **options).to(self.device)
+        self.objective = RiskObjective(self.risk_config, self.policy.budget)
         self.flat = FlatParameters(self.policy)
         self._setup_optimizer()
-        # Built even where it will stay idle: impossible settings are refused, and nothing else is different.
-        threat = self.adversary_config
-        self.adversary = None if threat is None else Adversary(self.policy, threat, self.shuffler.initial_seed(), self.flat)
-        self.update = Update(self.policy, self.flat, self.critic, self.vgs, self.kl, self.adversary)
+        self.adversary = None
+        if self.adversary_config is not None:  # built even where it will stay idle, so that impossible settings are refused
+            self.adversary = Adversary(self.policy, self.adversary_config, self.shuffler.initial_seed(), self.flat)
+        self.update = Update(self.policy, self.flat, self.critic_config, self.vgs, self.adversary)
         self.acting = acting_of(self.policy, self.flat, self.n_envs)
-        self._check_batches()
-        distribution = self.policy.distribution
-        action_size = int(np.prod(distribution.action_shape))
+        self._check_batch_sizes()
+        action_dist = self.policy.action_dist
+        action_size = int(np.prod(action_dist.action_shape))
         self.rollout_buffer = Rollout(  # type: ignore[assignment]
-            self.n_steps, self.n_envs, self.policy.obs_size, action_size, distribution.n_outputs
+            self.n_steps, self.n_envs, self.policy.obs_size, action_size, action_dist.n_params
         )
         self._attack: AttackedRollout | None = None
         self.profile = StageProfile()
@@ -193,17 +243,18 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         self.reset_lstm_states_to_initial()
 
     def _setup_optimizer(self) -> None:
-        """One flat tensor to move; and the scaler of steps, which looks at the parts that it is made of."""
-        generator = torch.Generator().manual_seed(self.shuffler.initial_seed())
-        enabled = self.vgs_config.enabled
-        self.policy.optimizer = build_optimizer(self.optimizer, [self.flat.tensor], 0.0, vgs=enabled, generator=generator)
-        heads = self.policy.heads()
-        self.vgs = VarianceGradientScaler.from_config(heads, self.vgs_config)
-        self.vgs.attach(self.policy.optimizer)
+        """Build the optimizer over one flat tensor, and VGS over the heads that the tensor is made of."""
+        parameters, generator = [self.flat.tensor], torch.Generator().manual_seed(self.shuffler.initial_seed())
+        self.policy.optimizer = build_optimizer(
+            self.optimizer_config, parameters, 0.0, vgs=self.vgs_config.enabled, generator=generator
+        )
+        self.vgs = VarianceGradientScaler.from_config(self.policy.heads(), self.vgs_config)
+        if self.vgs_config.enabled:
+            self.vgs.attach(self.policy.optimizer)
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """Everything that comes in as an environment passes here: constructor, ``set_env`` and ``load``."""
+        """Wrap an environment; the constructor, ``set_env`` and ``load`` pass theirs through here."""
         if isinstance(env, VectorEnv):
             env = GymVectorAdapter(env)
         wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
@@ -213,29 +264,30 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         return wrapped
 
     @classmethod
-    def _watched(cls, env: GymEnv, risk: RiskConfig, gamma: float, seed: int | None) -> VecEnv:
-        """The environment with the running return in its observations."""
-        return watched(cls._wrap_env(maybe_make_env(env, 0)), gamma, risk.alphas().tolist() if risk.dial else None, seed)
+    def _return_augmented(cls, env: GymEnv, risk: RiskConfig, gamma: float, seed: int | None) -> VecEnv:
+        """Return the environment with the running return in its observations."""
+        alphas = risk.alphas().tolist() if risk.alpha_conditioned else None
+        return with_running_return(cls._wrap_env(maybe_make_env(env, 0)), gamma, alphas, seed)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """As SB3's, with the running return where the objective needs it."""
-        super().set_env(
-            self._watched(env, self.risk, self.gamma, self.seed) if self.risk.return_augmented else env, force_reset
-        )
+        """Set the environment as SB3 does, with the running return in its observations where the objective needs it."""
+        if self.risk_config.return_augmented:
+            env = self._return_augmented(env, self.risk_config, self.gamma, self.seed)
+        super().set_env(env, force_reset)
 
     def set_risk(self, alpha: float) -> None:
-        """Choose the tail that :meth:`predict` looks at from now on, where the observation does not say.
+        """Choose the tail that :meth:`predict` is averse to from now on, where the observation does not say.
 
-        :param alpha: within the range that the agent was trained for.
+        :param alpha: level of the tail, within the range that the agent was trained for.
         """
-        if not isinstance(self.risk.alpha, tuple) or not self.risk.dial:
+        if not isinstance(self.risk_config.alpha, tuple) or not self.risk_config.alpha_conditioned:
             raise ValueError('this agent serves one objective; train with risk={"objective": "cvar", "alpha": (low, high)}')
-        low, high = self.risk.alpha
+        low, high = self.risk_config.alpha
         require(low <= alpha <= high, "alpha", alpha, f"between {low} and {high}, the range of the training")
         self.policy.budget.alpha.fill_(alpha)
 
     def reset_lstm_states_to_initial(self) -> None:
-        """Forget everything that actor and critics remember, in every environment."""
+        """Reset the recurrent states of actor and critics in every environment."""
         self._actor_state: State = self.policy.initial_state(self.n_envs)
         trunk = self.policy.critic_trunk
         self._critic_state: State = self._actor_state if trunk is None else trunk.initial_state(self.n_envs)
@@ -248,15 +300,16 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         """Play `n_rollout_steps` steps in every environment with the present policy; False when a callback stops it."""
         assert self._last_obs is not None, "learn() resets the environment first"
         self.policy.set_training_mode(False)
-        rollout, distribution = rollout_buffer, self.policy.distribution
-        shared_memory = self.policy.recurrent and self.policy.critic_trunk is None
+        rollout, action_dist = rollout_buffer, self.policy.action_dist
+        shared_lstm = self.policy.recurrent and self.policy.critic_trunk is None
         # train() has done this with its own returns already. Statistics that came from elsewhere since then, from a checkpoint
-        # or another member of a population, come into force here and then stay the same for the whole rollout.
+        # or another member of a population, become active here and then stay the same for the whole rollout.
         self._activate_return_scale_snapshot()
-        starts = cast(NDArray[np.bool_], self._last_episode_starts)
-        rollout.reset(starts.astype(bool))
-        self._begin_episodes(starts.astype(bool))
+        starts = cast(NDArray[np.bool_], self._last_episode_starts).astype(bool)
+        self._actor_state, self._critic_state = reset_state(self._actor_state, starts), reset_state(self._critic_state, starts)
         self._rollout_start = (self._actor_state, self._critic_state)
+        self.episode_returns.begin(starts)
+        rollout.reset(starts)
         before = self._observation_moments()
         callback.on_rollout_start()
         self.acting.begin(rollout)
@@ -268,7 +321,7 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
                     attack.show(obs_tensor, self._actor_state)
                 self._actor_state = self.acting.step(rollout, obs_tensor, self._actor_state)
                 actions = rollout.actions_now()
-                clipped_actions = distribution.to_env(actions)
+                clipped_actions = action_dist.to_env(actions)
             with self.profile.stage("env"):
                 step, infos = step_with_arrays(env, clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
@@ -278,9 +331,9 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
                 finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
                 if attack is not None:
                     step = attack.show_finals(step, self._actor_state)
-            rollout.add(step, self._actor_state if shared_memory else None)
+            rollout.add(step, self._actor_state if shared_lstm else None)
             self.episode_returns.add(n_steps, step)
-            self._last_memory = self._actor_state
+            self._last_actor_state = self._actor_state
             if len(step.ended):
                 self._actor_state = reset_state(self._actor_state, dones)
             self.num_timesteps += env.num_envs
@@ -298,15 +351,17 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         if attack is not None:
             attack.show(last, self._actor_state)
         if before is not None:
-            self._log_drift(*moments_drift(before, cast(Moments, self._observation_moments())))
+            self._record(drift_metrics(*moments_drift(before, cast(Moments, self._observation_moments()))))
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
 
-    def _begin_episodes(self, starts: NDArray[np.bool_]) -> None:
-        """Forget what was remembered of other episodes, in the environments that begin one, and in no other."""
-        self._actor_state, self._critic_state = reset_state(self._actor_state, starts), reset_state(self._critic_state, starts)
-        self.episode_returns.begin(starts)
+    def _observation_moments(self) -> Moments | None:
+        """Return mean and standard deviation by which a user's VecNormalize scales observations; None without one."""
+        env = self._vec_normalize_env
+        if env is None or not env.norm_obs or isinstance(env.obs_rms, dict):
+            return None
+        return np.array(env.obs_rms.mean), np.sqrt(np.array(env.obs_rms.var) + env.epsilon)
 
     # -------------------------------------------------------------------------------------------------- training
 
@@ -314,74 +369,422 @@ class DistributionalPPO(Persistent, Reporting, Batches, OnPolicyAlgorithm):
         """Improve policy and critics with the rollout just collected."""
         self.policy.set_training_mode(True)
         lr = self.lr.apply(self.policy.optimizer, self._current_progress_remaining, self.kl.lr_factor)
-        rollout = cast(Rollout, self.rollout_buffer)
         with self.profile.stage("prepare"):
-            if self.policy.return_scale.mass == 0.0 and rollout.weights.any():
-                self._first_return_scale(rollout)
-            experience = prepare(
-                self.policy,
-                rollout,
-                *self._rollout_start,
-                critic=self.critic,
-                objective=self.objective,
-                gamma=self.gamma,
-                gae_lambda=self.gae_lambda,
-                generator=self.shuffler,
-            )
-            self._critic_state = experience.critic_state_after or self._last_memory
-            pooled = experience.start_atoms.sort(-1).values.mean(0)
-            self.calibration.follow(rollout.starts(), self.episode_returns.ends, pooled, self.policy.law.masses)
-            if rollout.weights.any():
-                self._finalize_return_stats(experience)
-            self._activate_return_scale_snapshot()
+            experience = self._experience()
             batch = experience.normalised(self.policy)
         with self.profile.stage("update"):
             if self.adversary is not None:
                 self.adversary.begin(self._horizon())
-            log = self.update.run(batch, self._update_settings(), self.shuffler)
-        self._n_updates += log.epochs
-        for warning in log.warnings:
-            self.logger.record(warning, 1.0)
-        self._log_update(log.minibatches, experience, lr)
+            minibatches = self._gradient_steps(batch)
+        if self.critic_config.ev_reserve:
+            self._record(reserve_metrics(self.policy, self.critic_config, experience))
+        if minibatches:  # without a step there is nothing to report, and nothing for the controllers to react to
+            means = torch.stack(minibatches).mean(0).tolist()
+            explained = explained_variance(experience.values, experience.returns, experience.weights)
+            self._report(means, explained, experience, lr)
+            self.kl.update(means[KL], self.lr.base_at(self._current_progress_remaining))
+            finished = [episode["r"] for episode in self.ep_info_buffer or []]
+            self.entropy.step(float(np.mean(finished)) if finished else None, explained)
         if self.adversary is not None:
             played = {} if self._attack is None else self._attack.metrics()
-            for name, value in (self.adversary.metrics() | self.adversary.certificate(batch) | played).items():
-                self.logger.record(name, value)
+            self._record(self.adversary.metrics() | self.adversary.certificate(batch) | played)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
-            self._adapt_risk(experience.finished)
+            self.objective.remember(experience.finished)
+            masses = self.policy.return_dist.masses.double().numpy()
+            self._record(self.objective.adapt(1.0 - self._current_progress_remaining, masses, self._ret_std_snapshot))
         if isinstance(self.policy.normalizer, ObservationNormalizer):
-            own = rollout.obs[:-1, :, : self.policy.own_size]
+            own = cast(Rollout, self.rollout_buffer).obs[:-1, :, : self.policy.own_size]
             self.policy.normalizer.update(own if self._attack is None else self._attack.true_observations())
-            self._log_drift(*self.policy.normalizer.drift())
+            self._record(drift_metrics(*self.policy.normalizer.drift()))
         self._critic_state = reset_state(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
 
-    def _horizon(self) -> int:
-        """Updates of the whole training."""
-        return horizon(self._total_timesteps, self.n_steps, self.n_envs)
+    def _experience(self) -> Experience:
+        """Evaluate the critics on the rollout, compute advantages and targets, and bring the scale of returns up to date."""
+        rollout, scale = cast(Rollout, self.rollout_buffer), self.policy.return_scale
+        learnable = bool(rollout.weights.any())
+        if learnable and scale.mass == 0.0:
+            # While the critics know nothing the scale comes from rewards alone: their guesses would drown small returns.
+            nothing = torch.zeros_like(rollout.rewards)
+            scale.update(
+                gae(rollout.rewards, nothing, nothing, rollout.terminated, rollout.truncated, self.gamma, 1.0), rollout.weights
+            )
+            scale.activate()  # the critics start in these units: they have predicted nothing yet that would have to be kept
+            scale.mass.zero_()  # a first guess; the returns proper take its place
+        experience = prepare(
+            self.policy,
+            rollout,
+            *self._rollout_start,
+            critic=self.critic_config,
+            objective=self.objective,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            generator=self.shuffler,
+        )
+        self._critic_state = experience.critic_state_after or self._last_actor_state
+        pooled = experience.start_atoms.sort(-1).values.mean(0)
+        self.calibration.update(rollout.starts(), self.episode_returns.ends, pooled, self.policy.return_dist.masses)
+        if learnable:
+            self._finalize_return_stats(experience)
+        self._activate_return_scale_snapshot()
+        return experience
+
+    def _gradient_steps(self, everything: Batch) -> list[Tensor]:
+        """Take the gradient steps of all epochs; fewer when the KL says stop.
+
+        :returns: of each minibatch, its :data:`LOSSES`, the norm of each critic's gradient and that of the whole gradient.
+        """
+        minibatches: list[Tensor] = []
+        settings = self._update_settings()
+        for _ in range(self.n_epochs):
+            before = len(minibatches)
+            for batch in everything.shuffled(cast(int, self.batch_size) // self._unit, self.shuffler):
+                total_weight = float(batch.weights.sum())
+                if not total_weight:  # nothing to learn from; a step would only follow old momentum
+                    self.logger.record("warn/empty_batch", 1.0)
+                    continue
+                metrics = self.update.gradient(batch, total_weight, settings)
+                values = metrics.tolist()
+                if not all(map(math.isfinite, values)):  # a step with it would make every weight NaN
+                    self.logger.record("warn/non_finite_gradient", 1.0)
+                    continue
+                minibatches.append(metrics)
+                if self.kl.should_stop(values[KL]):
+                    return minibatches
+                self.update.step(values[-1], self.max_grad_norm)
+            if len(minibatches) == before:
+                self.logger.record("warn/empty_epoch", 1.0)
+            else:
+                self._n_updates += 1
+        return minibatches
 
     def _update_settings(self) -> UpdateSettings:
+        """Return the settings of the loss as they are now, so that a change from outside counts at once."""
+        adversary, microbatch = self.adversary, self.microbatch_size or cast(int, self.batch_size)
+        mixes = adversary is not None and adversary.active and adversary.config.mode == "mix"
+        whole = microbatch == self.batch_size and not mixes
         return UpdateSettings(
-            n_epochs=self.n_epochs,
-            minibatch=cast(int, self.batch_size) // self._unit,
-            microbatch=self._microbatch_size() // self._unit,
-            max_grad_norm=self.max_grad_norm,
-            vf_coef=self.vf_coef,
             policy=Coefficients(self.clip_range, self.entropy.value, self.kl.coefficient),
+            vf_coef=self.vf_coef,
+            microbatch=microbatch // self._unit,
+            compiled=update_applies(self.policy, self.critic_config, whole_minibatches=whole),
         )
 
-    def _adapt_risk(self, finished: Finished) -> None:
-        self.objective.remember(finished)
-        masses = self.policy.law.masses.double().numpy()
-        metrics = self.objective.adapt(1.0 - self._current_progress_remaining, masses, self._ret_std_snapshot)
+    def _horizon(self) -> int:
+        """Return the number of updates of the whole training."""
+        return horizon(self._total_timesteps, self.n_steps, self.n_envs)
+
+    def _report(self, means: list[float], explained: float | None, experience: Experience, lr: float) -> None:
+        """Log an update.
+
+        :param means: over the minibatches, of what :meth:`_gradient_steps` returned.
+        :param explained: explained variance of the critics together, before the update.
+        """
+        policy = self.policy
+        metrics: dict[str, Any] = dict(zip((f"train/{name}" for name in LOSSES), means, strict=False))
+        metrics |= {"train/grad_norm": means[-1], "train/learning_rate": lr, "train/entropy_coefficient": self.entropy.value}
+        metrics |= {"train/return_mean": self._ret_mean_snapshot, "train/return_std": self._ret_std_snapshot}
+        metrics["train/explained_variance"] = explained
+        for k, values in enumerate(experience.per_critic, start=1):
+            alone = explained_variance(values, experience.returns, experience.weights)
+            metrics[f"train/explained_variance_critic{k}"] = alone
+        metrics |= twin_metrics(means[len(LOSSES) : -1])
+        metrics |= tail_metrics(experience.start_atoms, policy.return_dist.masses, self.episode_returns, TAIL)
+        metrics |= self.calibration.metrics()
+        if policy.log_std is not None:
+            metrics["train/std"] = policy.log_std.exp().mean().item()
+        if policy.recurrent:
+            metrics |= recurrent_state_metrics(self._last_actor_state, self._critic_state)
+        if self.vgs.config.enabled:
+            metrics |= self.vgs.metrics()
+        self._record(metrics | self.profile.take())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _record(self, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
             self.logger.record(name, value)
 
+    # --------------------------------------------------------------------- scale of returns, by the audit reports' names
 
-# Episodes whose predicted and realised returns are compared.
-CALIBRATION_WINDOW = 500
+    @property
+    def _ret_mean_value(self) -> float:
+        """Mean of the returns, as the data say."""
+        return self.policy.return_scale.mean.item()
+
+    @property
+    def _ret_std_value(self) -> float:
+        """Standard deviation of the returns, as the data say."""
+        return self.policy.return_scale.std.item()
+
+    @property
+    def _ret_mean_snapshot(self) -> float:
+        """Mean of the returns in the units that are active."""
+        return self.policy.return_scale.mean_snapshot.item()
+
+    @property
+    def _ret_std_snapshot(self) -> float:
+        """Standard deviation of the returns in the units that are active."""
+        return self.policy.return_scale.std_snapshot.item()
+
+    def _finalize_return_stats(self, experience: Experience) -> None:
+        """Fold the returns of this rollout into the statistics."""
+        self.policy.return_scale.update(experience.returns, experience.weights)
+
+    def _activate_return_scale_snapshot(self) -> None:
+        """Make the statistics active and rescale the critics' last layer, so that no raw prediction moves."""
+        self.policy.activate_return_scale()
+
+    # --------------------------------------------------------------------------------------------------- batch sizes
+
+    def _check_batch_sizes(self) -> None:
+        """Raise ValueError for batch sizes that do not fit the rollout, with the nearest that does."""
+        # Steps that cannot be torn apart: those of a sequence for a recurrent policy, otherwise one.
+        self._unit = self.n_steps if self.policy.recurrent else 1
+        sizes = {"batch_size": self.batch_size, "microbatch_size": self.microbatch_size}
+        self.batch_size, _ = resolve_batch_sizes(self.n_steps, self.n_envs, recurrent=self.policy.recurrent, **sizes)
+
+    # ------------------------------------------------------------------------------------------------- state as data
+    # Two parts. The agent is what a copy in another place needs to act and learn as this one does. The run is where training
+    # stands: with both, it continues as if it had never been interrupted, bit for bit on a CPU.
+
+    def _agent_parts(self) -> dict[str, Any]:
+        """Return the parts of the agent; each has ``state_dict`` and ``load_state_dict``."""
+        return {
+            "policy": self.policy,
+            "optimizer": self.policy.optimizer,
+            "vgs": self.vgs,
+            "kl": self.kl,
+            "entropy": self.entropy,
+            "learning_rate": self.lr,
+            "objective": self.objective,
+        }
+
+    def agent_state(self) -> dict[str, Any]:
+        """Return a copy of all that the agent has learnt: weights with the statistics of observations and returns, optimizer,
+        and the states of all schedules and controllers."""
+        return {name: copy.deepcopy(part.state_dict()) for name, part in self._agent_parts().items()}
+
+    def load_agent_state(self, state: Mapping[str, Any]) -> None:
+        """Become the agent that gave :meth:`agent_state`; parts that `state` does not name stay.
+
+        :raises ValueError: when it was built differently; then nothing has changed.
+        """
+        parts = self._agent_parts()
+        require(set(state) <= set(parts), "the agent's state", sorted(state), f"made of {sorted(parts)}")
+        if "policy" in state:
+            require_same_shapes(state["policy"], self.policy.state_dict())
+        for name, values in state.items():
+            # Copied: an optimizer keeps the very tensors that it is given, and then changes them.
+            parts[name].load_state_dict(copy.deepcopy(values))
+
+    def run_state(self) -> dict[str, Any]:
+        """Return where the training stands between two updates: counters, random numbers, recurrent states, environments."""
+        return {
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "n_envs": self.n_envs,
+            "shuffler": self.shuffler.get_state(),
+            "adversary": None if self.adversary is None else self.adversary.state_dict(),
+            "memory": [*self._actor_state, *self._critic_state],
+            "last_obs": self._last_obs,
+            "last_episode_starts": self._last_episode_starts,
+            "episode_returns": self.episode_returns.state_dict(),
+            "calibration": self.calibration.state_dict(),
+            # Return and length; the clock time at which an episode ended belongs to the process.
+            "episodes": [[{"r": e["r"], "l": e["l"]} for e in self.ep_info_buffer or []], list(self.ep_success_buffer or [])],
+            "environments": None if self.env is None else env_state(self.env),
+            "random": random_state(),
+        }
+
+    def load_run_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`run_state` was taken, as if nothing had happened in between.
+
+        Environments that cannot say where they stand, or another number of them, begin new episodes instead.
+        """
+        self._load_progress(state)
+        load_random_state(state["random"])
+        if state["environments"] is None or self.env is None or state["n_envs"] != self.n_envs:
+            return
+        load_env_state(self.env, state["environments"])
+        actor_hidden, actor_cell, critic_hidden, critic_cell = state["memory"]
+        self._actor_state, self._critic_state = (actor_hidden, actor_cell), (critic_hidden, critic_cell)
+        self._last_obs, self._last_episode_starts = state["last_obs"], state["last_episode_starts"]
+        self.episode_returns.load_state_dict(state["episode_returns"])
+        self.calibration.load_state_dict(state["calibration"])
+
+    def _load_progress(self, state: Mapping[str, Any]) -> None:
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
+        self.shuffler.set_state(state["shuffler"])
+        if self.adversary is not None and state["adversary"] is not None:
+            self.adversary.load_state_dict(state["adversary"])
+        finished, successes = state["episodes"]
+        self.ep_info_buffer = deque(finished, maxlen=self._stats_window_size)
+        self.ep_success_buffer = deque(successes, maxlen=self._stats_window_size)
+
+    def get_parameters(self, include_optimizer: bool = False) -> dict[str, Any]:
+        """Return what a copy of the agent needs: weights with their statistics, and the states of the KL control and of VGS.
+
+        :param include_optimizer: add the state of the optimizer.
+        """
+        state = self.agent_state()
+        parts = {"policy": state["policy"], "kl_penalty_state": state["kl"], "vgs_state": state["vgs"]}
+        return parts | ({"optimizer_state": state["optimizer"]} if include_optimizer else {})
+
+    def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: torch.device | str = "auto") -> None:
+        """Take over what :meth:`get_parameters` gave, or the same parts of a saved model.
+
+        :param load_path_or_dict: the parts, or a file that :meth:`save` wrote.
+        :param exact_match: require everything but the optimizer's state; False takes over what is there.
+        :param device: ignored: tensors go to where the model is.
+        """
+        if isinstance(load_path_or_dict, Mapping):
+            given = {PARAMETER_NAMES.get(str(name), str(name)): state for name, state in load_path_or_dict.items()}
+        else:
+            agent = read_model(load_path_or_dict)["agent"]
+            given = {name: agent[name] for name in set(PARAMETER_NAMES.values()) | {"policy"}}
+        missing = {"policy", "kl", "vgs"} - set(given) if exact_match else set()
+        require(not missing, "parameters", sorted(given), f"complete: {sorted(missing)} missing (exact_match=False allows it)")
+        self.load_agent_state(given)
+
+    # ------------------------------------------------------------------------------------------------- save and load
+
+    def _constructor_arguments(self) -> dict[str, Any]:
+        """Return the arguments that build this model again, as data."""
+        aliases = {policy: name for name, policy in self.policy_aliases.items()}
+        policy_class = cast(type[DistributionalPolicy], self.policy_class)
+        return {
+            "policy": aliases.get(policy_class, policy_class.__qualname__),
+            "learning_rate": self.lr.base_at(max(self._current_progress_remaining, 0.0)),
+            "n_steps": self.n_steps,
+            "batch_size": self.batch_size,
+            "n_epochs": self.n_epochs,
+            "gamma": self.gamma,
+            "gae_lambda": self.gae_lambda,
+            "clip_range": self.clip_range,
+            "max_grad_norm": self.max_grad_norm,
+            "vf_coef": self.vf_coef,
+            "microbatch_size": self.microbatch_size,
+            "optimizer": self.optimizer_config.model_dump(),
+            "critic": self.critic_config.model_dump(),
+            "risk": self.risk_config.model_dump(),
+            "entropy": self.entropy.config.model_dump(),
+            "kl": self.kl.config.model_dump(),
+            "vgs": self.vgs.config.model_dump(),
+            "adversary": None if self.adversary is None else self.adversary.config.model_dump(mode="json"),
+            "normalize_obs": False if self.obs_norm_config is None else self.obs_norm_config.model_dump(),
+            "policy_kwargs": network_tree(self.policy_kwargs),
+            "seed": self.seed,
+            "tensorboard_log": self.tensorboard_log,
+            "verbose": self.verbose,
+            "stats_window_size": self._stats_window_size,
+        }
+
+    def state_tree(self) -> dict[str, Any]:
+        """Return everything that a file of this model holds."""
+        # A VecNormalize of the user's is part of the agent, since the agent acts on what it makes of observations.
+        vec_normalize = self._vec_normalize_env
+        return {
+            "settings": self._constructor_arguments(),
+            "spaces": {"observation": space_tree(self.observation_space), "action": space_tree(self.action_space)},
+            "agent": self.agent_state(),
+            "run": self.run_state(),
+            "vec_normalize": None if vec_normalize is None else normalization_state(vec_normalize),
+        }
+
+    def save(
+        self, path: str | Path | BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+    ) -> None:
+        """Write everything into one file that holds data and no code; see ``io/checkpoint.py``.
+
+        :param path: a file to write to, or its name; ``.safetensors`` is added to a name without an ending.
+        :param exclude: not supported: a part of a model could not be loaded again.
+        :param include: not supported.
+        """
+        require(not exclude and not include, "exclude and include", (exclude, include), "None: a model is saved whole")
+        write_model(path, self.state_tree())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | BufferedIOBase,
+        env: Any = None,
+        device: torch.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **settings: Any,
+    ) -> Self:
+        """Return the model that :meth:`save` wrote. Nothing in the file is executed.
+
+        :param path: the file or its name.
+        :param env: environment to train on. Without it the random numbers of the process are left alone.
+        :param device: where to compute.
+        :param custom_objects: as `settings`; SB3's name for them.
+        :param print_system_info: print the versions of this system first.
+        :param force_reset: begin new episodes. False continues in the middle of the saved ones with the saved random numbers,
+            as if nothing had happened, where the environments can: Tailguard's own, also in ``VecNormalize``, ``VecMonitor``.
+        :param settings: arguments of the constructor that shall differ. Functions (a learning rate) and classes (a policy, an
+            activation) of the user's own are not in the file and have to be given here.
+        """
+        if print_system_info:
+            print(checkpoint.libraries())
+        return cls.from_tree(read_model(path), env, device, force_reset, {**(custom_objects or {}), **settings})
+
+    @classmethod
+    def from_tree(
+        cls,
+        tree: Mapping[str, Any],
+        env: Any = None,
+        device: torch.device | str = "auto",
+        force_reset: bool = True,
+        changes: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return the model of a :meth:`state_tree`; the arguments are those of :meth:`load`."""
+        changes = dict(changes or {})
+        if "policy_class" in changes:  # SB3's name for it
+            changes["policy"] = changes.pop("policy_class")
+        if "policy_kwargs" not in changes:
+            changes["policy_kwargs"] = policy_kwargs_of(tree["settings"]["policy_kwargs"])
+        unknown = set(changes) - set(tree["settings"])
+        require(not unknown, "settings", sorted(unknown), f"among {sorted(tree['settings'])}")
+        before = random_state()
+        model = cls(**{**tree["settings"], **changes}, env=env, device=device, _init_setup_model=False)
+        observation, action = (space_of(tree["spaces"][name]) for name in ("observation", "action"))
+        if model.env is None:
+            model.observation_space, model.action_space = observation, action
+            model.n_envs = tree["run"]["n_envs"]
+        for name, given, saved in (
+            ("observation", model.observation_space, observation),
+            ("action", model.action_space, action),
+        ):
+            require(given == saved, f"the {name} space of env", given, f"that of the saved model, {saved}")
+        model._setup_model()
+        model._restore(tree, force_reset, changes)
+        if env is None:
+            load_random_state(before)
+        return model
+
+    def _restore(self, tree: Mapping[str, Any], force_reset: bool, changes: Mapping[str, Any]) -> None:
+        # What the user has changed must not come back with the state.
+        agent = {name: state for name, state in tree["agent"].items() if name not in changes}
+        rate = agent.get("learning_rate")
+        if rate is not None and rate["initial"] is None:
+            warnings.warn(
+                f"learning_rate was a function, which a file does not hold: it stays at its last value {self.learning_rate}; "
+                "give the function to load(learning_rate=...) to train on with it",
+                stacklevel=4,
+            )
+            del agent["learning_rate"]
+        self.load_agent_state(agent)
+        if self._vec_normalize_env is not None and tree["vec_normalize"] is not None:
+            load_normalization_state(self._vec_normalize_env, tree["vec_normalize"])
+        if force_reset:
+            self._load_progress(tree["run"])
+            if self.env is not None and self.seed is not None and "seed" not in changes:
+                self.env.seed((self.seed + self.num_timesteps) % 2**31)  # new episodes, not the first ones again
+        else:
+            self.load_run_state(tree["run"])
 
 
-def _settings(model: type[Settings], given: Settings | Mapping[str, Any] | None) -> Settings:
-    if isinstance(given, model):
-        return given
-    return build(model, cast(Mapping[str, Any], given or {}))
+def _config(name: str, kind: type[Settings], given: Settings | Mapping[str, Any] | None) -> Settings:
+    """Return checked settings from an object of their class or a dict of its fields; errors name the argument."""
+    return given if isinstance(given, kind) else build(kind, cast(Mapping[str, Any], given or {}), name)

@@ -1,9 +1,9 @@
 """Rollouts in which some environments are played on attacked observations.
 
-What the policy is shown is what it acts on, what is stored and what the critics value: after the last step of a rollout and
-after an episode that was cut, too, since an adversary would have been there as well. The environments, and the observations
-with which the next rollout begins, stay true; so do the statistics by which observations are normalised, or the adversary
-would widen its own ball.
+The policy acts on perturbed observations, and they are what is stored and what the critics value: after the last step of a
+rollout and after a truncated episode, too, since an adversary would have been there as well. The environments, and the
+observations with which the next rollout begins, stay true; so do the statistics by which observations are normalised, or the
+adversary would widen its own ball.
 """
 
 import numpy as np
@@ -18,9 +18,9 @@ from tailguard.ppo.trunk import State
 
 
 def attacked_rollout(adversary: Adversary | None, horizon: int, rollout: Rollout) -> "AttackedRollout | None":
-    """The adversary's part in the rollout that is about to begin; None where it has none.
+    """Return the attack on the rollout that is about to begin; None where there is none.
 
-    :param horizon: updates of the whole training.
+    :param horizon: number of updates of the whole training.
     """
     if adversary is None or adversary.config.rollouts == 0.0:
         return None
@@ -29,11 +29,11 @@ def attacked_rollout(adversary: Adversary | None, horizon: int, rollout: Rollout
 
 
 class AttackedRollout:
-    """Shows the last environments of a rollout moved observations; made by :func:`attacked_rollout`.
+    """An attack on the observations of the last environments of a rollout; made by :func:`attacked_rollout`.
 
-    :param adversary: of the policy that plays.
+    :param adversary: adversary of the policy that acts.
     :param epsilon: radius of its ball.
-    :param rollout: where the observations are stored.
+    :param rollout: the rollout that the observations are stored in.
     """
 
     def __init__(self, adversary: Adversary, epsilon: float, rollout: Rollout) -> None:
@@ -43,44 +43,46 @@ class AttackedRollout:
         self.rollout = rollout
         self.first = rollout.n_envs - max(round(adversary.config.rollouts * rollout.n_envs), 1)
         self._true = rollout.obs[:, self.first :].clone()
-        # Of the steps, that each environment is attacked at; from 1 on it is all of them.
+        # The probability that a step of each environment is attacked; from 1 on all steps are.
         attacked = rollout.n_envs - self.first
         mixed = adversary.config.rollout_presence == "mixed"
-        self._share = 2.0 * self._drawn(attacked) if mixed else torch.ones(attacked, 1)
+        self._probability = 2.0 * self._uniform(attacked) if mixed else torch.ones(attacked, 1)
         self._length, self._moves = 0.0, 0
 
     def show(self, row: Tensor, state: State) -> None:
-        """Move the observations that the next action is for, in their place in the rollout.
+        """Perturb the observations that the next action is for, in their place in the rollout.
 
         :param row: ``[B, obs_size]``, what :meth:`Rollout.observe` returned.
-        :param state: of the actor before them.
+        :param state: recurrent state of the actor before them.
         """
-        mine = row[self.first :]
-        self._true[self.rollout.filled] = mine
-        mine[:, : self.policy.own_size] += self._found(mine, _some(state, slice(self.first, None)), self._share)
+        attacked = row[self.first :]
+        self._true[self.rollout.filled] = attacked
+        state = _state_of(state, slice(self.first, None))
+        attacked[:, : self.policy.own_size] += self._perturbation(attacked, state, self._probability)
 
     def show_finals(self, step: StepArrays, state: State) -> StepArrays:
-        """The step with moved final observations where an episode of an attacked environment was cut.
+        """Return the step with perturbed final observations where an episode of an attacked environment was truncated.
 
-        :param state: of the actor after the step, as the episode leaves it.
+        :param state: recurrent state of the actor after the step, as the episode leaves it.
         """
         cut = np.flatnonzero((step.ended >= self.first) & step.truncated[step.ended])
         if not len(cut):
             return step
         finals = np.array(step.final_obs, np.float32).reshape(len(step.ended), -1)
         envs = torch.as_tensor(step.ended[cut])
-        moves = self._found(torch.from_numpy(finals[cut]), _some(state, envs), self._share[envs - self.first])
+        probability = self._probability[envs - self.first]
+        moves = self._perturbation(torch.from_numpy(finals[cut]), _state_of(state, envs), probability)
         finals[cut, : self.policy.own_size] += moves.numpy()
         return step._replace(final_obs=finals.reshape(step.final_obs.shape))
 
     def true_observations(self) -> Tensor:
-        """``[T, B, D]``, what the environments observed, in their own columns."""
+        """Return what the environments observed, ``[T, B, D]``, in their own columns."""
         true = self.rollout.obs[:-1].clone()
         true[:, self.first :] = self._true[:-1]
         return true[..., : self.policy.own_size]
 
     def metrics(self) -> dict[str, float]:
-        """What the rollout has met."""
+        """Return the share of attacked environments, the size of the perturbations, and the rewards with and without them."""
         rewards = self.rollout.rewards
         found = {
             "sa_ppo/rollout_share": 1.0 - self.first / self.rollout.n_envs,
@@ -89,21 +91,21 @@ class AttackedRollout:
         }
         return found | ({"sa_ppo/rollout_reward_clean": rewards[:, : self.first].mean().item()} if self.first else {})
 
-    def _drawn(self, n: int) -> Tensor:
-        """``[n, 1]``, evenly between 0 and 1."""
+    def _uniform(self, n: int) -> Tensor:
+        """Draw ``[n, 1]`` numbers evenly between 0 and 1."""
         return torch.rand(n, 1, generator=self.adversary.generator)
 
-    def _found(self, obs: Tensor, state: State, share: Tensor) -> Tensor:
-        """How far the adversary moves raw observations ``[n, obs_size]``, in their own units and columns.
+    def _perturbation(self, obs: Tensor, state: State, probability: Tensor) -> Tensor:
+        """Return how far the adversary moves raw observations ``[n, obs_size]``, in their own units and columns.
 
-        :param share: ``[n, 1]``, how likely it moves each at all.
+        :param probability: ``[n, 1]``, that each is moved at all.
         """
         adversary, own = self.adversary, self.policy.own_size
         with torch.inference_mode(False), torch.no_grad():
             inputs = self.policy.inputs(obs)
-            memory = state[0].clone(), state[1].clone()  # inference tensors have no part in a gradient
-            goal = adversary.of_step(self.objective, inputs, memory)
-            struck = self._drawn(len(obs)) < share
+            start = state[0].clone(), state[1].clone()  # inference tensors have no part in a gradient
+            goal = adversary.step_objective(self.objective, inputs, start)
+            struck = self._uniform(len(obs)) < probability
             move = adversary.search(inputs, goal, self.epsilon).move[:, :own] * struck
             self._length += adversary.perturbation.lengths(move).sum().item()
             self._moves += int(struck.sum())
@@ -111,6 +113,6 @@ class AttackedRollout:
             return move * normalizer.units() if isinstance(normalizer, ObservationNormalizer) else move
 
 
-def _some(state: State, envs: slice | Tensor) -> State:
-    """The memory of some environments; nothing where there is none."""
+def _state_of(state: State, envs: slice | Tensor) -> State:
+    """Return the recurrent state of some environments; empty for a policy without one."""
     return (state[0][:, envs], state[1][:, envs]) if state[0].numel() else state

@@ -1,138 +1,245 @@
-"""What the critics predict and how they learn it."""
+"""The critics: what their outputs mean, how they learn it, and how they follow a change of the scale of returns.
 
-from typing import Annotated, Literal, Self
+A critic predicts the distribution of the return in normalised units. Whatever its outputs are, the rest of the engine sees
+*atoms* ``[..., M]`` with masses ``[M]`` that are the same for every state; values, advantages, targets and tails follow from
+atoms and masses alone. A :class:`ReturnDistribution` turns the outputs of a network into atoms, measures how far they are from
+target atoms, and rescales the last layer when the scale of returns changes (PopArt).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+from typing_extensions import override
 
-from tailguard.ppo.quantiles import tail_levels, uniform_levels
-from tailguard.ppo.return_distribution import (
-    AtomReturns,
-    CategoricalReturns,
-    MeanReturn,
-    MonotoneQuantileReturns,
-    QuantileReturns,
-    ReturnDistribution,
+from tailguard.ppo.config import CriticConfig
+from tailguard.ppo.quantiles import (
+    cumulative_gaps,
+    equal_mass_atoms,
+    level_masses,
+    quantile_huber_loss,
+    tail_levels,
+    uniform_levels,
 )
-from tailguard.ppo.scaling import ReturnScaleConfig
 from tailguard.validation import require
 
-# Quantiles that are placed in the tail where nothing else is said, and how many there must be in all: the others still have to
-# tell the mean.
-TAIL_QUANTILES, ENOUGH_FOR_A_TAIL = 5, 20
 
+class ReturnDistribution(nn.Module, ABC):
+    """A parametric family of return distributions.
 
-class CriticConfig(BaseModel):
-    """Settings of the critics.
-
-    :param num_quantiles: quantiles that each critic predicts; 32 is plenty for the mean, and for tails with `tail_quantiles`
-        among them. 1 is an ordinary critic: it learns the mean return by squared loss, and knows nothing of tails.
-    :param law: what they describe the return with. ``quantile``: free quantiles, sorted where order matters; ``monotone``:
-        quantiles that cannot cross; ``categorical``: probabilities of `num_quantiles` fixed places (C51).
-    :param twin: two independent critics instead of one.
-    :param aggregate: the value of a state from both: ``mean`` or ``min`` of their means.
-    :param huber_kappa: half-width of the quadratic zone of the loss, in normalised units. 0 learns true quantiles; 1, the usual
-        choice elsewhere, pulls the tails inward by a fifth.
-    :param target: ``distribution``: SR(lambda), which keeps the spread of the return; ``lambda_return``: a single number per
-        sample, which does not.
-    :param value_lambda: lambda of the targets.
-    :param tail_quantiles: how many of the quantiles are placed in the lower tail; 0 spreads all evenly. None: 5 of 20 or more
-        quantiles, which more than halves the error of the CVaR there, and none of fewer.
-    :param tail_alpha: the tail that they share.
-    :param reach: where the places of a categorical critic end, in standard deviations of the return.
-    :param clip_range: how far a prediction may move in one update, in standard deviations of the return; beyond it, moving on
-        towards the target pays nothing. None does not clip, which is right more often than not.
-    :param clip_mode: what is clipped against the same critic's predictions before the update. ``per_quantile``: every quantile;
-        ``mean_only``: the mean, quantiles move along; ``mean_and_variance``: the mean, and the spread to at most
-        `clip_variance_factor` times the old one.
-    :param clip_variance_factor: see there.
-    :param ev_reserve: measure the explained variance once more after the update, with the final weights. It costs one pass over
-        the rollout and changes nothing else.
-    :param scale: how the scale of returns follows the data.
+    :param n_outputs: outputs of a critic's network, its parameters.
+    :param masses: ``[M]``, the mass of each atom.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    masses: Tensor
 
-    num_quantiles: Annotated[int, Field(ge=1, le=1000)] = 32
-    law: Literal["quantile", "monotone", "categorical"] = "quantile"
-    twin: bool = True
-    aggregate: Literal["mean", "min"] = "mean"
-    huber_kappa: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    target: Literal["distribution", "lambda_return"] = "distribution"
-    value_lambda: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
-    tail_quantiles: Annotated[int, Field(ge=0)] | None = None
-    tail_alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    reach: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 5.0
-    clip_range: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    clip_mode: Literal["per_quantile", "mean_only", "mean_and_variance"] = "per_quantile"
-    clip_variance_factor: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 2.0
-    ev_reserve: bool = False
-    scale: ReturnScaleConfig = Field(default_factory=ReturnScaleConfig)
+    def __init__(self, n_outputs: int, masses: Tensor) -> None:
+        super().__init__()
+        self.n_outputs = n_outputs
+        self.register_buffer("masses", masses, persistent=False)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        n, tail = self.num_quantiles, self.n_tail
-        require(tail < n, "tail_quantiles", tail, f"below num_quantiles {n}")
-        if self.law == "categorical":
-            require(n >= 2, "num_quantiles", n, "at least 2 places for a categorical critic")
-            require(tail == 0, "tail_quantiles", tail, "0 for a categorical critic: it has places, not levels")
-            require(self.clip_range is None, "clip_range", self.clip_range, "None: a categorical critic has no quantiles")
-        return self
+    @abstractmethod
+    def atoms(self, outputs: Tensor) -> Tensor:
+        """Return the atoms ``[..., M]`` of outputs ``[..., n_outputs]``."""
 
-    @property
-    def n_critics(self) -> int:
-        """K."""
-        return 2 if self.twin else 1
+    @abstractmethod
+    def errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each prediction, ``[...]``.
 
-    @property
-    def n_tail(self) -> int:
-        """How many of the quantiles stand in the lower tail."""
-        if self.tail_quantiles is not None:
-            return self.tail_quantiles
-        return TAIL_QUANTILES if self.law != "categorical" and self.num_quantiles >= ENOUGH_FOR_A_TAIL else 0
-
-    def levels(self) -> Tensor:
-        """The levels of the quantiles, ``[N]``."""
-        if self.n_tail == 0:
-            return uniform_levels(self.num_quantiles)
-        return tail_levels(self.num_quantiles, self.tail_alpha, self.n_tail)
-
-    def build_return_distribution(self) -> ReturnDistribution:
-        """What the outputs of the critics mean."""
-        if self.law == "categorical":
-            return CategoricalReturns(self.num_quantiles, self.reach)
-        if self.num_quantiles == 1:
-            return MeanReturn()
-        kind = MonotoneQuantileReturns if self.law == "monotone" else QuantileReturns
-        return kind(self.levels(), self.huber_kappa)
-
-    def aggregate_values(self, values: Tensor) -> Tensor:
-        """One value from those of the critics ``[K, ...]``."""
-        return values.mean(0) if self.aggregate == "mean" else values.min(0).values
-
-    def errors(self, law: ReturnDistribution, outputs: Tensor, targets: Tensor, old_atoms: Tensor | None) -> Tensor:
-        """The loss of each critic's outputs ``[K, ..., n]`` against its targets ``[K, ..., M]``, as ``[K, ...]``.
-
-        With clipping, the larger of the losses with and without it, sample by sample and critic by critic: a critic that has
-        moved beyond the range is only ever pulled back.
-
-        :param old_atoms: ``[K, ..., M]`` what each critic predicted before the update; needed with `clip_range` only.
+        :param outputs: ``[..., n_outputs]``.
+        :param targets: target atoms, ``[..., M]`` of the same masses, or ``[..., 1]``.
         """
-        if old_atoms is None or not isinstance(law, AtomReturns):
-            return law.errors(outputs, targets)
-        atoms = law.atoms(outputs)
-        return torch.maximum(law.distance(atoms, targets), law.distance(self._clipped(law, atoms, old_atoms), targets))
 
-    def _clipped(self, law: ReturnDistribution, atoms: Tensor, old: Tensor) -> Tensor:
-        assert self.clip_range is not None
-        if self.clip_mode == "per_quantile":
-            return old + (atoms - old).clamp(-self.clip_range, self.clip_range)
-        mean, old_mean = (atoms @ law.masses).unsqueeze(-1), (old @ law.masses).unsqueeze(-1)
-        clipped_mean = old_mean + (mean - old_mean).clamp(-self.clip_range, self.clip_range)
-        if self.clip_mode == "mean_only":
-            return atoms + clipped_mean - mean
-        variances = (((x - m).square() @ law.masses).clamp(min=1e-12) for x, m in ((atoms, mean), (old, old_mean)))
-        spread, old_spread = (variance.sqrt() for variance in variances)
-        factor = (self.clip_variance_factor * old_spread / spread).clamp(max=1.0).unsqueeze(-1)
-        return clipped_mean + factor * (atoms - mean)
+    @abstractmethod
+    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
+        """Change the last layers of all critics so that every atom a becomes ratio a + shift (PopArt)."""
+
+
+class AtomReturns(ReturnDistribution):
+    """A family whose loss depends on its atoms only, which is what value clipping needs."""
+
+    @abstractmethod
+    def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss ``[...]`` of atoms ``[..., M]`` against target atoms."""
+
+    @override
+    def errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.distance(self.atoms(outputs), targets)
+
+
+class MeanReturn(AtomReturns):
+    """A single number, the mean, learnt by squared loss: the critic of ordinary PPO."""
+
+    def __init__(self) -> None:
+        super().__init__(1, torch.ones(1))
+
+    @override
+    def atoms(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    @override
+    def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (atoms - targets).squeeze(-1).square()
+
+    @override
+    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
+        rescale_affine(heads, ratio, shift)
+
+
+class QuantileReturns(AtomReturns):
+    """Quantiles at fixed levels, one output each, learnt by quantile regression (QR-DQN, Dabney et al. 2018).
+
+    :param levels: ``[N]``.
+    :param kappa: of the quantile Huber loss.
+    """
+
+    levels: Tensor
+
+    def __init__(self, levels: Tensor, kappa: float) -> None:
+        super().__init__(len(levels), level_masses(levels.double()).float())
+        self.register_buffer("levels", levels, persistent=False)
+        self.kappa = kappa
+        self.uniform = bool(torch.allclose(levels, uniform_levels(len(levels))))
+
+    @override
+    def atoms(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    @override
+    def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
+        masses = None if self.uniform or targets.shape[-1] == 1 else self.masses
+        return quantile_huber_loss(atoms, targets, self.levels, self.kappa, masses)
+
+    @override
+    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
+        rescale_affine(heads, ratio, shift)
+
+
+class MonotoneQuantileReturns(QuantileReturns):
+    """Quantiles that cannot cross: the first output is the lowest, the others are logarithms of the gaps above it."""
+
+    @override
+    def atoms(self, outputs: Tensor) -> Tensor:
+        return cumulative_gaps(outputs[..., 0], outputs[..., 1:])
+
+    @override
+    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
+        with torch.no_grad():
+            for head in heads:
+                bias = head.bias.double()
+                bias[0] = bias[0] * ratio + shift
+                bias[1:] += math.log(ratio)
+                head.bias.copy_(bias)
+                head.weight[0] = (head.weight[0].double() * ratio).to(head.weight)
+
+
+class CategoricalReturns(ReturnDistribution):
+    """Probabilities of a fixed support (C51, Bellemare et al. 2017); for the engine, as many atoms of equal mass.
+
+    Probabilities cannot follow a change of scale, so the support does: predictions in raw units do not change. Only when
+    returns have moved so far that the support no longer fits them is it laid out anew.
+
+    :param n: points of the support, at least 2.
+    :param reach: the support spans -reach to reach, in standard deviations of the return.
+    """
+
+    ends: Tensor
+
+    def __init__(self, n: int, reach: float) -> None:
+        super().__init__(n, torch.full((n,), 1.0 / n))
+        self.reach = reach
+        self.register_buffer("ends", torch.tensor([-reach, reach], dtype=torch.float64))
+
+    def support(self) -> Tensor:
+        """Return the points whose probabilities are predicted, ``[n]``."""
+        low, high = self.ends.tolist()
+        return torch.linspace(low, high, self.n_outputs, device=self.ends.device)
+
+    @override
+    def atoms(self, outputs: Tensor) -> Tensor:
+        return equal_mass_atoms(self.support().expand_as(outputs), outputs.softmax(-1), self.n_outputs)
+
+    @override
+    def errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -(self.project(targets) * log_softmax(outputs, -1)).sum(-1)
+
+    def project(self, targets: Tensor) -> Tensor:
+        """Return the probabilities ``[..., n]`` of equal-mass atoms ``[..., M]``, each split between two neighbours (C51)."""
+        low, high = self.ends.tolist()
+        place = (targets.clamp(low, high) - low) * ((self.n_outputs - 1) / (high - low))
+        below = place.floor().clamp(0, self.n_outputs - 2)
+        upper = (place - below) / targets.shape[-1]
+        mass = targets.new_zeros(*targets.shape[:-1], self.n_outputs)
+        mass.scatter_add_(-1, below.long(), 1.0 / targets.shape[-1] - upper)
+        return mass.scatter_add_(-1, below.long() + 1, upper)
+
+    @override
+    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
+        moved = self.ends * ratio + shift
+        low, high = moved.tolist()
+        fits = low <= -0.5 * self.reach and high >= 0.5 * self.reach and high - low <= 4.0 * self.reach
+        self.ends.copy_(moved if fits else self.ends.new_tensor([-self.reach, self.reach]))
+
+
+def rescale_affine(heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
+    """Make every output v of linear layers ratio v + shift: W' = ratio W, b' = ratio b + shift (PopArt, Hasselt et al. 2016).
+
+    The optimizer's moments are not changed: the gradient of the quantile loss does not depend on the scale, so the gradient of
+    W' is that of W. A squared loss makes it s / s' times as large, which Adam's m / sqrt(v) soon divides out.
+
+    :param heads: last layers, all different, with biases.
+    :param ratio: s / s', the old standard deviation over the new one.
+    :param shift: (mu - mu') / s', the change of the mean in new units.
+    :raises ValueError: for a layer without bias, or one that is given twice.
+    """
+    require(len({id(head.weight) for head in heads}) == len(heads), "heads", heads, "different layers")
+    biased = all(head.bias is not None for head in heads)
+    require(biased, "heads", heads, "layers with a bias, which takes up the shift of the mean")
+    with torch.no_grad():
+        for head in heads:
+            # In float64, because the shift may be far larger than what remains of it.
+            head.weight.copy_(head.weight.double() * ratio)
+            head.bias.copy_(head.bias.double() * ratio + shift)
+
+
+def quantile_levels(config: CriticConfig) -> Tensor:
+    """Return the levels of the quantiles, ``[N]``."""
+    if config.n_tail == 0:
+        return uniform_levels(config.num_quantiles)
+    return tail_levels(config.num_quantiles, config.tail_alpha, config.n_tail)
+
+
+def build_return_distribution(config: CriticConfig) -> ReturnDistribution:
+    """Return the distribution that the outputs of the critics parametrise."""
+    if config.distribution == "categorical":
+        return CategoricalReturns(config.num_quantiles, config.reach)
+    if config.num_quantiles == 1:
+        return MeanReturn()
+    kind = MonotoneQuantileReturns if config.distribution == "monotone" else QuantileReturns
+    return kind(quantile_levels(config), config.huber_kappa)
+
+
+def aggregate_values(config: CriticConfig, values: Tensor) -> Tensor:
+    """Return one value from those of the critics ``[K, ...]``: their mean, or their minimum (TD3, Fujimoto et al. 2018)."""
+    return values.mean(0) if config.aggregate == "mean" else values.min(0).values
+
+
+def critic_errors(
+    config: CriticConfig, return_dist: ReturnDistribution, outputs: Tensor, targets: Tensor, old_atoms: Tensor | None
+) -> Tensor:
+    """Return the loss of each critic's outputs ``[K, ..., n]`` against its targets ``[K, ..., M]``, as ``[K, ...]``.
+
+    With value clipping (Schulman et al. 2017), the larger of the losses with and without it, sample by sample and critic by
+    critic: a critic that has moved beyond the range is only ever pulled back. Every quantile is clipped by itself, against the
+    same critic's prediction before the update.
+
+    :param old_atoms: ``[K, ..., M]`` predicted by each critic before the update; needed with `clip_range` only.
+    """
+    if old_atoms is None or config.clip_range is None or not isinstance(return_dist, AtomReturns):
+        return return_dist.errors(outputs, targets)
+    atoms = return_dist.atoms(outputs)
+    clipped = old_atoms + (atoms - old_atoms).clamp(-config.clip_range, config.clip_range)
+    return torch.maximum(return_dist.distance(atoms, targets), return_dist.distance(clipped, targets))

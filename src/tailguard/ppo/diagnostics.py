@@ -1,34 +1,47 @@
-"""What is measured and warned about while training. ``docs/metrics.md`` explains every key."""
+"""Measurements and warnings of training, and the check of the predicted tail. ``docs/metrics.md`` explains every key.
 
-import math
+Predicted and realised returns of episodes are compared by the probability integral transform (PIT): the mass that was predicted
+at or below a return is uniform on [0, 1] when the prediction is right. A mean above 1/2 is pessimism; more than a share a below
+a is a lower tail that is worse than predicted. Kupiec's test says whether the count of returns below the predicted 5 % quantile
+can be chance.
+"""
+
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.coverage import kupiec_p_value, kupiec_ratio
 from tailguard.envs.vec_env import StepArrays
-from tailguard.optim.kernels import sum_of_squares
-from tailguard.ppo.calibration import ENOUGH_EPISODES, EpisodeEnd
-from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.experience import Experience
+from tailguard.ppo.config import ENOUGH_EPISODES, CriticConfig
+from tailguard.ppo.critic import aggregate_values
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.quantiles import cvar, cvar_categorical
+from tailguard.ppo.rollout import Experience
 from tailguard.ppo.trunk import State
 
 # A critic whose gradient is smaller than this has stopped learning; a ratio beyond the limits means that one of them has.
 VANISHED = 1e-8
 RATIO_LIMITS = (0.01, 100.0)
+# The tail whose predicted and realised mean are logged.
+TAIL = 0.05
+# Episodes whose predicted and realised returns are compared.
+CALIBRATION_WINDOW = 500
 
 Metrics = dict[str, float]
+Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
 
 
 class _Stage:
-    """Counts the time inside towards its name; made once and entered at every step."""
+    """A timer that counts the time inside ``with`` towards its name; made once and entered at every step."""
 
     def __init__(self, name: str, seconds: dict[str, float]) -> None:
         self._name, self._seconds, self._start = name, seconds, 0.0
@@ -41,7 +54,7 @@ class _Stage:
 
 
 class StageProfile:
-    """How the time of an iteration is spent; always on, since it costs a few microseconds."""
+    """The time that each stage of an iteration takes; always on, since it costs a few microseconds."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -55,16 +68,32 @@ class StageProfile:
         return self._stages[name]
 
     def take(self) -> Metrics:
-        """Seconds per stage since the last call."""
+        """Return the seconds per stage since the last call."""
         self.last = {f"time/{name}_seconds": seconds for name, seconds in self.seconds.items()}
         self.seconds.clear()
         return self.last
 
 
-class EpisodeReturns:
-    """Discounted returns of finished episodes, from their start: what the critics' prediction at the start is about.
+# ------------------------------------------------------------------------------------------- returns of whole episodes
 
-    :param n_envs: B.
+
+class EpisodeEnd(NamedTuple):
+    """An episode that ended in a rollout.
+
+    :param step: step of the rollout.
+    :param env: index of the environment.
+    :param earned: discounted return of the episode; None when it was truncated, since the return is then not known.
+    """
+
+    step: int
+    env: int
+    earned: float | None
+
+
+class EpisodeReturns:
+    """Discounted returns of finished episodes from their start, which is what the critics predict there.
+
+    :param n_envs: number of environments, B.
     :param gamma: discount.
     :param window: episodes to remember.
     """
@@ -93,27 +122,108 @@ class EpisodeReturns:
             self.running[ended], self.discount[ended] = 0.0, 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings and the rollout's own list."""
+        """Return everything but the settings and the rollout's own list."""
         return {"running": self.running.copy(), "discount": self.discount.copy(), "finished": list(self.finished)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Continue where :meth:`state_dict` was taken."""
         self.running, self.discount = state["running"].copy(), state["discount"].copy()
         self.finished = deque(state["finished"], maxlen=self.finished.maxlen)
 
 
-def gradient_norms(gradient: Tensor, spans: Sequence[slice]) -> list[float]:
-    """The L2 norm of each critic's own part of the flat gradient, and of all of it, K + 1 numbers."""
-    return [gradient_norm(part) for part in (*(gradient[span] for span in spans), gradient)]
+class Calibration:
+    """Predictions at the start of running episodes, compared with the return when the episode terminates.
+
+    Truncated episodes are left out: their return is not known.
+
+    :param n_envs: number of environments, B.
+    :param window: comparisons to remember.
+    :param tail: level of the tail whose breaches are counted.
+    """
+
+    def __init__(self, n_envs: int, window: int, tail: float) -> None:
+        self.tail = tail
+        self.pending: list[NDArray[np.float32] | None] = [None] * n_envs
+        self.transforms: deque[float] = deque(maxlen=window)
+        self.scores: deque[float] = deque(maxlen=window)
+
+    def update(self, starts: Tensor, ends: Sequence[EpisodeEnd], atoms: Tensor, masses: Tensor) -> None:
+        """Compare the episodes that ended in a rollout, and keep the predictions of those that are still running.
+
+        :param starts: ``[T, B]`` true where an episode starts with the step.
+        :param ends: the episodes that ended.
+        :param atoms: ``[S, M]`` sorted atoms that were predicted at each of the S starts, in the order of the steps.
+        :param masses: ``[M]`` probabilities of the atoms.
+        """
+        weights, predicted = masses.numpy(), atoms.numpy()
+        events = [(step, 0, i, env) for i, (step, env) in enumerate(starts.nonzero().tolist())]
+        events += [(end.step, 1, i, end.env) for i, end in enumerate(ends)]
+        for _, is_end, i, env in sorted(events):  # an episode starts before its first step and ends after its last
+            if is_end:
+                self._compare(self.pending[env], ends[i].earned, weights)
+            self.pending[env] = None if is_end else predicted[i]
+
+    def forget(self, envs: NDArray[np.bool_]) -> None:
+        """Drop the predictions of these environments: they belong to episodes that are no longer running."""
+        self.pending = [None if gone else atoms for gone, atoms in zip(envs.tolist(), self.pending, strict=True)]
+
+    def _compare(self, atoms: NDArray[np.float32] | None, earned: float | None, masses: NDArray[np.float32]) -> None:
+        if atoms is None or earned is None:
+            return
+        # An atom that is hit counts half: predictions and returns may both be discrete.
+        self.transforms.append(float(masses[atoms < earned].sum() + 0.5 * masses[atoms == earned].sum()))
+        self.scores.append(pinball_score(atoms, masses, earned))
+
+    def metrics(self) -> Metrics:
+        """Return the metrics to log; none before there are enough episodes."""
+        n = len(self.transforms)
+        if n < ENOUGH_EPISODES:
+            return {}
+        transforms = np.array(self.transforms)
+        breaches = int((transforms < self.tail).sum())
+        return {
+            "calibration/pit_mean": float(transforms.mean()),
+            "calibration/breaches": breaches / n,
+            "calibration/kupiec_p": kupiec(breaches, n, self.tail),
+            "calibration/pinball": float(np.mean(self.scores)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the settings, in plain numbers."""
+        pending = [None if atoms is None else atoms.tolist() for atoms in self.pending]
+        return {"pending": pending, "transforms": list(self.transforms), "scores": list(self.scores)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken."""
+        self.pending = [None if atoms is None else np.array(atoms, np.float32) for atoms in state["pending"]]
+        self.transforms = deque(state["transforms"], maxlen=self.transforms.maxlen)
+        self.scores = deque(state["scores"], maxlen=self.scores.maxlen)
 
 
-def gradient_norm(gradient: Tensor) -> float:
-    """The L2 norm of a flat float32 gradient, rounded as one of its numbers."""
-    return float(np.float32(math.sqrt(sum_of_squares(gradient.cpu().numpy()))))
+def pinball_score(atoms: NDArray[np.float32], masses: NDArray[np.float32], earned: float) -> float:
+    """Return the continuous ranked probability score E|X - y| - E|X - X'| / 2; it is least for the true distribution.
+
+    Twice the pinball loss averaged over all levels.
+
+    :param atoms: ``[M]``, sorted.
+    :param masses: ``[M]`` probabilities of the atoms.
+    :param earned: the return that came, y.
+    """
+    upto = np.cumsum(masses) - 0.5 * masses
+    spread = 2.0 * float(masses @ ((2.0 * upto - 1.0) * atoms))  # E|X - X'| from sorted atoms
+    return float(masses @ np.abs(atoms - earned)) - 0.5 * spread
+
+
+def kupiec(breaches: int, n: int, expected: float) -> float:
+    """Return the p-value of Kupiec's test that `breaches` in `n` happen with probability `expected`."""
+    return kupiec_p_value(float(kupiec_ratio(breaches, n, expected)))
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
 
 
 def explained_variance(values: Tensor, returns: Tensor, weights: Tensor) -> float | None:
-    """1 - Var(return - value) / Var(return) over weighted samples; None where the returns do not vary."""
+    """Return 1 - Var(return - value) / Var(return) over weighted samples; None where the returns do not vary."""
     share = weights / weights.sum().clamp(min=1e-8)
 
     def variance(numbers: Tensor) -> float:
@@ -123,25 +233,18 @@ def explained_variance(values: Tensor, returns: Tensor, weights: Tensor) -> floa
     return 1.0 - variance(returns - values) / total if total > 0.0 else None
 
 
-def value_metrics(experience: Experience) -> dict[str, float | None]:
-    """How well the critics knew the returns before the update: together, and each alone."""
-    values = {"train/explained_variance": experience.values}
-    values |= {f"train/explained_variance_critic{i}": one for i, one in enumerate(experience.per_critic, start=1)}
-    return {name: explained_variance(one, experience.returns, experience.weights) for name, one in values.items()}
-
-
 def reserve_metrics(policy: DistributionalPolicy, critic: CriticConfig, experience: Experience) -> dict[str, float | None]:
-    """How well the critics know the same returns after the update; training never sees this."""
+    """Return how well the critics know the same returns after the update; training never sees this."""
     if not experience.weights.any():
         return {"warn/ev_reserve_all_masked": 1.0}
     with torch.no_grad():
         _, features = experience.batch.features(policy)
-        means = critic.aggregate_values(policy.raw_atoms(features) @ policy.law.masses)
+        means = aggregate_values(critic, policy.raw_atoms(features) @ policy.return_dist.masses)
     return {"train/ev/reserve": explained_variance(experience.at_steps(means), experience.returns, experience.weights)}
 
 
 def twin_metrics(norms: list[float]) -> Metrics:
-    """Gradient norms of the critics, and warnings when one has died or they have drifted far apart."""
+    """Return the gradient norms of the critics, and warnings when one vanishes or they are far apart."""
     metrics = {f"train/critic{i}_grad_norm": norm for i, norm in enumerate(norms, start=1)}
     for i, norm in enumerate(norms, start=1):
         if norm < VANISHED:
@@ -154,37 +257,29 @@ def twin_metrics(norms: list[float]) -> Metrics:
     return metrics
 
 
-def memory_metrics(actor: State, critic: State) -> Metrics:
-    """Size and spread of the memory, per layer; exploding, vanishing and saturated states show here.
+def recurrent_state_metrics(actor: State, critic: State) -> Metrics:
+    """Return the size and spread of the recurrent state, per layer; exploding, vanishing and saturated states show here.
 
-    ``lstm/h_*`` is the hidden state of the actor. The two older names for the critics' memory are kept as aliases; there 0 is
+    ``lstm/h_*`` is the hidden state of the actor. The two older names for the critics' state are kept as aliases; there 0 is
     the hidden and 1 the cell state.
     """
     metrics: Metrics = {}
-    for layer, hidden in enumerate(actor[0]):
-        for name, value in _summary(hidden).items():
-            metrics[f"lstm/h_{name}_layer{layer}"] = value
-    for i, state in enumerate(critic):
-        for name, value in _summary(state).items():
-            metrics[f"lstm/critic_hidden_layer{i}_{name}"] = metrics[f"lstm/critic_layer{i}_{name}"] = value
+    states = [(hidden, [f"h_{{}}_layer{layer}"]) for layer, hidden in enumerate(actor[0])]
+    states += [(state, [f"critic_hidden_layer{i}_{{}}", f"critic_layer{i}_{{}}"]) for i, state in enumerate(critic)]
+    for values, names in states:
+        norm = values.flatten(0, -2).norm(dim=-1).mean()
+        for name in names:
+            metrics["lstm/" + name.format("norm")] = norm.item()
+            metrics["lstm/" + name.format("mean")] = values.mean().item()
+            metrics["lstm/" + name.format("std")] = values.std(correction=0).item()
     return metrics
 
 
-Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-
-def moments_drift(before: Moments, after: Moments) -> tuple[float, float]:
-    """How far mean and standard deviation have moved, in standard deviations, root mean square over columns."""
-    mean = (after[0] - before[0]) / before[1]
-    std = after[1] / before[1] - 1.0
-    return float(np.sqrt(np.mean(mean**2))), float(np.sqrt(np.mean(std**2)))
-
-
 def tail_metrics(start_atoms: Tensor, masses: Tensor, returns: EpisodeReturns, alpha: float) -> Metrics:
-    """The predicted tail of the return at the start of episodes beside the realised one.
+    """Return the predicted tail of the return at the start of episodes beside the realised one.
 
     :param start_atoms: raw atoms ``[K, M, N]`` at the M episode starts of a rollout.
-    :param masses: ``[N]`` their masses.
+    :param masses: ``[N]`` probabilities of the atoms.
     """
     metrics: Metrics = {}
     if start_atoms.shape[1]:
@@ -195,6 +290,13 @@ def tail_metrics(start_atoms: Tensor, masses: Tensor, returns: EpisodeReturns, a
     return metrics
 
 
-def _summary(values: Tensor) -> Metrics:
-    norm = values.flatten(0, -2).norm(dim=-1).mean()
-    return {"norm": norm.item(), "mean": values.mean().item(), "std": values.std(correction=0).item()}
+def moments_drift(before: Moments, after: Moments) -> tuple[float, float]:
+    """Return how far mean and standard deviation have moved, in standard deviations, root mean square over columns."""
+    mean = (after[0] - before[0]) / before[1]
+    std = after[1] / before[1] - 1.0
+    return float(np.sqrt(np.mean(mean**2))), float(np.sqrt(np.mean(std**2)))
+
+
+def drift_metrics(mean: float, std: float) -> Metrics:
+    """Return how far the moments that normalise observations have moved, by the audit reports' names."""
+    return {"debug/vecnormalize_mean_drift": mean, "debug/vecnormalize_std_drift": std}

@@ -1,15 +1,39 @@
-"""The feed-forward parts, and all parameters of a model in one flat tensor."""
+"""Feed-forward networks, and all parameters of a module as one flat tensor."""
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tailguard.ppo.config import LayersConfig, NetworkConfig
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+def network_kwargs(config: NetworkConfig) -> dict[str, Any]:
+    """Return the settings as the ``policy_kwargs`` of :class:`DistributionalPolicy`."""
+    kwargs = config.model_dump(exclude={"net_arch", "activation_fn"})
+    layers = config.net_arch
+    if isinstance(layers, LayersConfig):
+        kwargs["net_arch"] = {"pi": list(layers.pi), "vf": list(layers.vf)}
+    else:
+        kwargs["net_arch"] = None if layers is None else list(layers)
+    return kwargs | {"activation_fn": ACTIVATIONS[config.activation_fn]}
+
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module], output_gain: float, orthogonal: bool = True) -> nn.Sequential:
-    """A feed-forward network.
+    """Return a feed-forward network.
 
     :param sizes: input, hidden and output sizes.
     :param activation: the activation between layers.
@@ -28,12 +52,10 @@ def mlp(sizes: Sequence[int], activation: type[nn.Module], output_gain: float, o
 
 
 class FlatParameters:
-    """All parameters of a module as one tensor, with gradients that live in one tensor too.
+    """All parameters of a module as one tensor, and all their gradients as another.
 
-    The module's parameters become views of it. An optimizer over the one tensor makes one call where it made a dozen; so do
-    clipping, zeroing and checking.
-
-    ``slices`` says where each named parameter stands.
+    The module's parameters become views of it. An optimizer over the one tensor makes one call instead of a dozen; so do
+    clipping, zeroing and checking. ``slices`` holds the place of each named parameter.
 
     :param module: the module; its parameters must be of one type and on one device.
     """
@@ -55,14 +77,14 @@ class FlatParameters:
         self.zero_grad()
 
     def span(self, prefix: str) -> slice:
-        """Where the parameters stand whose names begin with `prefix`; they must stand together."""
+        """Return the place of the parameters whose names begin with `prefix`; they must be contiguous."""
         parts = [part for name, part in self.slices.items() if name.startswith(prefix)]
         size = sum(part.stop - part.start for part in parts)
-        assert parts[-1].stop - parts[0].start == size, f"parameters {prefix}* do not stand together"
+        assert parts[-1].stop - parts[0].start == size, f"parameters {prefix}* are not contiguous"
         return slice(parts[0].start, parts[-1].stop)
 
     def zero_grad(self) -> None:
-        """Set all gradients to 0, and back into their place if somebody has cleared them the usual way."""
+        """Set all gradients to 0, and make them views of :attr:`gradient` again if a caller has set them to None."""
         self.gradient.zero_()
         self.tensor.grad = self.gradient
         for parameter, view in self._views:
@@ -70,7 +92,7 @@ class FlatParameters:
 
 
 def require_same_shapes(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Refuse weights of a network that was built differently, before any is copied."""
+    """Raise if weights belong to a network that was built differently, before any is copied."""
     for name in sorted(set(given) ^ set(own)):
         raise ValueError(f"the weights do not fit this network: {name} is {'unknown' if name in given else 'missing'}")
     for name, tensor in own.items():

@@ -1,34 +1,36 @@
-"""A return distribution as quantiles: where the levels stand, the loss that learns them, and what is read from them.
+"""A return distribution as quantiles: their levels, the quantile Huber loss that learns them, mean and CVaR.
 
 Notation: quantiles q_i at levels tau_i, i = 0..N-1. Every level owns a cell of [0, 1], and the quantile function is constant
-on it, so the law is discrete: atom q_i with the mass p_i of its cell. All measures below are exact for that law. Rewards:
-the lower tail is the bad one, CVaR_a = (1 / a) times the integral of the quantile function over [0, a].
+on it, so the distribution is discrete: atom q_i with the mass p_i of its cell. All measures below are exact for that
+distribution. Returns: the lower tail is the bad one, CVaR_a = (1 / a) times the integral of the quantile function over [0, a].
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.jit import REORDER_SUMS, decorators
+from tailguard.ppo.compiled import as_array
 from tailguard.validation import require
 
-# How far from 1 the last edge may end that is rebuilt from levels in float32; an error of 1e-7 in each adds up.
+compiled, _ = decorators(REORDER_SUMS)
+
+# Tolerance of the last edge, which should be 1, when cells are rebuilt from float32 levels: errors of 1e-7 add up.
 EDGE_TOLERANCE = 1e-4
-# How far from 1 the sum of given probabilities may be.
+# Tolerance of the sum of given probabilities, which should be 1.
 MASS_TOLERANCE = 1e-3
-# The kappa that stands for 0: the loss is the pinball loss but where |u| is below it. Much smaller, and products with it
-# would be denormal numbers, which are slow.
+# Used for kappa = 0: the loss is the pinball loss except where |u| is below it. Products with a much smaller one would be
+# denormal numbers, which are slow.
 PINBALL_KAPPA = 2.0**-64
-# The vector loop of the compiled loss takes this many targets at a time and would take the rest one by one.
+# Targets are padded to a multiple of this, which the vector loop of the compiled loss takes at a time.
 LANES = 32
 
 
 def uniform_levels(n: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The midpoints of `n` equal cells, ``(i + 1/2) / n``: they minimise the 1-Wasserstein distance to any law.
+    """Return the midpoints of `n` equal cells, ``(i + 1/2) / n``, which minimise the 1-Wasserstein error (QR-DQN).
 
     :param n: number of levels, at least 1.
     :param dtype: of the result; torch's default when None.
@@ -39,13 +41,13 @@ def uniform_levels(n: int, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def tail_levels(n: int, alpha: float, n_tail: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Midpoints of `n_tail` equal cells in ``[0, alpha]`` and ``n - n_tail`` equal cells in ``[alpha, 1]``.
+    """Return the midpoints of `n_tail` equal cells in ``[0, alpha]`` and ``n - n_tail`` equal cells in ``[alpha, 1]``.
 
     A CVaR at `alpha` then rests on `n_tail` levels instead of ``alpha n``.
 
     :param n: number of levels.
     :param alpha: where the tail ends, in (0, 1).
-    :param n_tail: how many levels stand in the tail, from 1 to ``n - 1``. More than 5 buy little and are noisy to learn.
+    :param n_tail: number of levels in the tail, from 1 to ``n - 1``. More than 5 buy little and are noisy to learn.
     :param dtype: of the result; torch's default when None.
     :return: ``[n]``.
     """
@@ -57,7 +59,7 @@ def tail_levels(n: int, alpha: float, n_tail: int, dtype: torch.dtype | None = N
 
 
 def level_masses(levels: Tensor) -> Tensor:
-    """The probability mass of the cell of each level.
+    """Return the probability mass of the cell of each level.
 
     The cells are the partition of [0, 1] whose midpoints the levels are, if there is one: uniform and tail-placed levels get
     back exactly the cells they were made from. There is at most one, e_0 = 0, e_{i+1} = 2 tau_i - e_i, and it must end at 1.
@@ -80,7 +82,7 @@ def level_masses(levels: Tensor) -> Tensor:
 
 
 def mean_of(quantiles: Tensor, levels: Tensor | None = None) -> Tensor:
-    """The mean of the law: sum_i p_i q_i.
+    """Return the mean of the distribution: sum_i p_i q_i.
 
     :param quantiles: ``[..., N]``, in any order.
     :param levels: ``[N]``; uniform when None.
@@ -90,7 +92,7 @@ def mean_of(quantiles: Tensor, levels: Tensor | None = None) -> Tensor:
 
 
 def cvar(quantiles: Tensor, alpha: float | Tensor, levels: Tensor | None = None) -> Tensor:
-    """CVaR_alpha of the piecewise-constant quantile function, exact: the mean of the worst share `alpha` of the law.
+    """Return CVaR_alpha of the piecewise-constant quantile function, exactly: the mean of the worst share `alpha`.
 
     Outputs of a network may cross, so they are sorted first, each with its mass. The gradient with respect to a quantile is
     its weight in the tail. Continuous and nondecreasing in `alpha`; at 1 it is the mean.
@@ -104,7 +106,7 @@ def cvar(quantiles: Tensor, alpha: float | Tensor, levels: Tensor | None = None)
 
 
 def cvar_categorical(probs: Tensor, atoms: Tensor, alpha: float | Tensor) -> Tensor:
-    """CVaR_alpha of a categorical law, exact: (E[X; X < VaR] + (alpha - P(X < VaR)) VaR) / alpha.
+    """Return CVaR_alpha of a categorical distribution, exactly: (E[X; X < VaR] + (alpha - P(X < VaR)) VaR) / alpha.
 
     :param probs: ``[..., K]``, nonnegative, summing to 1.
     :param atoms: ``[K]`` or ``[..., K]``, in any order.
@@ -118,7 +120,7 @@ def cvar_categorical(probs: Tensor, atoms: Tensor, alpha: float | Tensor) -> Ten
 
 
 def equal_mass_atoms(values: Tensor, masses: Tensor, m: int) -> Tensor:
-    """The law as `m` atoms of mass 1/m: the means of its quantile function over ``[k/m, (k+1)/m]``.
+    """Return `m` atoms of mass 1/m: the means of the quantile function over ``[k/m, (k+1)/m]``.
 
     The mean is kept, and so is every CVaR at a multiple of 1/m. Sorted values of equal masses come back unchanged for m = N.
 
@@ -142,7 +144,7 @@ def equal_mass_atoms(values: Tensor, masses: Tensor, m: int) -> Tensor:
 
 
 def cumulative_gaps(base: Tensor, log_gaps: Tensor) -> Tensor:
-    """Quantiles that cannot cross: ``base`` and base + cumsum(exp(log_gaps)).
+    """Return quantiles that cannot cross: ``base`` and base + cumsum(exp(log_gaps)).
 
     Gaps are exponentials, so that rescaling the return by s rescales a head exactly: weights and bias of the base by s, the
     bias of the gaps plus log s.
@@ -158,7 +160,7 @@ def cumulative_gaps(base: Tensor, log_gaps: Tensor) -> Tensor:
 def quantile_huber_loss(
     pred: Tensor, target: Tensor, levels: Tensor, kappa: float, target_masses: Tensor | None = None
 ) -> Tensor:
-    """Quantile regression of every predicted quantile on every target atom of the same row.
+    """Return the quantile Huber loss (QR-DQN, Dabney et al. 2018) of every quantile against every target atom of its row.
 
     With u = target_j - pred_i:   mean_i sum_j p_j |tau_i - 1{u < 0}| L_kappa(u) / kappa,
     L_kappa(u) = u^2 / 2 where |u| <= kappa, else kappa (|u| - kappa / 2).
@@ -166,9 +168,9 @@ def quantile_huber_loss(
     kappa = 0 is the limit, the pinball loss u (tau - 1{u < 0}), whose minimiser is the quantile. Any other kappa pulls the
     tails inward: in units of one standard deviation, kappa = 1 puts the 5 % quantile of a Gaussian where 9.5 % is. Where
     pred_i equals target_j the gradient of that pair is 0. The cost is O(N M) time per row without an N x M tensor: loss and
-    gradient are one pass of compiled code. Tensors on another device travel through the CPU.
+    gradient are one pass of compiled code. Tensors on another device are copied to the CPU and back.
 
-    :param pred: ``[..., N]``, float32 or float64; the gradient goes here only.
+    :param pred: ``[..., N]``, float32 or float64; the only argument with a gradient.
     :param target: ``[..., M]``, atoms in any order, constants.
     :param levels: ``[N]``, in (0, 1).
     :param kappa: half-width of the quadratic zone in units of the target, >= 0.
@@ -189,34 +191,35 @@ def quantile_huber_loss(
 
 
 class _QuantileHuber(torch.autograd.Function):
-    """Rows ``[B, N]`` against rows ``[B, M]``; the slope is found together with the loss and kept for the way back."""
+    """Rows ``[B, N]`` against rows ``[B, M]``; the gradient is computed together with the loss."""
 
     @staticmethod
     def forward(ctx: Any, pred: Tensor, target: Tensor, masses: Tensor, levels: Tensor, kappa: float) -> Tensor:
-        arrays = [_array(tensor, pred.dtype) for tensor in (pred, target, masses, levels)]
+        arrays = [as_array(tensor, pred.dtype) for tensor in (pred, target, masses, levels)]
         dtype = arrays[0].dtype.type
-        loss, slope = np.empty(len(pred), dtype), np.empty(pred.shape, dtype)
-        _pairwise_compiled(*arrays, dtype(max(kappa, PINBALL_KAPPA)), loss, slope)
-        ctx.save_for_backward(torch.from_numpy(slope).to(pred.device))
+        loss, grad_pred = np.empty(len(pred), dtype), np.empty(pred.shape, dtype)
+        pairwise_loss(arrays[0], arrays[1], arrays[2], arrays[3], dtype(max(kappa, PINBALL_KAPPA)), loss, grad_pred)
+        ctx.save_for_backward(torch.from_numpy(grad_pred).to(pred.device))
         return torch.from_numpy(loss).to(pred.device)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return grad.unsqueeze(-1) * slope, None, None, None, None
+        (grad_pred,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * grad_pred, None, None, None, None
 
 
-def _pairwise(
+@compiled
+def pairwise_loss(
     pred: NDArray[Any],
     target: NDArray[Any],
     masses: NDArray[Any],
     levels: NDArray[Any],
     kappa: Any,
     loss: NDArray[Any],
-    slope: NDArray[Any],
+    grad_pred: NDArray[Any],
 ) -> None:
-    """Fill ``loss[B]`` and its derivative ``slope[B, N]``; masses are one row for all or a row each.
+    """Fill ``loss[B]`` and its gradient ``grad_pred[B, N]``; masses are one row for all or a row each.
 
     With q = clip(u, -kappa, kappa) both zones of the Huber loss are L_kappa(u) = q (u - q / 2), with derivative q in u.
     """
@@ -239,19 +242,13 @@ def _pairwise(
                 weighted = p[j] * (below if u < zero else above) * q
                 value += weighted * (u - half * q)
                 pull -= weighted
-            slope[b, i] = pull * scale
+            grad_pred[b, i] = pull * scale
             total += value
         loss[b] = total * scale
 
 
-# The sums may be reordered, which vector code needs; NaN and infinities keep their meaning.
-_pairwise_compiled = cast(
-    Callable[..., None], numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "nsz", "contract"})(_pairwise)
-)
-
-
 def _tail_mean(values: Tensor, masses: Tensor, alpha: float | Tensor) -> Tensor:
-    """Mean of the worst share `alpha`: weights clip(alpha - mass below, 0, mass) / alpha on the sorted atoms."""
+    """Return the mean of the worst share `alpha`: weights clip(alpha - mass below, 0, mass) / alpha on the sorted atoms."""
     share = torch.as_tensor(alpha, dtype=masses.dtype, device=masses.device)
     require(bool(((share > 0.0) & (share <= 1.0)).all()), "alpha", alpha, "in (0, 1]")
     share = share.unsqueeze(-1)
@@ -267,12 +264,12 @@ def _midpoints(edges: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _running_sum(values: Tensor) -> Tensor:
-    """Sums of the first 0, 1, .. N entries."""
+    """Return the sums of the first 0, 1, .. N entries."""
     return torch.nn.functional.pad(values.cumsum(-1), (1, 0))
 
 
 def _masses(quantiles: Tensor, levels: Tensor | None) -> Tensor:
-    """The masses of the levels of ``quantiles[..., N]``, in its dtype."""
+    """Return the masses of the levels of ``quantiles[..., N]``, in its dtype."""
     require(quantiles.is_floating_point(), "quantiles.dtype", quantiles.dtype, "a floating-point type")
     require(
         quantiles.ndim >= 1 and quantiles.shape[-1] >= 1, "quantiles", tuple(quantiles.shape), "of shape (..., N) with N >= 1"
@@ -282,10 +279,6 @@ def _masses(quantiles: Tensor, levels: Tensor | None) -> Tensor:
         return quantiles.new_full((n,), 1.0 / n)
     require(levels.shape == (n,), "levels", tuple(levels.shape), f"of shape ({n},), one per quantile")
     return level_masses(levels.double()).to(quantiles)
-
-
-def _array(tensor: Tensor, dtype: torch.dtype) -> NDArray[Any]:
-    return tensor.detach().to("cpu", dtype).contiguous().numpy()
 
 
 def _check_masses(name: str, masses: Tensor) -> None:

@@ -1,16 +1,19 @@
-"""A rollout: what happened, in the order in which it happened, one strip per environment.
+"""A rollout: its storage, the steps that fill it, and the batch that is learnt from it.
 
-Storage is ``[T, B, ...]``, preallocated and written in place. For training it is laid out once as strips ``[L, B, ...]`` in
+Storage is ``[T, B, ...]``, preallocated and written in place. For training it is laid out once as sequences ``[L, B, ...]`` in
 which every step is followed by the observation that it led to. Inside an episode that is the next step itself. Where an
-episode ended it is the final observation, and after it comes a blank that wipes the memory (see trunk.py):
+episode ended it is the final observation, and after it comes a reset step that sets the recurrent state to 0 (see trunk.py):
 
-    s0 s1 s2 | final | blank | s0 s1 ...        one row of the strip per observation
+    s0 s1 s2 | final | reset | s0 s1 ...        one row of the sequence per observation
 
-So the critic sees every observation once, with the state of memory that belongs to it, in one call; the value after step i
-stands at the position of step i plus one, ended or not; and final observations and blanks are rows of weight 0 in the loss.
+So the critic sees every observation once, with the recurrent state that belongs to it, in one call; the value after step i
+stands at the position of step i plus one, ended or not; and final observations and resets are rows of weight 0 in the loss.
 """
 
-from dataclasses import dataclass
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,16 +22,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.envs.vec_env import StepArrays
-from tailguard.ppo.trunk import State
+from tailguard.ppo.config import CriticConfig
+from tailguard.ppo.critic import aggregate_values
+from tailguard.ppo.policy import DistributionalPolicy
+from tailguard.ppo.risk import FinishedEpisodes, RiskObjective
+from tailguard.ppo.targets import gae, sr_lambda_targets
+from tailguard.ppo.trunk import LstmTrunk, State
+
+# ------------------------------------------------------------------------------------------------------------- storage
 
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Where the steps of a rollout stand in its strips.
+    """The rows of a rollout's steps in its sequences.
 
     :param positions: ``[T, B]`` row of each step; the observation after it is one row below.
-    :param places: ``[T B]`` the same in strips whose rows and environments are one axis, ``[L B, ...]``.
-    :param blanks: ``[L, B, 1]`` 1 where the memory is wiped.
+    :param places: ``[T B]`` the same in sequences whose rows and environments are one axis, ``[L B, ...]``.
+    :param resets: ``[L, B, 1]`` 1 where the recurrent state is reset.
     """
 
     positions: Tensor
@@ -52,17 +62,17 @@ class SequenceLayout:
 
     def spread(self, values: Tensor) -> Tensor:
         """Put ``[T, B, ...]`` values at their steps; 0 everywhere else."""
-        strips = values.new_zeros(len(self.resets), *values.shape[1:])
-        strips.flatten(0, 1).index_copy_(0, self.places, values.flatten(0, 1))
-        return strips
+        sequences = values.new_zeros(len(self.resets), *values.shape[1:])
+        sequences.flatten(0, 1).index_copy_(0, self.places, values.flatten(0, 1))
+        return sequences
 
-    def gather(self, strips: Tensor, offset: int = 0) -> Tensor:
-        """Read ``[T, B, ...]`` from strips ``[L, B, ...]`` at the steps, or `offset` rows below them."""
-        places = self.places + offset * strips.shape[1] if offset else self.places
-        return strips.flatten(0, 1).index_select(0, places).view(*self.positions.shape, *strips.shape[2:])
+    def gather(self, sequences: Tensor, offset: int = 0) -> Tensor:
+        """Read ``[T, B, ...]`` from sequences ``[L, B, ...]`` at the steps, or `offset` rows below them."""
+        places = self.places + offset * sequences.shape[1] if offset else self.places
+        return sequences.flatten(0, 1).index_select(0, places).view(*self.positions.shape, *sequences.shape[2:])
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """Step and environment, ``[E]`` each, of the steps that no other follows: the last, and the last of each episode."""
+        """Return step and environment, ``[E]`` each, of the last step and of the last step of each episode."""
         followed = self.positions[1:] == self.positions[:-1] + 1
         last = followed.new_zeros(1, followed.shape[1])
         step, env = torch.cat((followed, last)).logical_not().nonzero(as_tuple=True)
@@ -74,16 +84,16 @@ class Rollout:
 
     :param n_steps: T.
     :param n_envs: B.
-    :param obs_size: D.
+    :param obs_size: numbers per observation, D.
     :param action_size: numbers per stored action.
-    :param n_outputs: numbers that describe an action distribution.
+    :param n_params: numbers that describe an action distribution.
     """
 
-    def __init__(self, n_steps: int, n_envs: int, obs_size: int, action_size: int, n_outputs: int) -> None:
+    def __init__(self, n_steps: int, n_envs: int, obs_size: int, action_size: int, n_params: int) -> None:
         self.n_steps, self.n_envs = n_steps, n_envs
         self.obs = torch.zeros(n_steps + 1, n_envs, obs_size)
         self.actions = torch.zeros(n_steps, n_envs, action_size)
-        self.outputs = torch.zeros(n_steps, n_envs, n_outputs)
+        self.dist_params = torch.zeros(n_steps, n_envs, n_params)
         self.rewards = torch.zeros(n_steps, n_envs)
         self.terminated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
@@ -95,18 +105,18 @@ class Rollout:
         answers = self.rewards, self.terminated, self.truncated, self.weights
         self._rows = [tensor.numpy() for tensor in answers]
         self._finals: list[tuple[int, Tensor, Tensor]] = []
-        self._memory: list[State] = []
+        self._states: list[State] = []
         self.filled = 0
 
     def reset(self, starts: NDArray[np.bool_] | None = None) -> None:
         """Make room for new steps; what is stored is overwritten one by one.
 
-        :param starts: ``[B]`` where the first step begins an episode; None: everywhere.
+        :param starts: ``[B]`` true where the first step starts an episode; None: everywhere.
         """
         self.starts_with_episode = torch.ones(self.n_envs, dtype=torch.bool) if starts is None else torch.tensor(starts)
         self.filled = 0
         self._finals.clear()
-        self._memory.clear()
+        self._states.clear()
         self.weights.fill_(1.0)
 
     def observe(self, obs: NDArray[Any]) -> Tensor:
@@ -116,14 +126,14 @@ class Rollout:
         return self._obs_rows[self.filled]
 
     def actions_now(self) -> NDArray[np.float32]:
-        """A copy of the actions that were written last, for this step."""
+        """Return a copy of the actions that were written last, for this step."""
         now: NDArray[np.float32] = self._actions[self.filled].copy()
         return now
 
-    def add(self, step: StepArrays, memory: State | None = None) -> None:
-        """Store what the environments answered to the actions that stand there already (acting.py), and go on to the next.
+    def add(self, step: StepArrays, state: State | None = None) -> None:
+        """Store what the environments answered to the actions that :class:`Acting` has written, and move on to the next step.
 
-        :param memory: of the actor after the step, ``[n_layers, B, H]`` twice; None where nobody will ask for it.
+        :param state: recurrent state of the actor after the step, ``[n_layers, B, H]`` twice; None where nobody needs it.
         """
         if self.filled == self.n_steps:
             raise ValueError(f"the rollout is full: it holds {self.n_steps} steps; call reset() first")
@@ -132,51 +142,384 @@ class Rollout:
         rewards[t], terminated[t], truncated[t] = step.rewards, step.terminated, step.truncated
         if step.sample_weights is not None:
             weights[t] = step.sample_weights
-        if memory is not None:
-            self._memory.append(memory)
+        if state is not None:
+            self._states.append(state)
         if len(step.ended):
-            # After a termination nobody looks at the final observation; whatever it holds must not get into the memory.
+            # After a termination nobody looks at the final observation; whatever it holds must not get into an LSTM.
             cut = step.truncated[step.ended].reshape(-1, 1)
             finals = np.where(cut, step.final_obs.reshape(len(step.ended), -1), 0.0)
             self._finals.append((t, torch.tensor(step.ended), torch.tensor(finals, dtype=torch.float32)))
         self.filled += 1
 
-    def memory_after_steps(self) -> State:
-        """The actor's hidden and cell states after each step, before any is wiped, ``[n_layers, T, B, H]`` each."""
-        hidden, cells = (torch.stack(parts, dim=1) for parts in zip(*self._memory, strict=True))
+    def states_after_steps(self) -> State:
+        """Return the actor's hidden and cell states after each step, before any is reset, ``[n_layers, T, B, H]`` each."""
+        hidden, cells = (torch.stack(parts, dim=1) for parts in zip(*self._states, strict=True))
         return hidden, cells
 
     def ended_since_reset(self) -> NDArray[np.bool_]:
-        """``[B]`` where an episode has ended in the steps stored so far."""
+        """Return ``[B]`` true where an episode has ended in the steps stored so far."""
         return (self.terminated | self.truncated)[: self.filled].any(0).numpy()
 
     def starts(self) -> Tensor:
-        """``[T, B]`` where a step begins an episode."""
+        """Return ``[T, B]`` true where a step starts an episode."""
         ended = (self.terminated | self.truncated)[:-1]
         return torch.cat((self.starts_with_episode.unsqueeze(0), ended))
 
-    def strips(self) -> tuple[SequenceLayout, Tensor]:
-        """The layout of this rollout and its observations in it, ``[L, B, D]``."""
+    def sequence_layout(self) -> tuple[SequenceLayout, Tensor]:
+        """Return the layout of this rollout and its observations in it, ``[L, B, D]``."""
         layout = SequenceLayout.of(self.terminated | self.truncated)
         following = self.obs[1:]
         if self._finals:
             following = following.clone()
             for t, ended, finals in self._finals:
                 following[t, ended] = finals
-        strips = layout.spread(self.obs[:-1])
-        strips.flatten(0, 1).index_copy_(0, layout.places + self.n_envs, following.flatten(0, 1))
-        return layout, strips
+        sequences = layout.spread(self.obs[:-1])
+        sequences.flatten(0, 1).index_copy_(0, layout.places + self.n_envs, following.flatten(0, 1))
+        return layout, sequences
 
 
 class NotFinite(ValueError):
-    """An environment, or a model, has said something that is no number."""
+    """A value of an environment or of a model that is NaN or infinite."""
 
 
 def finite(name: str, values: Any, step: int, envs: NDArray[np.intp] | None = None) -> NDArray[Any]:
-    """The values ``[B, ...]``, or an error that names the first environment whose value is not finite."""
+    """Return the values ``[B, ...]``, or raise an error that names the first environment whose value is not finite."""
     array = np.asarray(values)
     if not np.isfinite(array).all():
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0]
         env = bad if envs is None else envs[bad]
         raise NotFinite(f"the {name} of env {env} at step {step} of the rollout is not finite: {array[bad]}")
     return array
+
+
+# -------------------------------------------------------------------------------------------------------------- acting
+
+
+class Acting:
+    """The steps of a policy in a rollout, with torch's networks; ``compiled/acting.py`` has a faster way for most policies.
+
+    :param policy: the policy; its weights stand still during a rollout.
+    """
+
+    def __init__(self, policy: DistributionalPolicy) -> None:
+        self._policy, self._action_dist = policy, policy.action_dist
+
+    def begin(self, rollout: Rollout) -> None:
+        """Get ready for the first step of a rollout.
+
+        The randomness of all its actions is drawn here, since that of a single step takes a good part as long.
+        """
+        self._noise = self._action_dist.noise(rollout.dist_params)
+        self._noise_of_steps = self._noise.unbind()
+        self._actions, self._dist_params = rollout.actions.numpy(), rollout.dist_params.numpy()
+
+    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+        """Write the next row of actions and of the parameters of their distribution; return the recurrent state after it.
+
+        :param obs: ``[B, obs_size]`` as the rollout has stored them.
+        :param state: recurrent state before them, already reset where an episode starts.
+        """
+        t = rollout.filled
+        with torch.inference_mode():
+            dist_params, state = self._policy.act(self._policy.acting_inputs(obs), state)
+            self._actions[t] = self._action_dist.draw(dist_params, self._noise_of_steps[t]).numpy()
+            self._dist_params[t] = dist_params.numpy()
+        return state
+
+
+# --------------------------------------------------------------------------------------------------------------- batch
+
+
+EMPTY = torch.empty(0)
+# The metadata of a field whose tensor has an axis of critics in front of the others.
+PER_CRITIC = {"axes_in_front": 1}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Steps to learn from: sequences ``[L, B, ...]`` of a recurrent policy, otherwise samples ``[M, ...]``.
+
+    The sequences or samples stand along the last axis of `weights`. In every other tensor it is the same axis, or the next one
+    where there is an axis of critics in front.
+
+    :param obs: normalised observations.
+    :param actions: actions taken.
+    :param dist_params: parameters of the distribution that they were drawn from.
+    :param advantages: normalised advantages.
+    :param weights: weights of the samples; 0 where there is nothing to learn.
+    :param targets: target atoms of each critic, ``[K, ..., M]``.
+    :param old_atoms: atoms that each critic predicted before the update, ``[K, ..., M]``; empty where nobody needs them.
+    :param resets: ``[L, B, 1]``, 1 where the recurrent state is reset; empty without one, like all that follow.
+    :param actor_hidden: hidden state of the actor before the first row, ``[n_layers, B, H]``.
+    :param actor_cell: cell state of the actor before the first row.
+    :param critic_hidden: hidden state of the critics before the first row.
+    :param critic_cell: cell state of the critics before the first row.
+    """
+
+    obs: Tensor
+    actions: Tensor
+    dist_params: Tensor
+    advantages: Tensor
+    weights: Tensor
+    targets: Tensor = field(metadata=PER_CRITIC)
+    old_atoms: Tensor = field(metadata=PER_CRITIC)
+    resets: Tensor = EMPTY
+    actor_hidden: Tensor = EMPTY
+    actor_cell: Tensor = EMPTY
+    critic_hidden: Tensor = EMPTY
+    critic_cell: Tensor = EMPTY
+
+    @property
+    def size(self) -> int:
+        """Number of sequences, or of samples."""
+        return self.weights.shape[-1]
+
+    def features(self, policy: DistributionalPolicy) -> tuple[Tensor, Tensor]:
+        """Return what the policy's trunks make of the observations: for the actor and for the critics."""
+        if policy.actor_trunk is None:
+            return self.obs, self.obs
+        actor = policy.actor_trunk.sequence(self.obs, self.resets, (self.actor_hidden, self.actor_cell))
+        if policy.critic_trunk is None:
+            return actor, actor
+        return actor, policy.critic_trunk.sequence(self.obs, self.resets, (self.critic_hidden, self.critic_cell))
+
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
+        """Yield all sequences or samples in random order, `size` at a time."""
+        return self._parts(torch.randperm(self.size, generator=generator), size)
+
+    def split(self, size: int) -> Iterator["Batch"]:
+        """Yield parts of `size` sequences or samples each, in order."""
+        return iter([self]) if size >= self.size else self._parts(torch.arange(self.size), size)
+
+    def take(self, which: Tensor) -> "Batch":
+        """Return some of the sequences or samples, in the order of `which`."""
+        axis, chosen = self.weights.dim() - 1, {}
+        for name, in_front in AXES_IN_FRONT.items():
+            tensor: Tensor = getattr(self, name)
+            chosen[name] = tensor.index_select(axis + in_front, which) if tensor.numel() else tensor
+        return Batch(**chosen)
+
+    def _parts(self, order: Tensor, size: int) -> Iterator["Batch"]:
+        """Yield the sequences or samples in this order, `size` at a time.
+
+        Every tensor is put in order once and cut into contiguous parts ``[..., size, ...]``, which takes one copy of each.
+        """
+        parts = order.reshape(-1, size)
+        indices: dict[tuple[int, ...], Tensor] = {}  # of all rows, by the axes in front of the sequences or samples
+        by_field: list[tuple[Tensor, ...]] = []
+        for name, in_front in AXES_IN_FRONT.items():
+            tensor: Tensor = getattr(self, name)
+            axis = self.weights.dim() - 1 + in_front
+            if not tensor.numel():
+                by_field.append((tensor,) * len(parts))
+                continue
+            lead = tuple(tensor.shape[:axis])
+            if lead not in indices:
+                rows = torch.arange(math.prod(lead)).unsqueeze(1) * tensor.shape[axis]
+                indices[lead] = (rows + parts.unsqueeze(1)).flatten()
+            chosen = tensor.flatten(0, axis).index_select(0, indices[lead])
+            by_field.append(chosen.view(len(parts), *lead, size, *tensor.shape[axis + 1 :]).unbind())
+        for tensors in zip(*by_field, strict=True):
+            yield Batch(*tensors)
+
+
+AXES_IN_FRONT: dict[str, int] = {each.name: each.metadata.get("axes_in_front", 0) for each in dataclasses.fields(Batch)}
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A rollout ready for training.
+
+    :param batch: all of it, with raw targets.
+    :param layout: the rows of its steps in sequences.
+    :param values: ``[T, B]`` mean returns from the states, by the critics together.
+    :param per_critic: ``[K, T, B]`` mean returns by each critic.
+    :param returns: ``[T, B]`` raw lambda-returns.
+    :param weights: ``[T, B]`` sample weights.
+    :param start_atoms: ``[K, M, N]`` raw atoms at the M starts of episodes.
+    :param critic_state_after: recurrent state of the critics after the last step; None where they have none of their own.
+    :param finished: returns of the episodes that ended, and the tails they were played for; None for a neutral objective.
+    """
+
+    batch: Batch
+    layout: SequenceLayout
+    values: Tensor
+    per_critic: Tensor
+    returns: Tensor
+    weights: Tensor
+    start_atoms: Tensor
+    critic_state_after: State | None
+    finished: FinishedEpisodes | None
+
+    def at_steps(self, rows: Tensor) -> Tensor:
+        """Return ``[T, B]`` from one number for each row of the batch."""
+        return self.layout.gather(rows) if rows.dim() == 2 else rows.reshape(self.weights.shape)
+
+    def normalised(self, policy: DistributionalPolicy) -> Batch:
+        """Return the batch with targets in the units that the critics have now."""
+        encode, batch = policy.return_scale.encode, self.batch
+        return dataclasses.replace(batch, targets=encode(batch.targets), old_atoms=encode(batch.old_atoms))
+
+
+# -------------------------------------------------------------------------------------------- from rollout to experience
+
+
+def prepare(
+    policy: DistributionalPolicy,
+    rollout: Rollout,
+    actor_state: State,
+    critic_state: State,
+    *,
+    critic: CriticConfig,
+    objective: RiskObjective,
+    gamma: float,
+    gae_lambda: float,
+    generator: torch.Generator,
+) -> Experience:
+    """Evaluate the critics on every observation of the rollout in one call, then compute advantages and targets."""
+    with torch.no_grad():
+        layout, raw_obs = rollout.sequence_layout()
+        obs = policy.inputs(raw_obs)
+        atoms, critic_after = _atoms(policy, obs, layout, rollout, critic_state)  # [K, L, B, M]
+        means = atoms @ policy.return_dist.masses
+        per_critic = torch.stack([layout.gather(values) for values in means])
+        values = aggregate_values(critic, means)
+        now, after = layout.gather(values), layout.gather(values, offset=1)
+        ends = (rollout.terminated, rollout.truncated)
+        advantages = gae(rollout.rewards, now, after, *ends, gamma, gae_lambda)
+        returns = advantages + now
+        finished = None
+        if objective.config.objective != "neutral":
+            columns = raw_obs[..., policy.own_size :]
+            worth = aggregate_values(critic, objective.values(atoms, policy.return_dist.masses, columns))
+            advantages = _risk_advantages(rollout, objective, layout, columns, worth, gamma, gae_lambda)
+            finished = _finished_returns(rollout, layout, columns, atoms, gamma)
+        targets = _targets(rollout, atoms, returns, layout, critic, gamma, generator)
+        steps = (rollout.actions, rollout.dist_params, _standardise(advantages, rollout.weights), rollout.weights)
+        old_atoms = torch.stack([layout.gather(each) for each in atoms]) if critic.clip_range is not None else EMPTY
+        batch = _lay_out(policy, layout, obs, steps, targets, old_atoms, (*actor_state, *critic_state))
+        starts = rollout.starts()
+        start_atoms = torch.stack([layout.gather(each)[starts] for each in atoms])
+    return Experience(batch, layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after, finished)
+
+
+def _atoms(
+    policy: DistributionalPolicy, obs: Tensor, layout: SequenceLayout, rollout: Rollout, critic_state: State
+) -> tuple[Tensor, State | None]:
+    """Return raw atoms at every row of the sequences, and the critics' recurrent state after the last step.
+
+    The state is None where the critics have none of their own.
+    """
+    if policy.actor_trunk is None:
+        return policy.raw_atoms(obs), None
+    if policy.critic_trunk is None:
+        return _acted_atoms(policy, policy.actor_trunk, obs, layout, rollout), None
+    features, after = policy.critic_trunk.sequence_and_states(obs, layout.resets, critic_state, layout.positions[-1])
+    return policy.raw_atoms(features), after
+
+
+def _acted_atoms(
+    policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, layout: SequenceLayout, rollout: Rollout
+) -> Tensor:
+    """Return raw atoms of critics on the actor's trunk, which saw the steps when they were acted on.
+
+    What is left to see are the observations after the ends. The atoms at resets are 0; nobody reads them.
+    """
+    hidden, cells = rollout.states_after_steps()
+    step, env = layout.ends()
+    below = layout.positions[step, env] + 1
+    after, _ = trunk.step(obs[below, env], (hidden[:, step, env], cells[:, step, env]))
+    atoms = policy.raw_atoms(torch.cat((hidden[-1].flatten(0, 1), after)))  # [K, T B + E, M]
+    sequences = atoms.new_zeros(len(atoms), *layout.resets.shape[:2], atoms.shape[-1])
+    places = torch.cat((layout.places, below * obs.shape[1] + env))
+    sequences.flatten(1, 2).index_copy_(1, places, atoms)
+    return sequences
+
+
+def _risk_advantages(
+    rollout: Rollout,
+    objective: RiskObjective,
+    layout: SequenceLayout,
+    columns: Tensor,
+    worth: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Return the advantages of a risk objective.
+
+    :param columns: ``[L, B, 2 or 3]`` what was appended to the observations, as sequences.
+    :param worth: ``[L, B]`` what the objective expects from each of them.
+    """
+    at_steps = layout.gather(columns)
+    rewards = objective.rewards(rollout.rewards, at_steps)
+    ends = (rollout.terminated, rollout.truncated)
+    advantages = gae(rewards, layout.gather(worth), layout.gather(worth, offset=1), *ends, gamma, gae_lambda)
+    return _same_scale(advantages, rollout.weights, at_steps[..., 2]) if objective.budget.alpha_conditioned else advantages
+
+
+def _same_scale(advantages: Tensor, weights: Tensor, alphas: Tensor) -> Tensor:
+    """Standardise the advantages of each tail by themselves, since those of a small tail would drown among the others."""
+    scaled = advantages.clone()
+    for alpha in alphas.unique():
+        chosen = alphas == alpha
+        scaled[chosen] = _standardise(advantages[chosen], weights[chosen])
+    return scaled
+
+
+def _standardise(advantages: Tensor, weights: Tensor) -> Tensor:
+    total = weights.sum().clamp(min=1e-8)
+    mean = (weights * advantages).sum() / total
+    variance = (weights * (advantages - mean).square()).sum() / total
+    return (advantages - mean) / (variance.sqrt() + 1e-8)
+
+
+def _finished_returns(
+    rollout: Rollout, layout: SequenceLayout, columns: Tensor, atoms: Tensor, gamma: float
+) -> FinishedEpisodes:
+    """Return the returns of episodes that ended here: a number each, and for truncated ones all atoms of their distribution."""
+    step, env = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
+    rows = layout.positions[step, env]
+    last = columns[rows, env].double()  # before the last step
+    earned, discount = last[:, 0], last[:, 1]
+    total = earned + discount * rollout.rewards[step, env]
+    cut = (rollout.truncated & ~rollout.terminated)[step, env]
+    to_come = atoms[:, rows[cut] + 1, env[cut]].sort(-1).values.mean(0)
+    distributions = to_come * (gamma * discount[cut]).unsqueeze(-1) + total[cut].unsqueeze(-1)
+    alphas = last[:, 2] if last.shape[-1] == 3 else torch.ones_like(total)
+    return FinishedEpisodes(*(numbers.numpy() for numbers in (total[~cut], distributions, alphas[~cut], alphas[cut])))
+
+
+def _targets(
+    rollout: Rollout,
+    atoms: Tensor,
+    returns: Tensor,
+    layout: SequenceLayout,
+    critic: CriticConfig,
+    gamma: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return raw target atoms for each critic, ``[K, T, B, M]``; each learns from its own predictions."""
+    if critic.target == "lambda_return":
+        return returns.expand(len(atoms), *returns.shape).unsqueeze(-1)
+    following = [layout.gather(each, offset=1).sort(dim=-1).values for each in atoms]
+    ends = (rollout.terminated, rollout.truncated)
+    return torch.stack(
+        [sr_lambda_targets(rollout.rewards, each, *ends, gamma, critic.value_lambda, generator) for each in following]
+    )
+
+
+def _lay_out(
+    policy: DistributionalPolicy,
+    layout: SequenceLayout,
+    obs: Tensor,
+    steps: tuple[Tensor, ...],
+    targets: Tensor,
+    old_atoms: Tensor,
+    states: tuple[Tensor, ...],
+) -> Batch:
+    """Return what belongs to steps ``[T, B, ...]`` as sequences, as `obs` are already, or everything as samples."""
+    if policy.recurrent:
+        of_critics = [torch.stack([layout.spread(each) for each in x]) if x.numel() else x for x in (targets, old_atoms)]
+        return Batch(*(obs, *map(layout.spread, steps), *of_critics, layout.resets, *states))
+    of_critics = [x.flatten(1, 2) if x.numel() else x for x in (targets, old_atoms)]
+    return Batch(*(step.flatten(0, 1) for step in (layout.gather(obs), *steps)), *of_critics)

@@ -1,28 +1,27 @@
-"""Scales of returns and observations: learnt between rollouts, constant within them.
+"""Normalisation of returns (PopArt) and observations: statistics change between rollouts and are constant within them.
 
 Both classes merge weighted moments (Chan et al. 1979). With ``share`` = new mass / total mass::
 
     mean' = mean + share (mean_new - mean)
     var'  = (1 - share) var + share var_new + share (1 - share) (mean_new - mean)^2
 
-The old mass may be decayed first. Then this is an exponential moving average that needs no bias correction: the first data
-have a share of 1, and data of unequal size are weighted by their size. All statistics are float64.
+The old mass may be decayed first. Then this is an exponential moving average that needs no bias correction: the first rollout
+has a share of 1, and rollouts of unequal size are weighted by their size. All statistics are float64.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 from torch import Tensor, nn
 
+from tailguard.ppo.config import ObsNormConfig, ReturnScaleConfig
 from tailguard.validation import require
 
 
 def _moments(name: str, values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The weighted mean, the (population) variance and the total weight of ``values[N, ...]`` over N."""
+    """Return the weighted mean, the (population) variance and the total weight of ``values[N, ...]`` over N."""
     values = values.detach().double()
     mass = values.new_ones(len(values)) if weights is None else weights.detach().to(values)
     _require_all((mass >= 0.0) & mass.isfinite(), "weights", mass, "finite and at least 0")
@@ -45,29 +44,13 @@ def _merge(mean: Tensor, var: Tensor, new_mean: Tensor, new_var: Tensor, share: 
     return mean + share * gap, (1.0 - share) * var + share * new_var + share * (1.0 - share) * gap**2
 
 
-class ReturnScaleConfig(BaseModel):
-    """How the scale of returns follows the data.
-
-    :param beta: weight of a rollout against everything before it, in (0, 1]; the first rollouts weigh more until the average is
-        filled. 0.2 remembers about five rollouts; 1 knows only the last one and makes the critic chase noise.
-    :param max_relative_step: the most that one rollout may change the standard deviation, as a factor 1 + step up or down, and
-        the mean, in standard deviations. 0.5 follows a tenfold growth of the returns in six rollouts; None removes the limit.
-    :param min_std: smallest standard deviation, in units of the return; keeps constant returns from being blown up. The default
-        is well below the returns of minute bars.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    beta: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
-    max_relative_step: PositiveFloat | None = 0.5
-    min_std: PositiveFloat = 1e-4
-
-
 class ReturnScale(nn.Module):
-    """Mean and standard deviation of returns, which keep critics in normalised units (PopArt, van Hasselt et al. 2016).
+    """Mean and standard deviation of returns, by which critics predict in normalised units (PopArt, van Hasselt et al. 2016).
 
-    ``mean`` and ``std`` are what the data say, ``mean_snapshot`` and ``std_snapshot`` what is in force. Only :meth:`update`
-    changes the first pair, only :meth:`activate` the second.
+    ``mean`` and ``std`` are the running statistics, ``mean_snapshot`` and ``std_snapshot`` the active ones, which scale
+    predictions and targets. Only :meth:`update` changes the first pair, only :meth:`activate` the second.
+
+    :param config: how fast the statistics follow the data.
     """
 
     mean: Tensor
@@ -83,12 +66,12 @@ class ReturnScale(nn.Module):
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
     def update(self, returns: Tensor, weights: Tensor | None = None) -> None:
-        """Fold the returns of one rollout into the statistics; the snapshot stays.
+        """Fold the returns of one rollout into the running statistics; the snapshot does not change.
 
-        The very first rollout is taken whole. So is one after constant returns: a spread that was never seen limits nothing.
+        The first rollout, and the first after constant returns, is taken over without the limit on a step.
 
         :param returns: raw returns of any shape.
-        :param weights: of the same shape, at least 0; a mask counts as 0 and 1. None weighs all alike.
+        :param weights: of the same shape, at least 0; a mask counts as 0 and 1. None weighs all equally.
         :raises ValueError: on NaN or infinity among the returns that count, or when none counts.
         """
         legal = f"of the returns' shape {tuple(returns.shape)}"
@@ -107,10 +90,10 @@ class ReturnScale(nn.Module):
         self.std.copy_(std.clamp(min=self.config.min_std))
 
     def activate(self) -> tuple[Tensor, Tensor]:
-        """Put the statistics in force.
+        """Make the running statistics the active ones.
 
-        :returns: ratio and shift that keep raw predictions where they are: from ``s' v' + mu' = s v + mu`` follows
-            ``v' = (s / s') v + (mu - mu') / s'``. See :meth:`tailguard.ppo.return_distribution.Law.rescale`.
+        :returns: ratio and shift that preserve raw predictions (PopArt): from ``s' v' + mu' = s v + mu`` follows
+            ``v' = (s / s') v + (mu - mu') / s'``. See :meth:`tailguard.ppo.critic.ReturnDistribution.rescale`.
         """
         ratio = self.std_snapshot / self.std
         shift = (self.mean_snapshot - self.mean) / self.std
@@ -119,38 +102,22 @@ class ReturnScale(nn.Module):
         return ratio, shift
 
     def encode(self, raw: Tensor) -> Tensor:
-        """Raw returns in the critics' units, by the snapshot."""
+        """Return raw returns in the critics' units, (raw - mu) / s by the snapshot."""
         return ((raw - self.mean_snapshot) / self.std_snapshot).to(raw.dtype)
 
     def decode(self, normalised: Tensor) -> Tensor:
-        """The critics' outputs as raw returns, by the snapshot."""
+        """Return normalised predictions as raw returns, s v + mu by the snapshot."""
         return (normalised * self.std_snapshot + self.mean_snapshot).to(normalised.dtype)
 
 
-class ObsNormConfig(BaseModel):
-    """How observations are normalised.
-
-    :param half_life: samples (steps of all environments together) after which data count half. None never forgets: right for
-        a stationary task. Markets drift: some 10 to 100 rollouts keep up with them, fewer make the policy's input restless.
-    :param clip: largest absolute normalised value; 10 keeps all but glitches, below 3 loses signal.
-    :param eps: added to the variance; a column that never moves gives 0 instead of a division by 0.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    half_life: PositiveFloat | None = None
-    clip: PositiveFloat = 10.0
-    eps: PositiveFloat = 1e-8
-
-
 class ObservationNormalizer(nn.Module):
-    """Running mean and variance of observations; call :meth:`update` between rollouts only, so that each sees one scale.
+    """Running mean and variance of observations, updated between rollouts only.
 
     Before the first update it only clips.
 
     :param size: number of columns, at least 1.
     :param config: half-life, clip, epsilon.
-    :param mask: one entry per column, True for columns to be passed on as they are, not even clipped (flags, positions).
+    :param mask: one entry per column, True for columns that pass unchanged, not even clipped (flags, positions).
     """
 
     mean: Tensor
@@ -187,7 +154,7 @@ class ObservationNormalizer(nn.Module):
         """Fold the observations of one rollout into the statistics.
 
         :param batch: raw observations ``[..., size]``.
-        :param weights: ``[...]``, at least 0; a mask counts as 0 and 1. None weighs all alike.
+        :param weights: ``[...]``, at least 0; a mask counts as 0 and 1. None weighs all equally.
         :raises ValueError: on NaN or infinity among the samples that count, or when none counts.
         """
         require(batch.shape[-1:] == (self.size,), "batch", tuple(batch.shape), f"a shape that ends in {self.size}")
@@ -200,7 +167,7 @@ class ObservationNormalizer(nn.Module):
         kept = self.count if half_life is None else self.count * 0.5 ** (new_count / half_life)
         count = kept + new_count
         mean, var = _merge(self.mean, self.var, new_mean, new_var, new_count / count)
-        if self.count > 0.0:  # without a past there is nothing to drift from
+        if self.count > 0.0:  # the first update has nothing to drift from
             self._measure_drift(mean, var)
         self.mean.copy_(mean)
         self.var.copy_(var)
@@ -208,22 +175,22 @@ class ObservationNormalizer(nn.Module):
         self._precompute()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``clip((x - mean) / sqrt(var + eps), -clip, clip)`` in float32, for ``x[..., size]``."""
+        """Return ``clip((x - mean) / sqrt(var + eps), -clip, clip)`` in float32, for ``x[..., size]``."""
         return torch.clamp((x.float() - self._shift) * self._factor, self._low, self._high)
 
     def rows(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """Fill `out` with what :meth:`forward` makes of ``x[B, size]``, for acting: arrays of this size are twice as fast."""
+        """Fill `out` with :meth:`forward` of ``x[B, size]``, for acting: NumPy is twice as fast as torch at this size."""
         np.subtract(x, self._shift.numpy(), out=out)
         np.multiply(out, self._factor.numpy(), out=out)
         np.maximum(out, self._low.numpy(), out=out)
         np.minimum(out, self._high.numpy(), out=out)
 
     def units(self) -> Tensor:
-        """How far a raw column has to be moved to move what :meth:`forward` makes of it by 1, ``[size]``; 1 for masked ones."""
+        """Return the change of each raw column that changes its normalised value by 1, ``[size]``; 1 for masked columns."""
         return self._factor.reciprocal()
 
     def drift(self) -> tuple[float, float]:
-        """How far the last update moved the mean and the standard deviation.
+        """Return how far the last update moved the mean and the standard deviation.
 
         Both are root mean squares over the normalised columns, in units of the standard deviation before that update; 0 before
         the second update.
@@ -231,15 +198,15 @@ class ObservationNormalizer(nn.Module):
         return self.mean_drift.item(), self.std_drift.item()
 
     def moments(self) -> tuple[Tensor, Tensor, float]:
-        """Copies of mean and variance, and the count: the triple that SB3's ``RunningMeanStd`` holds."""
+        """Return copies of mean and variance, and the count: the triple that SB3's ``RunningMeanStd`` holds."""
         return self.mean.clone(), self.var.clone(), self.count.item()
 
     def load_moments(self, mean: Tensor | NDArray[np.float64], var: Tensor | NDArray[np.float64], count: float) -> None:
-        """Take over statistics from elsewhere, such as the mean, var and count of SB3's ``RunningMeanStd``.
+        """Replace the statistics, for example by the mean, var and count of SB3's ``RunningMeanStd``.
 
         :param mean: ``[size]``, finite.
         :param var: ``[size]``, finite and at least 0.
-        :param count: samples they stand for; large numbers make them slow to change, 0 lets the next update replace them.
+        :param count: samples behind them; large numbers make them slow to change, 0 lets the next update replace them.
         """
         new_mean = torch.as_tensor(mean, dtype=torch.float64)
         new_var = torch.as_tensor(var, dtype=torch.float64)
@@ -263,7 +230,7 @@ class ObservationNormalizer(nn.Module):
         self.std_drift.copy_(moved_std[~self.mask].square().mean().sqrt())
 
     def _precompute(self) -> None:
-        """What :meth:`forward` needs, once per change of the statistics instead of once per step."""
+        """Compute the constants of :meth:`forward`, once per change of the statistics instead of once per step."""
         self._shift.copy_(self.mean.masked_fill(self.mask, 0.0))
         self._factor.copy_((self.var + self.config.eps).rsqrt().masked_fill(self.mask, 1.0))
         self._high.fill_(self.config.clip).masked_fill_(self.mask, float("inf"))

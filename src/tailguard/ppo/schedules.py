@@ -1,4 +1,4 @@
-"""What steers an update: the entropy coefficient, the KL control and the learning rate, each with one owner.
+"""Schedules and controllers of an update: the entropy coefficient, the KL control and the learning rate.
 
 Nobody but :class:`LearningRate` writes the learning rate of an optimizer. The states are plain numbers.
 """
@@ -6,61 +6,18 @@ Nobody but :class:`LearningRate` writes the learning rate of an optimizer. The s
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 from torch.optim import Optimizer
 
+from tailguard.ppo.config import EntropyConfig, KLConfig
 from tailguard.validation import require
 
 Schedule = Callable[[float], float]
 
 
-class EntropyConfig(BaseModel):
-    """How much the policy is paid for randomness. An update is one pass of ``train()``.
-
-    :param initial: coefficient at the start, at least ``min_coefficient``. 0.001 suits normalised advantages; 0.01 explores
-        more (discrete actions), 0.1 drowns the advantages.
-    :param final: coefficient after the decay; None stays at ``initial``.
-    :param decay_steps: updates that the linear decay takes; a value is needed as soon as ``final`` differs from ``initial``.
-    :param min_coefficient: the coefficient never falls below this, decayed or boosted.
-    :param plateau_window: measurements of performance that must lie on a plateau before the decay starts; 24 is typical. 0
-        starts the decay at once.
-    :param plateau_tolerance: largest absolute slope of a plateau, in units of performance per update.
-    :param plateau_min_updates: no plateau counts before this many updates; keeps a slow start from being taken for one.
-    :param boost_factor: the coefficient is multiplied by this in every update of bad explained variance after the patience is
-        used up. Above 1 explores more, below 1 less, 1 is off.
-    :param max_boost: largest product of boosts. It bounds what a critic that never becomes good can do.
-    :param bad_explained_threshold: an explained variance below this is bad; 0 is a critic worse than a constant.
-    :param bad_explained_patience: bad updates in a row that change nothing yet.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    initial: NonNegativeFloat = 0.001
-    final: NonNegativeFloat | None = None
-    decay_steps: NonNegativeInt = 0
-    min_coefficient: NonNegativeFloat = 0.0
-    plateau_window: NonNegativeInt = 0
-    plateau_tolerance: NonNegativeFloat = 0.002
-    plateau_min_updates: NonNegativeInt = 0
-    boost_factor: PositiveFloat = 1.5
-    max_boost: Annotated[float, Field(ge=1.0)] = 5.0
-    bad_explained_threshold: Annotated[float, Field(le=1.0)] = 0.0
-    bad_explained_patience: NonNegativeInt = 2
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        floor = self.min_coefficient
-        require(self.initial >= floor, "initial", self.initial, f"at least min_coefficient {floor}")
-        still = self.final is None or self.final == self.initial
-        require(still or self.decay_steps > 0, "decay_steps", self.decay_steps, f"at least 1 to reach final {self.final}")
-        require(self.plateau_window != 1, "plateau_window", 1, "0 (no plateau) or at least 2: one point has no slope")
-        return self
-
-
 class EntropySchedule:
-    """The entropy coefficient: constant, then linear, raised while the critic is bad. :attr:`value` is what is in force.
+    """The entropy coefficient: constant, then linear, raised while the critic is bad. :attr:`value` is the active one.
 
     To change the settings in the middle of training, make a new schedule and load the state of the old one.
     """
@@ -75,7 +32,7 @@ class EntropySchedule:
 
     @property
     def scheduled(self) -> float:
-        """The decayed coefficient, before any boost."""
+        """Decayed coefficient, before any boost."""
         config = self.config
         if self.decay_start is None or config.final is None or config.decay_steps == 0:
             return config.initial
@@ -85,7 +42,7 @@ class EntropySchedule:
 
     @property
     def value(self) -> float:
-        """The coefficient of the next update."""
+        """Coefficient of the next update."""
         return max(self.scheduled * self.boost, self.config.min_coefficient)
 
     @property
@@ -99,25 +56,30 @@ class EntropySchedule:
         return covariance / sum((update - update_mean) ** 2 for update, _ in self._window)
 
     def step(self, performance: float | None, explained_variance: float | None) -> float:
-        """Close an update.
+        """Close an update: start the decay on a plateau of performance, boost while the critic is bad.
 
-        :param performance: what is watched for a plateau: the mean episode return, or the policy's mean entropy. None if it was
+        :param performance: mean episode return, or the policy's mean entropy, in which a plateau is looked for. None if it was
             not measured.
-        :param explained_variance: of the critic on this update's rollout, at most 1. None if it is undefined, as for constant
-            returns; it then neither ends nor prolongs a bad phase.
+        :param explained_variance: explained variance of the critic on this rollout, at most 1. None if it is undefined, as for
+            constant returns; it then neither ends nor prolongs a bad phase.
         :returns: the coefficient of the next update.
         """
         for name, value in (("performance", performance), ("explained_variance", explained_variance)):
             require(value is None or math.isfinite(value), name, value, "finite, or None if there is none")
         self.updates += 1
-        if performance is not None:
-            self._watch(performance)
+        if performance is not None and self.decay_start is None:  # a plateau starts the decay and has no other effect
+            self._find_plateau(performance)
         if explained_variance is not None:
-            self._judge(explained_variance)
+            if explained_variance >= self.config.bad_explained_threshold:
+                self._bad_updates, self.boost = 0, 1.0
+            else:
+                self._bad_updates += 1
+                if self._bad_updates > self.config.bad_explained_patience:
+                    self.boost = min(self.boost * self.config.boost_factor, self.config.max_boost)
         return self.value
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, in plain numbers."""
+        """Return everything but the settings, in plain numbers."""
         return {
             "updates": self.updates,
             "decay_start": self.decay_start,
@@ -127,7 +89,7 @@ class EntropySchedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Continue where :meth:`state_dict` was taken."""
         _require_keys("the entropy schedule's state", state, self.state_dict())
         self.updates = state["updates"]
         self.decay_start = state["decay_start"]
@@ -137,10 +99,8 @@ class EntropySchedule:
         if self.config.plateau_window == 0 and self.decay_start is None:  # the old settings waited for a plateau, these do not
             self.decay_start = self.updates
 
-    def _watch(self, performance: float) -> None:
+    def _find_plateau(self, performance: float) -> None:
         config = self.config
-        if self.decay_start is not None:
-            return  # a plateau starts the decay and has no other effect
         self._window = [*self._window, (self.updates, performance)][-config.plateau_window :]
         slope = self.slope
         plateau = slope is not None and abs(slope) <= config.plateau_tolerance and self.updates >= config.plateau_min_updates
@@ -148,61 +108,9 @@ class EntropySchedule:
             self.decay_start = self.updates
             self._window = []
 
-    def _judge(self, explained_variance: float) -> None:
-        config = self.config
-        if explained_variance >= config.bad_explained_threshold:
-            self._bad_updates, self.boost = 0, 1.0
-            return
-        self._bad_updates += 1
-        if self._bad_updates > config.bad_explained_patience:
-            self.boost = min(self.boost * config.boost_factor, config.max_boost)
-
-
-class KLConfig(BaseModel):
-    """How far one update may move the policy, measured by KL(old, new).
-
-    :param mode: ``none``; ``early_stop``: end the update; ``penalty``: add coefficient times KL to the loss; ``adaptive_lr``:
-        change the learning rate.
-    :param target: the KL aimed at, in nats per action; 0.01 is usual, 0.003 cautious, above 0.05 hardly a trust region.
-    :param stop_factor: early stop: at a KL above this many targets.
-    :param penalty_rule: ``doubling`` (Schulman et al. 2017): twice the coefficient above 1.5 targets, half of it below
-        target / 1.5; ``pid``: a PID controller of the coefficient's logarithm, smoother.
-    :param penalty_initial: coefficient at the start, within the bounds; it finds its level within a few updates.
-    :param penalty_min: smallest coefficient, above 0: a coefficient of 0 could never grow again.
-    :param penalty_max: largest coefficient.
-    :param k_p: PID: e-folds of the coefficient per e-fold of the KL above its target, at once. A value near 1 oscillates.
-    :param k_i: PID: the same, accumulated over updates; 0.5 about halves the error in each, where KL goes as 1 / coefficient.
-    :param k_d: PID: the same, per change of the error; it amplifies the noise of the KL.
-    :param lr_min: adaptive_lr: it does not lower the learning rate below this.
-    :param lr_max: adaptive_lr: it does not raise the learning rate above this.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    mode: Literal["none", "early_stop", "penalty", "adaptive_lr"] = "none"
-    target: PositiveFloat = 0.01
-    stop_factor: PositiveFloat = 1.5
-    penalty_rule: Literal["doubling", "pid"] = "doubling"
-    penalty_initial: PositiveFloat = 0.2
-    penalty_min: PositiveFloat = 1e-4
-    penalty_max: PositiveFloat = 100.0
-    k_p: NonNegativeFloat = 0.1
-    k_i: NonNegativeFloat = 0.5
-    k_d: NonNegativeFloat = 0.0
-    lr_min: PositiveFloat = 1e-5
-    lr_max: PositiveFloat = 1e-2
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        bounds = f"within penalty_min {self.penalty_min} and penalty_max {self.penalty_max}"
-        require(self.penalty_min <= self.penalty_initial <= self.penalty_max, "penalty_initial", self.penalty_initial, bounds)
-        require(self.lr_min <= self.lr_max, "lr_min", self.lr_min, f"at most lr_max {self.lr_max}")
-        return self
-
 
 DOUBLING_BAND = 1.5  # Schulman et al. 2017
 LR_BAND, LR_STEP = 2.0, 1.5  # rsl_rl
-LARGEST_LOG_ERROR = math.log(10.0)  # one wild update must not throw the PID controller from bound to bound
 
 
 class KLControl:
@@ -217,8 +125,6 @@ class KLControl:
         self.config = config
         self.lr_factor = 1.0  # of the base learning rate; changes in mode adaptive_lr only
         self._beta = config.penalty_initial
-        self._integral = math.log(config.penalty_initial)
-        self._previous_error: float | None = None
 
     @property
     def coefficient(self) -> float:
@@ -226,11 +132,11 @@ class KLControl:
         return self._beta if self.config.mode == "penalty" else 0.0
 
     def should_stop(self, kl: float) -> bool:
-        """Whether to leave the update now, without the optimizer step that is due; False unless the mode is ``early_stop``.
+        """Return True to leave the update now, without the optimizer step that is due; False unless the mode is ``early_stop``.
 
         :param kl: estimate on the present minibatch.
         """
-        _require_kl(kl)
+        require(math.isfinite(kl), "kl", kl, "finite")
         return self.config.mode == "early_stop" and kl > self.config.stop_factor * self.config.target
 
     def update(self, kl: float, base_lr: float) -> None:
@@ -240,30 +146,28 @@ class KLControl:
             no information for the learning rate.
         :param base_lr: the learning rate without the factor, at least 0: :meth:`LearningRate.base_at`.
         """
-        _require_kl(kl)
+        require(math.isfinite(kl), "kl", kl, "finite")
         _require_lr("base_lr", base_lr)
         if self.config.mode == "penalty":
-            self._beta = self._doubled(kl) if self.config.penalty_rule == "doubling" else self._pid(kl)
+            self._beta = self._doubled(kl)
         elif self.config.mode == "adaptive_lr" and base_lr > 0.0:  # a schedule that has ended at 0 leaves nothing to adapt
             self.lr_factor = self._adapted_factor(kl, base_lr)
 
     @property
-    def kl_penalty_state(self) -> dict[str, float | None]:
-        """The penalty's state: coefficient, integral (its logarithm without the momentary terms) and last error."""
-        return {"beta": self._beta, "integral": self._integral, "previous_error": self._previous_error}
+    def kl_penalty_state(self) -> dict[str, float]:
+        """State of the penalty: its coefficient."""
+        return {"beta": self._beta}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, in plain numbers; the same keys in every mode."""
+        """Return everything but the settings, in plain numbers; the same keys in every mode."""
         return {"kl_penalty_state": self.kl_penalty_state, "lr_factor": self.lr_factor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Continue where :meth:`state_dict` was taken."""
         _require_keys("the KL control's state", state, self.state_dict())
-        penalty = state["kl_penalty_state"]
-        _require_keys("kl_penalty_state", penalty, self.kl_penalty_state)
+        penalty = state["kl_penalty_state"]  # members of populations of earlier versions hold more than the coefficient
+        require("beta" in penalty, "kl_penalty_state", f"a mapping of {sorted(penalty)}", "a mapping with beta")
         self._beta = penalty["beta"]
-        self._integral = penalty["integral"]
-        self._previous_error = penalty["previous_error"]
         self.lr_factor = state["lr_factor"]
 
     def _doubled(self, kl: float) -> float:
@@ -273,20 +177,6 @@ class KLControl:
         if kl < config.target / DOUBLING_BAND:
             return max(self._beta / 2.0, config.penalty_min)
         return self._beta
-
-    def _pid(self, kl: float) -> float:
-        # On logarithms: the same gains fit every target and every coefficient, and the coefficient cannot turn negative.
-        config = self.config
-        ratio = max(kl, 0.0) / config.target
-        error = -LARGEST_LOG_ERROR if ratio == 0.0 else _clip(math.log(ratio), -LARGEST_LOG_ERROR, LARGEST_LOG_ERROR)
-        change = 0.0 if self._previous_error is None else error - self._previous_error
-        # Held within the bounds, the integral has nothing to unwind when the error changes its sign.
-        low, high = math.log(config.penalty_min), math.log(config.penalty_max)
-        self._integral = _clip(self._integral + config.k_i * error, low, high)
-        self._previous_error = error
-        # exp(log(x)) may miss x by a rounding: the bounds are applied to the result.
-        log_beta = _clip(self._integral + config.k_p * error + config.k_d * change, low, high)
-        return _clip(math.exp(log_beta), config.penalty_min, config.penalty_max)
 
     def _adapted_factor(self, kl: float, base_lr: float) -> float:
         # A base that lies outside the bounds already is not pulled back: the bounds limit the adaptation, not the schedule.
@@ -306,12 +196,12 @@ class LinearSchedule:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a learning rate."""
+        """Raise ValueError for what cannot be a learning rate."""
         _require_lr("initial", self.initial)
         _require_lr("final", self.final)
 
     def __call__(self, progress_remaining: float) -> float:
-        """The value at that progress, exactly ``initial`` and ``final`` at the ends."""
+        """Return the value at that progress, exactly ``initial`` and ``final`` at the ends."""
         if self.initial == self.final:  # also in between
             return self.initial
         return progress_remaining * self.initial + (1.0 - progress_remaining) * self.final
@@ -335,7 +225,7 @@ class LearningRate:
         self._base = LinearSchedule(value, value)
 
     def base_at(self, progress_remaining: float) -> float:
-        """The base at a point of the training.
+        """Return the base at a point of the training.
 
         :param progress_remaining: at most 1. Below 0 counts as 0: the last rollout may end after the planned number of steps.
         """
@@ -361,13 +251,13 @@ class LearningRate:
         return value
 
     def state_dict(self) -> dict[str, float | None]:
-        """The base in plain numbers; None stands for a function of the user's."""
+        """Return the base in plain numbers; None stands for a function of the user's."""
         if isinstance(self._base, LinearSchedule):
             return {"initial": self._base.initial, "final": self._base.final}
         return {"initial": None, "final": None}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        """Go on where :meth:`state_dict` was taken.
+        """Continue where :meth:`state_dict` was taken.
 
         :raises ValueError: when the state was taken from a function of the user's and none is given here.
         """
@@ -380,14 +270,6 @@ class LearningRate:
                 "learning_rate was a function when this state was saved, and functions are not saved: "
                 f"give that function again instead of {self._base}"
             )
-
-
-def _clip(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high)
-
-
-def _require_kl(kl: float) -> None:
-    require(math.isfinite(kl), "kl", kl, "finite")
 
 
 def _require_lr(name: str, value: float) -> None:

@@ -1,10 +1,10 @@
-"""Memory: one step at a time for acting, whole sequences for training, with resets that are exact in both.
+"""The LSTM trunk: one step at a time for acting, whole sequences for training, with resets that are exact in both.
 
-Acting, a finished environment's state is multiplied by 0. Training runs the fused LSTM over a dense ``[L, B]`` block, which
-knows no resets; so a reset is written into the sequence as a *blank*: a step whose extra input channel drives the input,
-forget and output gates to sigmoid(-10^4), which is 0 in floating point. It leaves c = 0 and h = 0 exactly and passes no
-gradient back, whatever came before. One blank per episode is all that resets cost: no splitting, no padding to the longest
-piece, no loop over time. The compiled kernel (lstm_kernel.py) reads the same blanks as flags.
+Acting, the state of a finished environment is multiplied by 0. Training runs torch's fused LSTM over a dense ``[L, B]`` block,
+which knows no resets; so a *reset step* is inserted between episodes: a step whose extra input channel drives the input, forget
+and output gates to sigmoid(-10^4), which is 0 in floating point. It leaves c = 0 and h = 0 exactly and passes no gradient back,
+whatever came before. One reset step per episode is all that resets cost: no splitting, no padding to the longest episode, no
+loop over time. The compiled kernel (compiled/kernels.py) reads the same reset steps as flags.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailguard.ppo.compiled.lstm import lstm_layer
+from tailguard.ppo.compiled.networks import lstm_layer
 
-# Added to the three gates at a blank; no finite activation of a trained network comes near it.
+# Added to the three gates at a reset step; no finite activation of a trained network comes near it.
 SHUT = -1e4
 
 State = tuple[Tensor, Tensor]
@@ -23,11 +23,11 @@ State = tuple[Tensor, Tensor]
 class LstmTrunk(nn.Module):
     """A stack of LSTM layers.
 
-    :param input_size: size of an observation D.
-    :param hidden_size: size of the state of a layer H.
+    :param input_size: number of inputs, D.
+    :param hidden_size: size of the hidden state of a layer, H.
     :param n_layers: number of layers.
-    :param compiled: run in the compiled kernel where it can (float32 on the CPU), and not in torch's LSTM.
-    :param forget_bias: of a fresh memory, which keeps sigmoid(forget_bias) of its content per step.
+    :param compiled: use the compiled kernel for float32 on the CPU instead of torch's LSTM.
+    :param forget_bias: added to the forget gates at initialisation: about sigmoid(forget_bias) of a cell state survives a step.
     """
 
     shut: Tensor
@@ -37,7 +37,7 @@ class LstmTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden_size, self.n_layers, self.compiled = hidden_size, n_layers, compiled
-        # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the blanks.
+        # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the reset steps.
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers)
         parts = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
         self._names = [[f"{part}_l{layer}" for part in parts] for layer in range(n_layers)]
@@ -46,21 +46,21 @@ class LstmTrunk(nn.Module):
             for layer in range(n_layers):
                 self._weights(layer)[2][forget] += forget_bias
         shut = torch.full((4 * hidden_size, 1), SHUT)
-        shut[2 * hidden_size : 3 * hidden_size] = 0.0  # the candidate g may be anything once its gate is shut
+        shut[2 * hidden_size : 3 * hidden_size] = 0.0  # the candidate g does not matter once its gate is closed
         self.register_buffer("shut", shut, persistent=False)
 
     def initial_state(self, batch: int) -> State:
-        """The state before the first step, ``([n_layers, B, H], [n_layers, B, H])``."""
+        """Return the state before the first step, zeros ``([n_layers, B, H], [n_layers, B, H])``."""
         zeros = self.shut.new_zeros(self.n_layers, batch, self.hidden_size)
         return zeros, zeros.clone()
 
     def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        """One time step of B environments; the caller has reset the states of those that begin an episode.
+        """Run one time step of B environments; the caller has reset the states of those that begin an episode.
 
         :param inputs: ``[B, D]``.
         :param state: hidden and cell states, ``[n_layers, B, H]`` each.
         """
-        if self.n_layers == 1:  # acting is made of such steps: nothing that can be spared
+        if self.n_layers == 1:  # the path of acting, kept short
             inputs, cell = torch.lstm_cell(inputs, (state[0][0], state[1][0]), *self._weights(0))
             return inputs, (inputs.unsqueeze(0), cell.unsqueeze(0))
         hidden, cells = [], []
@@ -71,22 +71,22 @@ class LstmTrunk(nn.Module):
         return inputs, (torch.stack(hidden), torch.stack(cells))
 
     def sequence(self, inputs: Tensor, resets: Tensor, state: State) -> Tensor:
-        """L time steps of B environments at once.
+        """Run L time steps of B environments at once.
 
-        :param inputs: ``[L, B, D]``; the inputs of blanks are ignored.
-        :param blanks: ``[L, B, 1]``, 1 where the memory is wiped, 0 elsewhere.
+        :param inputs: ``[L, B, D]``; those of reset steps are ignored.
+        :param resets: ``[L, B, 1]``, 1 at reset steps, 0 elsewhere.
         :param state: the state before the first step.
-        :returns: outputs of the last layer, ``[L, B, H]``; 0 at blanks.
+        :returns: outputs of the last layer, ``[L, B, H]``; 0 at reset steps.
         """
         if self._kernel_fits(inputs):
             return self._compiled(inputs, resets, state)[0]
         return self._fused(inputs, resets, state)[0]
 
     def sequence_and_states(self, inputs: Tensor, resets: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
-        """As :meth:`sequence`, with the state of environment b after row ``rows[b]``.
+        """Run :meth:`sequence`, and return also the state of environment b after row ``rows[b]``.
 
-        Torch's fused call gives the state after its last row only. It is stopped at the first row that is asked for, and the
-        few rows up to the last one asked for are walked step by step.
+        Torch's fused call returns the state after its last row only. It is stopped at the first row of `rows`, and the few rows
+        up to the last one are run step by step.
 
         :param rows: ``[B]``.
         """
@@ -94,25 +94,25 @@ class LstmTrunk(nn.Module):
             outputs, hidden, cells = self._compiled(inputs, resets, state)
             envs = torch.arange(len(rows))
             at_rows = ([states[rows, envs] for states in part] for part in (hidden, cells))
-            wanted = tuple(torch.stack(layers) for layers in at_rows)
-            return outputs, (wanted[0], wanted[1])
+            found = tuple(torch.stack(layers) for layers in at_rows)
+            return outputs, (found[0], found[1])
         first, last = int(rows.min()), int(rows.max())
         outputs, state = self._fused(inputs[: first + 1], resets[: first + 1], state)
         parts = [outputs]
-        wanted = tuple(part.clone() for part in state)
+        found = tuple(part.clone() for part in state)
         for row in range(first + 1, last + 1):
             keep = 1.0 - resets[row]
             output, state = self.step(inputs[row], state)
             state = (state[0] * keep, state[1] * keep)
             parts.append((output * keep).unsqueeze(0))
             here = (rows == row).reshape(1, -1, 1)
-            wanted = tuple(torch.where(here, new, old) for new, old in zip(state, wanted, strict=True))
+            found = tuple(torch.where(here, new, old) for new, old in zip(state, found, strict=True))
         if last + 1 < len(inputs):
             parts.append(self._fused(inputs[last + 1 :], resets[last + 1 :], state)[0])
-        return torch.cat(parts), (wanted[0], wanted[1])
+        return torch.cat(parts), (found[0], found[1])
 
     def states_before(self, inputs: Tensor, resets: Tensor, state: State) -> State:
-        """The state before every row, ``[n_layers, L * B, H]`` twice: each row as the start of a sequence of its own."""
+        """Return the state before every row, ``[n_layers, L * B, H]`` twice: each row as the start of its own sequence."""
         if self._kernel_fits(inputs):
             _, hidden, cells = self._compiled(inputs, resets, state)
             parts = [
@@ -123,10 +123,10 @@ class LstmTrunk(nn.Module):
             ]
             return parts[0], parts[1]
         before = []
-        for row, blank in zip(inputs, resets, strict=True):
+        for row, reset in zip(inputs, resets, strict=True):
             before.append(state)
             state = self.step(row, state)[1]
-            state = (state[0] * (1.0 - blank), state[1] * (1.0 - blank))
+            state = (state[0] * (1.0 - reset), state[1] * (1.0 - reset))
         hidden_rows, cell_rows = (torch.stack(part, dim=1).flatten(1, 2) for part in zip(*before, strict=True))
         return hidden_rows, cell_rows
 
@@ -134,7 +134,7 @@ class LstmTrunk(nn.Module):
         return self.compiled and inputs.dtype == torch.float32 and inputs.device.type == "cpu"
 
     def _compiled(self, inputs: Tensor, resets: Tensor, state: State) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Outputs of the last layer, and the hidden and cell states of each layer after every row."""
+        """Return the outputs of the last layer, and the hidden and cell states of each layer after every row."""
         hidden, cells = [], []
         for layer in range(self.n_layers):
             inputs, cell = lstm_layer(inputs, resets, state[0][layer], state[1][layer], self._weights(layer))
@@ -160,7 +160,7 @@ class LstmTrunk(nn.Module):
 
 
 def reset_state(state: State, starts: NDArray[np.bool_]) -> State:
-    """The state with 0 in the environments where `starts` is true."""
+    """Return the state with 0 in the environments where `starts` is true."""
     if not len(state[0]) or not starts.any():
         return state
     keep = torch.from_numpy(~starts.astype(bool)).to(state[0]).reshape(1, -1, 1)

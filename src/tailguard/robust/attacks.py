@@ -1,9 +1,8 @@
-"""The search for the worst observation within a ball: FGSM and projected gradient ascent.
+"""The search for the worst observation within a ball: FGSM (Goodfellow et al. 2015) and PGD (Madry et al. 2018).
 
-A move is written as d = e u with the radii e of the features and u in the unit ball of the norm. So one feature's radius, a
-mask (e = 0) and a whole grid of radii are all the same thing, and projection does not know about them. The search takes
-gradients in its inputs and nothing else: no parameter's ``.grad`` is touched, no mode changed, and its random numbers are its
-own.
+A perturbation is written as d = e u with the radii e of the features and u in the unit ball of the norm. So a radius per
+feature, a mask (e = 0) and a grid of radii are the same thing, and projection does not depend on them. The search takes
+gradients of its inputs only: no parameter's ``.grad`` is touched, no mode changed, and it has its own random numbers.
 """
 
 import math
@@ -18,31 +17,31 @@ from torch import Tensor, nn
 from tailguard.robust.config import PerturbationConfig
 from tailguard.validation import require
 
-# From inputs [..., D] to what the adversary wants to be large: a number for each sample [...], or for each of the last axes.
+# The adversarial objective, to be maximised: from inputs [..., D] to a number for each sample, or for each of the last axes.
 Objective = Callable[[Tensor], Tensor]
-# From inputs to what describes the distribution of actions; and KL(first || second) of two such descriptions.
-Outputs = Callable[[Tensor], Tensor]
+# From inputs to parameters of the action distribution; and KL(first || second) of two such sets of parameters.
+DistParams = Callable[[Tensor], Tensor]
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 class DifferentiableObjective(ABC):
-    """An :data:`Objective` that knows its own gradient, so that nobody has to ask torch for it."""
+    """An :data:`Objective` that computes its own gradient, without torch's autograd."""
 
     @abstractmethod
     def __call__(self, inputs: Tensor) -> Tensor:
-        """What the adversary wants to be large, for each sample, or for each of the last axes."""
+        """Return the objective for each sample, or for each of the last axes."""
 
     @abstractmethod
-    def slope(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of its sum in `inputs`, and what the call itself returns."""
+    def gradient(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the summed objective in `inputs`, and the objective."""
 
 
 class Perturbed(NamedTuple):
-    """What a search found.
+    """The result of a search.
 
-    :param inputs: ``[..., D]``, the perturbed ones.
-    :param move: ``[..., D]``, how far they were moved.
-    :param gain: the objective there, for each sample or sequence; None where the last point counts and was not evaluated.
+    :param inputs: ``[..., D]``, perturbed.
+    :param move: ``[..., D]``, the perturbation that was added.
+    :param gain: the objective there, for each sample or sequence; None where the last point is returned without evaluation.
     """
 
     inputs: Tensor
@@ -51,11 +50,11 @@ class Perturbed(NamedTuple):
 
 
 class StatePerturbation:
-    """Moves observations to where an objective is largest, within a ball.
+    """An adversary that perturbs observations within a ball so that an objective becomes large.
 
     :param config: the ball and the search.
-    :param size: columns of the environment's own, to which `perturbable` and `feature_scale` refer.
-    :param extra: columns after them that no adversary can reach, such as what the agent has earned.
+    :param size: number of the environment's own columns, to which `perturbable` and `feature_scale` refer.
+    :param extra: number of columns after them that no adversary can reach, such as the running return.
     :param generator: of the random starts; on the CPU.
     """
 
@@ -65,17 +64,17 @@ class StatePerturbation:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
 
     def radius(self, epsilon: float | Tensor | None = None) -> Tensor:
-        """The radius of every feature, ``[..., D]``, in float64.
+        """Return the radius of every feature, ``[..., D]``, in float64.
 
         :param epsilon: one number, or one for each sample ``[..., 1]``; None takes that of the settings.
         """
         return self.scale * (self.config.epsilon if epsilon is None else epsilon)
 
     def attack(self, inputs: Tensor, objective: Objective, epsilon: float | Tensor | None = None) -> Perturbed:
-        """The worst inputs that the search finds.
+        """Return the worst inputs that the search finds.
 
         :param inputs: ``[..., D]``, clean.
-        :param objective: to be made large; it may use parameters, whose gradients are not taken.
+        :param objective: to be maximised; gradients of parameters that it uses are not taken.
         :param epsilon: as in :meth:`radius`.
         """
         require(inputs.shape[-1] == len(self.scale), "inputs", tuple(inputs.shape), f"a shape that ends in {len(self.scale)}")
@@ -90,12 +89,12 @@ class StatePerturbation:
         return Perturbed(clean + move, move, gain)
 
     def random(self, inputs: Tensor, epsilon: float | Tensor | None = None) -> Perturbed:
-        """A move that knows nothing: uniform in the ball (``linf``), or in a random direction (``l2``)."""
+        """Return a random perturbation: uniform in the ball (``linf``), or in a random direction (``l2``)."""
         move = self.radius(epsilon).to(inputs) * self._start(inputs.detach(), True)
         return Perturbed(inputs.detach() + move, move, None)
 
     def lengths(self, move: Tensor) -> Tensor:
-        """Of moves ``[..., D]``, in the norm of the ball."""
+        """Return the lengths of perturbations ``[..., D]``, in the norm of the ball."""
         return move.abs().amax(-1) if self.config.norm == "linf" else move.norm(dim=-1)
 
     def _start(self, clean: Tensor, random: bool) -> Tensor:
@@ -112,10 +111,10 @@ class StatePerturbation:
         unit = self._start(clean, config.random_start)
         best, gain = unit, None
         for _ in range(config.steps):
-            slope, value = _slope(clean, radius, unit, objective)
+            gradient, value = _gradient(clean, radius, unit, objective)
             if config.keep_best:
                 best, gain = _keep(best, gain, unit, value)
-            unit = self._project(unit + length * self._direction(slope))
+            unit = self._project(unit + length * self._direction(gradient))
         if not config.keep_best:
             return unit, None
         with torch.no_grad():
@@ -123,21 +122,22 @@ class StatePerturbation:
 
     def _fgsm(self, clean: Tensor, radius: Tensor, objective: Objective) -> tuple[Tensor, Tensor | None]:
         start = self._start(clean, self.config.random_start)
-        slope, value = _slope(clean, radius, start, objective)
-        unit = self._direction(slope)
+        gradient, value = _gradient(clean, radius, start, objective)
+        unit = self._direction(gradient)
         if not self.config.keep_best:
             return unit, None
         with torch.no_grad():
             return _keep(start, value, unit, objective(clean + radius * unit))
 
-    def _direction(self, slope: Tensor) -> Tensor:
-        """The point of the unit sphere that goes with a gradient, whatever its size."""
-        slope = slope.nan_to_num(nan=0.0)  # infinities become the largest number there is
+    def _direction(self, gradient: Tensor) -> Tensor:
+        """Return the point of the unit sphere in the direction of a gradient of any size."""
+        gradient = gradient.nan_to_num(nan=0.0)  # infinities become the largest number there is
         if self.config.norm == "linf":
-            return slope.sign()
-        slope = slope / slope.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)  # squares cannot overflow
-        length: Tensor = slope.norm(dim=-1, keepdim=True)
-        return slope / length.clamp(min=torch.finfo(slope.dtype).tiny)
+            return gradient.sign()
+        tiny = torch.finfo(gradient.dtype).tiny
+        gradient = gradient / gradient.abs().amax(-1, keepdim=True).clamp(min=tiny)  # squares cannot overflow
+        length: Tensor = gradient.norm(dim=-1, keepdim=True)
+        return gradient / length.clamp(min=tiny)
 
     def _project(self, unit: Tensor) -> Tensor:
         if self.config.norm == "linf":
@@ -146,25 +146,25 @@ class StatePerturbation:
         return unit / length.clamp(min=1.0)
 
 
-def divergence(outputs_of: Outputs, clean_outputs: Tensor, kl: Divergence) -> Objective:
-    """How far the policy moves, KL(clean || perturbed): the attack of maximal action difference (MAD)."""
-    target = clean_outputs.detach()
-    return lambda inputs: kl(target, outputs_of(inputs))
+def divergence(dist_params_of: DistParams, clean: Tensor, kl: Divergence) -> Objective:
+    """Return KL(clean || perturbed) as an objective: the attack of maximal action difference (MAD, Zhang et al. 2020)."""
+    target = clean.detach()
+    return lambda inputs: kl(target, dist_params_of(inputs))
 
 
-def fear(value_of: Outputs) -> Objective:
-    """How bad the critics believe the situation to be: the critic attack."""
+def low_value(value_of: Callable[[Tensor], Tensor]) -> Objective:
+    """Return minus the critics' value as an objective: the critic attack (Pattanaik et al. 2018)."""
     return lambda inputs: -value_of(inputs)
 
 
-def toward(outputs_of: Outputs, log_prob: Divergence, actions: Tensor) -> Objective:
-    """How likely given actions become: an adversary with a wish of its own."""
-    return lambda inputs: log_prob(outputs_of(inputs), actions)
+def toward(dist_params_of: DistParams, log_prob: Divergence, actions: Tensor) -> Objective:
+    """Return the log-probability of given actions as an objective: a targeted attack."""
+    return lambda inputs: log_prob(dist_params_of(inputs), actions)
 
 
 @contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let the parameters be constants for a while, so that a backward pass does not compute what nobody wants."""
+    """Make parameters constant for a while, so that a backward pass skips their gradients."""
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     try:
         for parameter in learning:
@@ -190,20 +190,20 @@ def _feature_scale(config: PerturbationConfig, size: int) -> Tensor:
     return scale
 
 
-def _slope(clean: Tensor, radius: Tensor, unit: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """The gradient of the objective in `unit`, and the objective."""
+def _gradient(clean: Tensor, radius: Tensor, unit: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the objective in `unit`, and the objective."""
     if isinstance(objective, DifferentiableObjective):
-        slope, value = objective.slope(clean + radius * unit)
-        return slope * radius, value
+        gradient, value = objective.gradient(clean + radius * unit)
+        return gradient * radius, value
     with torch.enable_grad():
         point = (clean + radius * unit).requires_grad_()
         value = objective(point)
-        (slope,) = torch.autograd.grad(value.sum(), point)
-    return slope * radius, value.detach()
+        (gradient,) = torch.autograd.grad(value.sum(), point)
+    return gradient * radius, value.detach()
 
 
 def _keep(best: Tensor, gain: Tensor | None, unit: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The better of two points, for each sample; NaN is worse than everything."""
+    """Return the better of two points, for each sample; NaN is worse than everything."""
     value = value.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     if gain is None:
         return unit, value

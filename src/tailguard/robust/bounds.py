@@ -1,30 +1,30 @@
-"""Certificates: intervals that contain every output of a feed-forward network for all inputs in a box (IBP).
+"""Certificates by interval bound propagation (IBP, Gowal et al. 2018): intervals of all outputs for all inputs in a box.
 
-An affine layer maps a box of centre m and radius r into the box of centre W m + b and radius |W| r; a growing activation maps
-the ends of an interval to the ends of its image. No attack can leave the result. It is loose where layers cancel each other,
-so a large bound says nothing and a small one says everything.
+An affine layer maps a box of centre m and radius r into the box of centre W m + b and radius |W| r; a monotone activation maps
+the ends of an interval to the ends of its image. No attack can leave the result. It is loose where layers cancel each other:
+a large bound proves nothing, a small one proves robustness.
 """
 
 import torch
 from torch import Tensor, nn
 
-# Activations that grow everywhere; for any other the ends of an interval do not tell its image.
-GROWING = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Hardtanh, nn.Identity)
+# Activations that increase everywhere; for any other the ends of an interval do not determine its image.
+MONOTONE = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Hardtanh, nn.Identity)
 
 
 def certifiable(network: nn.Module) -> bool:
-    """Whether :func:`interval_bounds` understands a network: affine layers and growing activations, one after the other."""
+    """Return True if :func:`interval_bounds` covers a network: affine layers and monotone activations in a row."""
     layers = network if isinstance(network, nn.Sequential) else [network]
-    return all(isinstance(layer, (nn.Linear, *GROWING)) for layer in layers)
+    return all(isinstance(layer, (nn.Linear, *MONOTONE)) for layer in layers)
 
 
 def interval_bounds(network: nn.Module, inputs: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest that each output can become.
+    """Return the lowest and the highest value that each output can take.
 
     :param network: a layer or an ``nn.Sequential`` of them.
     :param inputs: ``[..., D]``, centres of the boxes.
     :param radius: ``[D]`` or ``[..., D]``, at least 0; the box of an L2 ball contains it.
-    :raises ValueError: for a layer that is not understood.
+    :raises ValueError: for any other layer.
     """
     low, high = inputs - radius, inputs + radius
     for layer in network if isinstance(network, nn.Sequential) else [network]:
@@ -32,20 +32,20 @@ def interval_bounds(network: nn.Module, inputs: Tensor, radius: Tensor) -> tuple
             centre, reach = 0.5 * (low + high), 0.5 * (high - low)
             centre, reach = layer(centre), reach @ layer.weight.abs().t()
             low, high = centre - reach, centre + reach
-        elif isinstance(layer, GROWING):
+        elif isinstance(layer, MONOTONE):
             low, high = layer(low), layer(high)
         else:
-            raise ValueError(f"no bounds for a {type(layer).__name__}; known are Linear and growing activations")
+            raise ValueError(f"no bounds for a {type(layer).__name__}; known are Linear and monotone activations")
     return low, high
 
 
 def largest_move(network: nn.Module, inputs: Tensor, radius: Tensor) -> Tensor:
-    """How far each output can be moved at most, ``[..., outputs]``."""
+    """Return the largest possible change of each output, ``[..., outputs]``."""
     low, high = interval_bounds(network, inputs, radius)
     centre = network(inputs)
     return torch.maximum(high - centre, centre - low)
 
 
 def gaussian_kl_bound(moves: Tensor, log_std: Tensor) -> Tensor:
-    """The largest KL between Gaussians whose means are at most `moves` apart, ``[...]``: sum (move / sigma)^2 / 2."""
+    """Return the largest KL between Gaussians whose means are at most `moves` apart, ``[...]``: sum (move / sigma)^2 / 2."""
     return 0.5 * (moves * torch.exp(-log_std)).square().sum(-1)

@@ -1,5 +1,6 @@
-"""State-adversarial training: how much a policy moves under its worst perturbation, as a loss with a gradient."""
+"""State-adversarial training (SA-PPO, Zhang et al. 2020): the robust KL as a loss, and the schedule of epsilon."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,18 +9,45 @@ from torch import Tensor
 
 from tailguard.robust.attacks import Divergence, Objective, Perturbed, StatePerturbation
 from tailguard.robust.config import SAPPOConfig
-from tailguard.robust.schedule import epsilon_at
+from tailguard.validation import require
 
-# What is summed up over an update, by its place.
+# Sums over an update, by their place.
 _KL, _SHARE, _NORM, _SAMPLES, _PERTURBED, _ATTACKS = range(6)
 
 
+def horizon(total_timesteps: int, n_steps: int, n_envs: int) -> int:
+    """Return the number of updates in a training, at least 1: each consumes `n_steps` of every environment."""
+    return max(total_timesteps // (n_steps * n_envs), 1)
+
+
+def epsilon_at(config: SAPPOConfig, update: int, updates: int) -> float:
+    """Return the radius in update number `update`, counted from 0; 0 during the warm-up.
+
+    It is `epsilon` in the first update and exactly `epsilon_final` in the last of `updates`, and after it. A pure function of
+    the update: calling it twice changes nothing.
+
+    :param updates: of the training, at least 1; `max_updates` of the settings takes precedence.
+    """
+    require(update >= 0, "update", update, "at least 0")
+    require(updates >= 1, "updates", updates, "at least 1")
+    if config.idle or update < config.warmup_updates:
+        return 0.0
+    if config.epsilon_final is None:
+        return config.epsilon
+    last = config.schedule_share * ((config.max_updates or updates) - 1)
+    progress = min(update / last, 1.0) if last > 0.0 else 1.0
+    if progress == 1.0:
+        return config.epsilon_final
+    left = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.epsilon_final + (config.epsilon - config.epsilon_final) * left
+
+
 class RobustRegulariser:
-    """Finds perturbations for the batches of an update and makes a loss of them.
+    """The penalty on the KL between a policy's actions on clean and on adversarially perturbed observations.
 
     :param config: the settings.
-    :param size: columns of the environment's own.
-    :param extra: columns after them that nobody may perturb.
+    :param size: number of the environment's own columns.
+    :param extra: number of columns after them that no adversary can reach.
     :param seed: of the searches; they draw from no other generator.
     """
 
@@ -33,11 +61,11 @@ class RobustRegulariser:
 
     @property
     def active(self) -> bool:
-        """Whether the present update is any different from one without an adversary, on the same rollout."""
+        """True if the present update differs from one without an adversary on the same rollout."""
         return self.epsilon > 0.0 and self.config.in_updates
 
     def epsilon_of_rollout(self, horizon: int) -> float:
-        """The radius in the rollout that the next update learns from, which is also that of the update."""
+        """Return the radius in the rollout that the next update learns from, which is also that of the update."""
         return epsilon_at(self.config, self.updates, horizon)
 
     def begin(self, horizon: int) -> None:
@@ -50,46 +78,47 @@ class RobustRegulariser:
         self._sums.zero_()
 
     def perturb(self, inputs: Tensor, objective: Objective) -> Perturbed:
-        """The worst inputs within the present radius."""
+        """Return the worst inputs that the search finds within the present radius."""
         return self.perturbation.attack(inputs, objective, self.epsilon)
 
     def choose(self, n: int) -> Tensor:
-        """Which of n samples or sequences are perturbed: `adversarial_ratio` of them, at least one, in random order."""
+        """Draw the samples or sequences to perturb: `adversarial_ratio` of `n`, at least one, in random order."""
         count = max(round(self.config.adversarial_ratio * n), 1)
         return torch.randperm(n, generator=self.generator)[:count]
 
     def penalty(
         self, found: Perturbed, clean: Tensor, perturbed: Tensor, kl: Divergence, share: Tensor, chosen_share: Tensor
     ) -> Tensor:
-        """The coefficient times the mean KL(clean || perturbed), sample by sample; the chosen stand for all.
+        """Return SA-PPO's penalty, coefficient times mean KL(policy(clean) || policy(perturbed)); the chosen stand for all.
 
         :param found: the perturbation of the chosen samples.
-        :param clean: ``[..., n]``, what the policy says of their clean inputs; the gradient goes here
-        :param perturbed: and here.
-        :param share: of all samples in the minibatch's loss.
-        :param chosen_share: ``[...]``, of the chosen ones.
+        :param clean: ``[..., n]``, distribution parameters for their clean inputs, with a gradient.
+        :param perturbed: ``[..., n]``, distribution parameters for their perturbed inputs, with a gradient.
+        :param kl: from two sets of distribution parameters ``[..., n]`` to the KL ``[...]``.
+        :param share: weight of every sample in the minibatch's loss.
+        :param chosen_share: ``[...]``, weight of the chosen ones.
         """
         counts = chosen_share > 0.0
-        each = torch.where(counts, kl(clean, perturbed), 0.0)  # where nothing is learnt there may be anything
+        each = torch.where(counts, kl(clean, perturbed), 0.0)  # samples of weight 0 may hold anything
         mean = (chosen_share * each).sum() / chosen_share.sum().clamp(min=torch.finfo(share.dtype).tiny)
         mean = mean * share.sum()
         self.record(found, mean.detach(), share, counts)
         return self.config.coefficient * mean
 
     def record(self, found: Perturbed, mean: Tensor, share: Tensor, counts: Tensor) -> None:
-        """Remember a minibatch for :meth:`metrics`.
+        """Add a minibatch to the sums of :meth:`metrics`.
 
         :param found: the perturbation of the chosen samples.
-        :param mean: their KL, as the minibatch's share of the loss has it.
-        :param share: of all samples in the minibatch's loss.
-        :param counts: which of the chosen ones count.
+        :param mean: their mean KL times the minibatch's total share.
+        :param share: weight of every sample in the minibatch's loss.
+        :param counts: True for the chosen samples of positive weight.
         """
         norm = torch.where(counts, self.perturbation.lengths(found.move), 0.0).sum()
         sums = (mean, share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
-        self._sums += torch.stack([one.double() for one in sums])
+        self._sums += torch.stack([value.double() for value in sums])
 
     def metrics(self) -> dict[str, float]:
-        """What the present update has met so far."""
+        """Return the metrics of the present update so far."""
         sums = self._sums.tolist()
         samples, perturbed = max(sums[_SAMPLES], 1.0), max(sums[_PERTURBED], 1.0)
         kl = sums[_KL] / max(sums[_SHARE], 1e-8)
@@ -107,10 +136,10 @@ class RobustRegulariser:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule and the random numbers stand."""
+        """Return the state of the schedule and of the random numbers."""
         return {"updates": self.updates, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state_dict` returned."""
         self.updates = int(state["updates"])
         self.generator.set_state(torch.as_tensor(state["generator"], dtype=torch.uint8))

@@ -1,4 +1,4 @@
-"""What a page holds, read by the parser of the standard library: an independent look at what was written."""
+"""A page as the parser of the standard library reads it, independent of the code that wrote it."""
 
 import json
 from html.parser import HTMLParser
@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
     @property
     def data(self):
-        """What the charts are drawn from."""
+        """The data that the charts are drawn from."""
         return json.loads(next(text for attributes, text in self.scripts if attributes.get("id") == "report-data"))
 
     def find(self, name=None, **attributes):

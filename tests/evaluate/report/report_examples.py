@@ -7,7 +7,7 @@ import pandas as pd
 from evaluation_examples import example_evaluation
 from population_toys import MovingOptimum
 
-from tailguard.evaluate.record import Figure
+from tailguard.evaluate.record import Estimate
 from tailguard.population.config import HyperparamConfig, PBTConfig
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.scheduler import PBTScheduler
@@ -35,9 +35,9 @@ def rich_evaluation(bars=900, assets=1, seeds=5, seed=0):
     """A full record."""
     record = example_evaluation(bars=bars, assets=assets, seeds=seeds, seed=seed)
     figures = {name: dict(known) for name, known in record.statistics.items()}
-    for track in record.baselines:
-        gap = figures["agent"]["sharpe"].value - figures[track.name]["sharpe"].value
-        figures[track.name]["agent_lead"] = Figure(gap, gap - 0.6, gap + 0.6)
+    for history in record.baselines:
+        gap = figures["agent"]["sharpe"].value - figures[history.name]["sharpe"].value
+        figures[history.name]["agent_lead"] = Estimate(gap, gap - 0.6, gap + 0.6)
     return replace(record, lineage=lineage(), training=_training(seeds), attack=_attack(), statistics=figures)
 
 

@@ -26,7 +26,7 @@ def test_rows_for_the_terminal(records):
     assert len({tuple(row) for row in rows}) == 1
     for row, record in zip(rows, records, strict=True):
         assert row["Sharpe ratio"] == with_interval(record.statistics["agent"]["sharpe"])
-        assert row["Return per year"] == with_interval(record.statistics["agent"]["cagr"], "percent")
+        assert row["Annual return (CAGR)"] == with_interval(record.statistics["agent"]["cagr"], "percent")
         assert row["data"] == record.source
 
 
@@ -45,9 +45,9 @@ def test_page_holds_every_run(records):
 def test_says_what_may_not_be_compared(records):
     assert "tested on the same bars" in Page(compare(records)).text
     other = with_provenance(records[1], fingerprint="sha256:other")
-    assert "saw different data" in Page(compare([records[0], other])).text
+    assert "used different data" in Page(compare([records[0], other])).text
     longer = example_evaluation(bars=400, seeds=1, full=False)
-    assert "different stretches" in Page(compare([records[0], longer])).text
+    assert "different periods" in Page(compare([records[0], longer])).text
 
 
 def test_shows_settings_that_differ_and_no_others(records):

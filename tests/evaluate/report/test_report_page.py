@@ -14,10 +14,10 @@ from evaluation_examples import example_evaluation
 from page_reader import Page
 from report_examples import rich_evaluation
 
-from tailguard.evaluate.record_files import metrics_text, save
+from tailguard.evaluate.record import metrics_text, save_record
 from tailguard.evaluate.report import write_report
 from tailguard.evaluate.report.formatting import say
-from tailguard.evaluate.report.report import is_intraday, metrics_csv, report
+from tailguard.evaluate.report.report import is_intraday, metrics_csv, report_html
 
 ATTACKS = {"attack-sharpe", "attack-cagr", "attack-max_drawdown"}
 OPTIONAL = {"leads", "fan", "calibration", "lineage", "hyperparameters"} | ATTACKS
@@ -36,7 +36,7 @@ def record():
 
 @pytest.fixture(scope="module")
 def page(record):
-    return Page(report(record))
+    return Page(report_html(record))
 
 
 def marks_of(page):
@@ -95,7 +95,7 @@ def test_loads_nothing_from_anywhere(record, page):
         assert not {"src", "srcset", "action", "poster", "data"} & set(known)
         assert known.get("href", "#").startswith("#")
         assert not [key for key in known if key.startswith("on")]
-    html = report(record)
+    html = report_html(record)
     style = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
@@ -105,8 +105,8 @@ def test_loads_nothing_from_anywhere(record, page):
 
 
 def test_names_cannot_break_out(record):
-    baselines = [replace(track, name=f"{HOSTILE}{i}" if i else track.name) for i, track in enumerate(record.baselines)]
-    names = dict(zip([track.name for track in record.baselines], [track.name for track in baselines], strict=True))
+    baselines = [replace(history, name=f"{HOSTILE}{i}" if i else history.name) for i, history in enumerate(record.baselines)]
+    names = dict(zip([history.name for history in record.baselines], [history.name for history in baselines], strict=True))
     hostile = replace(
         record,
         title=HOSTILE,
@@ -121,7 +121,7 @@ def test_names_cannot_break_out(record):
         attack=record.attack.assign(attack=HOSTILE, statistic=HOSTILE),
         lineage=[json.loads(json.dumps(event).replace("learning_rate", "<script>x</script>")) for event in record.lineage],
     )
-    page, clean = Page(report(hostile)), Page(report(record))
+    page, clean = Page(report_html(hostile)), Page(report_html(record))
     assert page.mistakes == []
     assert len(page.find("script")) == 2
     assert page.find("img") == []
@@ -149,8 +149,8 @@ def test_lines_end_where_the_accounts_end_and_keep_their_extremes(record, page):
     top, bottom = page.data["figures"]["equity"]["panels"]
     lines = {mark["name"]: mark for mark in top["marks"] if mark["type"] == "line"}
     assert len(lines) == 1 + len(record.baselines)
-    for name, track in (("agent", record.agent), ("buy and hold", record.track("buy_and_hold"))):
-        equity = track.equity[1:]
+    for name, history in (("agent", record.agent), ("buy and hold", record.history("buy_and_hold"))):
+        equity = history.equity[1:]
         np.testing.assert_allclose(lines[name]["y"][-1], equity[-1], rtol=1e-5)
         np.testing.assert_allclose([min(lines[name]["y"]), max(lines[name]["y"])], [equity.min(), equity.max()], rtol=1e-5)
     fall = next(mark for mark in bottom["marks"] if mark["name"] == "agent")
@@ -161,7 +161,7 @@ def test_lines_end_where_the_accounts_end_and_keep_their_extremes(record, page):
 
 def test_downloads_hold_the_numbers(record, page, tmp_path):
     files = page.data["files"]
-    assert files["json"]["text"] == metrics_text(record) == (save(record, tmp_path) / "metrics.json").read_text()
+    assert files["json"]["text"] == metrics_text(record) == (save_record(record, tmp_path) / "metrics.json").read_text()
     assert (
         json.loads(files["json"]["text"])["statistics"]["agent"]["sharpe"]["value"]
         == record.statistics["agent"]["sharpe"].value
@@ -180,7 +180,7 @@ def test_downloads_hold_the_numbers(record, page, tmp_path):
 
 def test_optional_parts_may_be_missing():
     record = example_evaluation(bars=300, seeds=1, full=False)
-    page = Page(report(record))
+    page = Page(report_html(record))
     assert page.mistakes == []
     assert set(page.data["figures"]) == ALWAYS - {"seed-equity", "seed-rows"}
     assert {"attack", "population"} & {known.get("id") for known in page.find("section")} == set()
@@ -192,7 +192,7 @@ def test_almost_nothing_is_enough():
     none = record.sanity.regimes.iloc[:0]
     sanity = replace(record.sanity, break_even_cost=None, regimes=none)
     empty = replace(record, sanity=sanity, folds=record.folds.iloc[:0], training=record.training.iloc[:0])
-    page = Page(report(empty))
+    page = Page(report_html(empty))
     assert page.mistakes == []
     assert {known["id"] for known in page.find("section")} == {"money", "comparison", "position", "tail", "costs", "provenance"}
     assert "The agent never traded" in page.text
@@ -203,22 +203,22 @@ def test_an_account_that_never_moved_can_be_shown():
     still = replace(
         record.agent, returns=np.zeros(200), weights=np.zeros((200, 1)), turnover=np.zeros(200), costs=np.zeros(200)
     )
-    page = Page(report(replace(record, agent=still)))
-    assert "The agent hardly ever held anything" in page.text
+    page = Page(report_html(replace(record, agent=still)))
+    assert "The agent hardly ever held a position" in page.text
 
 
 def test_portfolios_show_every_asset():
     record = example_evaluation(bars=300, assets=3, seeds=2, full=False)
-    prices = Page(report(record)).data["figures"]["position"]["panels"][0]
+    prices = Page(report_html(record)).data["figures"]["position"]["panels"][0]
     assert [mark["name"] for mark in prices["marks"]] == ["asset0", "asset1", "asset2"]
     assert all(mark["y"][0] == 1 for mark in prices["marks"])
 
 
 def test_verdict_comes_first_and_in_plain_words(record, page):
     told = page.text
-    names = [track.name for track in record.baselines if "_" in track.name]
-    top = told[told.index("The verdict") : told.index("Contents") if "Contents" in told else told.index("Money")]
-    assert top.index("No evidence of skill.") < top.index("Sharpe ratio") < top.index("Why")
+    names = [history.name for history in record.baselines if "_" in history.name]
+    top = told[told.index("The verdict") : told.index("Contents") if "Contents" in told else told.index("Equity")]
+    assert top.index("No evidence of skill.") < top.index("Sharpe ratio") < top.index("Reasons")
     assert not [name for name in names if name in top]
     assert not re.search(r"[\s\[]-\d", top)
     assert len(page.find("li")) >= len(record.verdict.reasons)

@@ -13,18 +13,15 @@ from page_reader import Page
 from report_examples import lineage, rich_evaluation
 
 from tailguard.evaluate import statistics
-from tailguard.evaluate.record import Figure
-from tailguard.evaluate.report.blocks import charts as all_charts
-from tailguard.evaluate.report.downsample import envelope, keep
-from tailguard.evaluate.report.figures import Mark, numbers, seconds
-from tailguard.evaluate.report.formatting import MINUS, TIMES, chance, duration, plain, say, signed, with_interval
-from tailguard.evaluate.report.lineage import Copy, History, Life, read_lineage
-from tailguard.evaluate.report.markup import Html, join, table, tag
-from tailguard.evaluate.report.report import report
-from tailguard.evaluate.report.sections.attack import attack
-from tailguard.evaluate.report.sections.costs import break_even_multiple
-from tailguard.evaluate.report.sections.tail import mixture_quantiles, tail
-from tailguard.evaluate.report.sections.time import rolling, window_of
+from tailguard.evaluate.record import Estimate
+from tailguard.evaluate.report.charts import Mark, downsample, envelope, numbers, seconds
+from tailguard.evaluate.report.formatting import MINUS, TIMES, chance, duration, readable, say, signed, with_interval
+from tailguard.evaluate.report.page import Html, charts_of, join, table, tag
+from tailguard.evaluate.report.report import report_html
+from tailguard.evaluate.report.sections.robustness import attack_section, break_even_multiple
+from tailguard.evaluate.report.sections.stability import rolling, window_of
+from tailguard.evaluate.report.sections.tail import mixture_quantiles, tail_section
+from tailguard.evaluate.report.sections.training_curves import MemberCopy, MemberHistory, PopulationHistory, read_lineage
 from tailguard.evaluate.verdict import Verdict
 from tailguard.population.lineage import replay
 
@@ -32,8 +29,8 @@ series = st.lists(st.floats(-100.0, 100.0), min_size=1, max_size=400).map(np.arr
 
 
 @given(series, st.integers(1, 60))
-def test_thinning_keeps_order_ends_and_extremes(values, buckets):
-    at = keep(values, buckets)
+def test_downsampling_keeps_order_ends_and_extremes(values, buckets):
+    at = downsample(values, buckets)
     assert list(at) == sorted(set(at.tolist()))
     assert at[0] == 0
     assert at[-1] == len(values) - 1
@@ -42,18 +39,18 @@ def test_thinning_keeps_order_ends_and_extremes(values, buckets):
     assert len(at) <= max(2 * buckets + 2, 1)
 
 
-def test_thinning_keeps_the_extremes_of_every_bucket():
+def test_downsampling_keeps_the_extremes_of_every_bucket():
     values = np.random.default_rng(0).normal(size=1000)
-    at = set(keep(values, 10).tolist())
+    at = set(downsample(values, 10).tolist())
     for first in range(0, 1000, 100):
         part = values[first : first + 100]
         assert {first + int(part.argmin()), first + int(part.argmax())} <= at
 
 
-def test_thinning_looks_past_missing_values():
+def test_downsampling_looks_past_missing_values():
     values = np.full(100, np.nan)
     values[37], values[61] = -1.0, 2.0
-    assert {37, 61} <= set(keep(values, 3).tolist())
+    assert {37, 61} <= set(downsample(values, 3).tolist())
 
 
 @given(series, st.integers(1, 60))
@@ -86,9 +83,9 @@ def test_numbers_are_said_as_people_read_them(value, kind, said):
 def test_words():
     assert signed(0.25, "percent") == "+25.0%"
     assert signed(-0.25, "percent") == f"{MINUS}25.0%"
-    assert with_interval(Figure(0.5, -1.0, 2.0)) == f"0.50 [{MINUS}1.00 to 2.00]"
-    assert with_interval(Figure(0.5)) == "0.50"
-    assert plain("buy_and_hold") == "buy and hold"
+    assert with_interval(Estimate(0.5, -1.0, 2.0)) == f"0.50 [{MINUS}1.00 to 2.00]"
+    assert with_interval(Estimate(0.5)) == "0.50"
+    assert readable("buy_and_hold") == "buy and hold"
     assert (chance(0.0004), chance(0.04)) == ("p < 0.001", "p = 0.040")
     assert (duration(2.0), duration(5.71), duration(0.5)) == ("2 years", "5.7 years", "6 months")
 
@@ -132,10 +129,10 @@ def test_rolling_figures_are_those_of_a_loop():
 
 def test_rolling_chart_against_the_statistics(tmp_path):
     record = example_evaluation(bars=600, full=False)
-    chart = Page(report(record)).data["figures"]["rolling"]
+    chart = Page(report_html(record)).data["figures"]["rolling"]
     lines = [{mark["name"]: mark for mark in panel["marks"] if mark["type"] == "line"} for panel in chart["panels"]]
     last = slice(-126, None)
-    agent, market = record.agent.returns[last], record.track("buy_and_hold").returns[last]
+    agent, market = record.agent.returns[last], record.history("buy_and_hold").returns[last]
     assert lines[0]["agent"]["y"][-1] == pytest.approx(statistics.sharpe(agent, 252.0), rel=1e-4)
     assert lines[0]["buy and hold"]["y"][-1] == pytest.approx(statistics.sharpe(market, 252.0), rel=1e-4)
     assert lines[1]["agent"]["y"][-1] == pytest.approx(statistics.volatility(agent, 252.0), rel=1e-4)
@@ -148,25 +145,25 @@ def test_quantiles_of_a_mixture_are_those_of_a_large_sample():
     places, widths = generator.normal(size=300), generator.uniform(0.5, 2.0, 300)
     fine = (np.arange(199) + 0.5) / 199
     normal = np.sort(np.random.default_rng(1).normal(size=200_000))
-    law = places[:, None] + widths[:, None] * np.quantile(normal, fine)
+    quantiles = places[:, None] + widths[:, None] * np.quantile(normal, fine)
     sample = (places[:, None] + widths[:, None] * generator.normal(size=(300, 3000))).ravel()
-    found = np.interp(levels, fine, mixture_quantiles(law, fine))
+    found = np.interp(levels, fine, mixture_quantiles(quantiles, fine))
     np.testing.assert_allclose(found, np.quantile(sample, levels), atol=0.06)
 
 
-def test_a_mixture_of_equal_laws_is_that_law_at_uneven_levels_too():
+def test_a_mixture_of_equal_distributions_is_that_distribution_at_uneven_levels_too():
     levels = np.array([0.005, 0.015, 0.03, 0.52, 0.9])
-    law = np.array([-3.0, -2.0, -1.0, 5.0, 6.0])
-    np.testing.assert_allclose(mixture_quantiles(np.tile(law, (2500, 1)), levels), law, atol=0.02)
+    quantiles = np.array([-3.0, -2.0, -1.0, 5.0, 6.0])
+    np.testing.assert_allclose(mixture_quantiles(np.tile(quantiles, (2500, 1)), levels), quantiles, atol=0.02)
 
 
 @pytest.mark.parametrize(
     ("change", "headline"),
     [
-        (lambda q: 3.0 * q, "wider outcomes than came"),
-        (lambda q: 0.3 * q, "narrower outcomes than came"),
-        (lambda q: q + 0.02, "better outcomes than came"),
-        (lambda q: q - 0.02, "worse outcomes than came"),
+        (lambda q: 3.0 * q, "too wide a range of returns"),
+        (lambda q: 0.3 * q, "too narrow a range of returns"),
+        (lambda q: q + 0.02, "higher returns than were realised"),
+        (lambda q: q - 0.02, "lower returns than were realised"),
     ],
 )
 def test_tail_headline_says_how_the_critic_was_wrong(change, headline):
@@ -176,7 +173,7 @@ def test_tail_headline_says_how_the_critic_was_wrong(change, headline):
     transforms = statistics.probability_transform(right.outcomes, quantiles, right.levels)
     wrong = replace(right, quantiles=quantiles, uniformity=statistics.uniformity(transforms))
     assert wrong.uniformity.p_value < 0.05
-    assert tail(replace(record, calibration=wrong)).headline == f"The critic expected {headline}"
+    assert tail_section(replace(record, calibration=wrong)).headline == f"The critic predicted {headline}"
 
 
 @pytest.mark.parametrize(("exceptions", "said"), [(60, "more often"), (5, "less often"), (30, "about as often")])
@@ -185,7 +182,7 @@ def test_tail_headline_counts_exceptions(exceptions, said):
     outcomes = np.concatenate([np.full(exceptions, -1.0), np.zeros(600 - exceptions)])
     test = statistics.kupiec(outcomes, -0.5, 0.05)
     calm = replace(record.calibration.uniformity, p_value=0.5)
-    section = tail(replace(record, calibration=replace(record.calibration, coverage={0.05: test}, uniformity=calm)))
+    section = tail_section(replace(record, calibration=replace(record.calibration, coverage={0.05: test}, uniformity=calm)))
     assert said in section.headline
 
 
@@ -206,7 +203,7 @@ def test_break_even_in_multiples_of_what_was_paid():
 def test_every_outcome_has_its_words_and_its_mark(outcome, headline, mark):
     raw = {"worse than": "worse than buy_and_hold", "too little data to tell": "too little data to tell: about 9.1 years"}
     verdict = Verdict(outcome, raw.get(outcome, outcome), ("Lead over own_mix -0.50 [-1.00, +0.10], rank 1-2.",))
-    page = Page(report(replace(example_evaluation(bars=60, seeds=1, full=False), verdict=verdict)))
+    page = Page(report_html(replace(example_evaluation(bars=60, seeds=1, full=False), verdict=verdict)))
     assert headline in page.text
     assert page.find("div", class_=mark)
     assert f"Lead over constant mix {MINUS}0.50 [{MINUS}1.00, +0.10], rank 1-2." in page.text
@@ -215,9 +212,9 @@ def test_every_outcome_has_its_words_and_its_mark(outcome, headline, mark):
 def test_lineage_is_read_as_the_population_itself_replays_it():
     events = lineage()
     history, members = read_lineage(events), replay(events)
-    assert sorted(history.lives) == [member.member_id for member in members]
+    assert sorted(history.members) == [member.member_id for member in members]
     for member in members:
-        life = history.lives[member.member_id]
+        life = history.members[member.member_id]
         assert life.steps == [entry["step"] for entry in member.history]
         assert life.scores == [entry["performance"] for entry in member.history]
         assert life.values == [entry["hyperparams"] for entry in member.history]
@@ -226,8 +223,8 @@ def test_lineage_is_read_as_the_population_itself_replays_it():
 
 
 def test_ancestors_follow_copies_back():
-    lives = {i: Life([10.0, 20.0, 30.0], [float(i), float(i + 1), float(i + 2)], [{}, {}, {}]) for i in range(3)}
-    history = History(lives, [Copy(10.0, 1, 0), Copy(20.0, 0, 2)], "score", True)
+    lives = {i: MemberHistory([10.0, 20.0, 30.0], [float(i), float(i + 1), float(i + 2)], [{}, {}, {}]) for i in range(3)}
+    history = PopulationHistory(lives, [MemberCopy(10.0, 1, 0), MemberCopy(20.0, 0, 2)], "score", True)
     assert history.best == 2
     # The third member was the first from step 20 back to 10, and that one was the second before.
     assert history.ancestors(2) == [(1, 0), (0, 1), (2, 2)]
@@ -245,20 +242,20 @@ def test_scores_that_are_not_finite_leave_a_gap():
         {"event": "abandoned", "target": 0, "source": 1},
     ]
     history = read_lineage(events)
-    assert math.isnan(history.lives[0].scores[0])
-    assert history.lives[1].scores == [2.0]
+    assert math.isnan(history.members[0].scores[0])
+    assert history.members[1].scores == [2.0]
     assert (history.best, history.metric, history.more_is_better) == (1, "loss", False)
 
 
 def test_a_population_without_scores_is_said_to_be_one():
     record = example_evaluation(bars=60, full=False)
-    page = Page(report(replace(record, lineage=[{"event": "round", "number": 1, "considered": []}])))
+    page = Page(report_html(replace(record, lineage=[{"event": "round", "number": 1, "considered": []}])))
     assert "A population without scores" in page.text
 
 
 def test_folds_show_the_sharpe_ratio_of_their_own_bars():
     record = rich_evaluation(bars=600)
-    rows = Page(report(record)).data["figures"]["fold-rows"]["panels"][0]["rows"]
+    rows = Page(report_html(record)).data["figures"]["fold-rows"]["panels"][0]["rows"]
     assert len(rows) == 3
     for row, part in zip(rows, np.split(record.agent.returns, 3), strict=True):
         assert row["value"] == pytest.approx(statistics.sharpe(part, 252.0))
@@ -267,10 +264,10 @@ def test_folds_show_the_sharpe_ratio_of_their_own_bars():
 
 def test_attacks_start_from_the_agent_left_alone():
     record = rich_evaluation(bars=200)
-    section = attack(record)
-    assert section.title == "Under attack"
-    assert section.headline == f"Sharpe ratio 0.40 without an attack, {say(0.4 - 4.0 * 0.1)} under the worst"
-    charts = {chart.id: chart for chart in all_charts(section.blocks)}
+    section = attack_section(record)
+    assert section.title == "Adversarial attacks"
+    assert section.headline == f"Sharpe ratio 0.40 without an attack, {say(0.4 - 4.0 * 0.1)} under the worst attack"
+    charts = {chart.id: chart for chart in charts_of(section.blocks)}
     assert list(charts) == ["attack-sharpe", "attack-cagr", "attack-max_drawdown"]
     for panel, slope in zip(charts["attack-sharpe"].panels, (2.5, 4.0, 0.05), strict=True):
         line = panel.marks[1]
@@ -283,6 +280,6 @@ def test_attacks_start_from_the_agent_left_alone():
 def test_attacks_that_do_no_harm_are_said_to_do_none():
     record = rich_evaluation(bars=200)
     harmless = record.attack.assign(value=0.3, low=0.1, high=0.5)
-    assert attack(replace(record, attack=harmless)).headline == "No attack made the Sharpe ratio worse"
+    assert attack_section(replace(record, attack=harmless)).headline == "Sharpe ratio: no attack made it worse"
     single = harmless[harmless["statistic"] == "cagr"]
-    assert len(all_charts(attack(replace(record, attack=single)).blocks)) == 1
+    assert len(charts_of(attack_section(replace(record, attack=single)).blocks)) == 1

@@ -8,7 +8,7 @@ import pytest
 from scipy.signal import lfilter
 
 from tailguard.evaluate import statistics
-from tailguard.evaluate.stats.superiority import _error
+from tailguard.evaluate.stats.superiority import _standard_error
 
 METRICS_BY_HAND = {
     "sharpe": lambda r: statistics.sharpe(r, 252),
@@ -92,7 +92,7 @@ def test_blocks_are_geometric_start_anywhere_and_wrap_around(block):
 def test_resampled_means_have_the_variance_that_arch_and_the_closed_form_say():
     rng = np.random.default_rng(8)
     series = np.convolve(rng.standard_normal(420), np.ones(20) / 20, mode="valid")[:400]
-    error = _error(series, 10.0)
+    error = _standard_error(series, 10.0)
     ours = series[statistics.stationary_indices(400, 20_000, 10.0)].mean(axis=1).std()
     theirs = arch.bootstrap.StationaryBootstrap(10, series, seed=9).apply(np.mean, reps=4000).std()
     assert ours == pytest.approx(error, rel=0.02)
@@ -100,7 +100,7 @@ def test_resampled_means_have_the_variance_that_arch_and_the_closed_form_say():
 
 
 def coverage(block, rho, seed, n=500, runs=250):
-    """How often the 95 % interval holds the true Sharpe ratio per bar of 0.05 of AR(1) returns."""
+    """Return how often the 95 % interval holds the true Sharpe ratio per bar of 0.05 of AR(1) returns."""
     rng, held = np.random.default_rng(seed), 0
     for _ in range(runs):
         shocks = lfilter([math.sqrt(1.0 - rho**2)], [1.0, -rho], rng.standard_normal(n + 100))[100:]

@@ -36,15 +36,15 @@ def test_kupiec_accepts_what_his_table_accepts(n, alpha, low, high):
 @pytest.mark.parametrize("exceptions", [0, 3, 20, 100])
 def test_kupiec_is_the_likelihood_ratio_of_scipy(exceptions):
     found = statistics.kupiec(outcomes_with(exceptions, 100), np.full(100, -1.0), 0.05)
-    laws = stats.binom(100, exceptions / 100), stats.binom(100, 0.05)
-    ratio = 2.0 * (laws[0].logpmf(exceptions) - laws[1].logpmf(exceptions))
+    likely, predicted = stats.binom(100, exceptions / 100), stats.binom(100, 0.05)
+    ratio = 2.0 * (likely.logpmf(exceptions) - predicted.logpmf(exceptions))
     assert found.statistic == pytest.approx(ratio, rel=1e-9)
     assert found.p_value == pytest.approx(stats.chi2(1).sf(ratio), rel=1e-9)
     assert (found.bars, found.exceptions, found.expected) == (100, exceptions, 5.0)
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(50, 0.01), (250, 0.01), (250, 0.05), (1000, 0.05)])
-def test_the_exact_p_value_holds_its_size_where_the_limit_law_does_not(n, alpha):
+def test_the_exact_p_value_holds_its_size_where_the_limit_distribution_does_not(n, alpha):
     """The probability of rejection is summed over all counts, so nothing is left to chance."""
     tests = [statistics.kupiec(outcomes_with(x, n), -1.0, alpha) for x in range(n + 1)]
     chances = stats.binom(n, alpha).pmf(np.arange(n + 1))
@@ -65,7 +65,7 @@ def normal_tail(alpha):
 
 
 def test_z2_has_the_critical_value_of_the_paper():
-    """Acerbi and Szekely (2014), table 6: for a normal law, T = 250 and alpha = 2.5 %, 5 % of Z2 are below -0.70."""
+    """Acerbi and Szekely (2014), table 6: for a normal distribution, T = 250 and alpha = 2.5 %, 5 % of Z2 are below -0.70."""
     rng, (limit, shortfall) = np.random.default_rng(0), normal_tail(0.025)
     values = [statistics.shortfall_statistic(row, limit, shortfall, 0.025) for row in rng.standard_normal((20_000, 250))]
     assert np.mean(values) == pytest.approx(0.0, abs=0.01)
@@ -90,7 +90,7 @@ def predictions(scales, levels=LEVELS):
 
 
 def draw(generator, scales, levels=LEVELS):
-    """Outcomes of the predicted law itself, linear between its levels."""
+    """Outcomes of the predicted distribution itself, linear between its levels."""
     return scales * np.interp(generator.random(len(scales)), levels, stats.norm.ppf(levels))
 
 
@@ -110,7 +110,7 @@ def test_acerbi_szekely_holds_its_size_and_sees_twice_the_risk():
     assert min(test.statistic for test in timid) > 0.0
 
 
-def test_acerbi_szekely_uses_the_tail_of_the_predicted_law():
+def test_acerbi_szekely_uses_the_tail_of_the_predicted_distribution():
     """Var and shortfall by numerical integration of the interpolated quantile function, shuffled columns and all."""
     rng = np.random.default_rng(3)
     scales = rng.uniform(0.5, 2.0, 60)
@@ -121,7 +121,7 @@ def test_acerbi_szekely_uses_the_tail_of_the_predicted_law():
     order = rng.permutation(51)  # crossed outputs of a network
     predicted = predictions(scales)[:, order]
     assert statistics.acerbi_szekely(outcomes, predicted, LEVELS, 0.1, draws=10).statistic == pytest.approx(expected, rel=1e-6)
-    coarse = statistics.acerbi_szekely(outcomes, -np.ones((60, 1)), [0.05], 0.1, draws=10)  # a law of one quantile
+    coarse = statistics.acerbi_szekely(outcomes, -np.ones((60, 1)), [0.05], 0.1, draws=10)  # a single quantile
     assert coarse.statistic == pytest.approx(statistics.shortfall_statistic(outcomes, -1.0, -1.0, 0.1))
 
 

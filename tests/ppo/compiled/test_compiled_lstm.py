@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_trunk import random
 
-from tailguard.ppo.compiled.lstm import lstm_layer
+from tailguard.ppo.compiled.networks import lstm_layer
 from tailguard.ppo.trunk import LstmTrunk
 from tolerance import rounding
 
@@ -13,7 +13,7 @@ SIZES = [(1, 1, 1, 1), (1, 1, 3, 7), (1, 5, 2, 8), (9, 1, 1, 1), (4, 3, 17, 15),
 
 
 def layer(rows, envs, inputs, size, seed=0):
-    """Inputs, blanks, both states and the weights of one layer."""
+    """Inputs, resets, both states and the weights of one layer."""
     weights = [
         0.3 * random(*shape, seed=seed + k)
         for k, shape in enumerate([(4 * size, inputs), (4 * size, size), (4 * size,), (4 * size,)])
@@ -23,11 +23,11 @@ def layer(rows, envs, inputs, size, seed=0):
 
 
 def reference(inputs, resets, hidden, cell, weights):
-    """torch's cell in a loop, with the state set to 0 at blanks."""
+    """torch's cell in a loop, with the state set to 0 at reset steps."""
     outputs, cells = [], []
-    for row, blank in zip(inputs, resets, strict=True):
+    for row, reset in zip(inputs, resets, strict=True):
         hidden, cell = torch.lstm_cell(row, (hidden, cell), *weights)
-        hidden, cell = hidden * (1.0 - blank), cell * (1.0 - blank)
+        hidden, cell = hidden * (1.0 - reset), cell * (1.0 - reset)
         outputs.append(hidden)
         cells.append(cell)
     return torch.stack(outputs), torch.stack(cells)
@@ -37,8 +37,8 @@ def run(function, inputs, resets, hidden, cell, weights, dtype=torch.float32):
     """Outputs, cells and the gradients of everything that has one."""
     leaves = [one.detach().to(dtype).requires_grad_() for one in (inputs, hidden, cell, *weights)]
     outputs, cells = function(leaves[0], resets.to(dtype), leaves[1], leaves[2], leaves[3:])
-    slopes = random(*outputs.shape, seed=99, dtype=dtype)
-    return [outputs.detach(), cells.detach(), *torch.autograd.grad((outputs * slopes).sum(), leaves)]
+    grad_output = random(*outputs.shape, seed=99, dtype=dtype)
+    return [outputs.detach(), cells.detach(), *torch.autograd.grad((outputs * grad_output).sum(), leaves)]
 
 
 def close(found, expected):
@@ -75,14 +75,14 @@ def test_inputs_blanks_and_states_may_have_any_strides(lay):
     for parts, found in (((inputs, resets, hidden, cell), plain), (tuple(map(lay, (inputs, resets, hidden, cell))), other)):
         leaves = [one.requires_grad_() for one in (parts[0], parts[2], parts[3])]
         outputs, cells = lstm_layer(leaves[0], parts[1], leaves[1], leaves[2], weights)
-        slopes = random(*outputs.shape, seed=3)
-        found += [outputs.detach(), cells, *torch.autograd.grad((outputs * slopes).sum(), leaves)]
+        grad_output = random(*outputs.shape, seed=3)
+        found += [outputs.detach(), cells, *torch.autograd.grad((outputs * grad_output).sum(), leaves)]
     assert not lay(inputs).is_contiguous()
     assert equal(plain, other)
 
 
 def test_an_expanded_state_is_read_as_it_is():
-    """One state for all environments, as ``expand`` gives it: no memory of its own for each."""
+    """One state for all environments, as ``expand`` gives it: no storage of its own for each."""
     inputs, resets, hidden, cell, weights = layer(5, 4, 3, 6)
     wide = [one[:1].expand(4, 6) for one in (hidden, cell)]
     copies = [one.clone() for one in wide]
@@ -111,8 +111,8 @@ def test_forward_passes_before_the_first_backward_do_not_disturb_one_another():
         leaves = [one.detach().clone().requires_grad_() for one in (inputs, hidden, cell, *weights)]
         graphs.append((leaves, *lstm_layer(leaves[0], resets, leaves[1], leaves[2], leaves[3:])))
     for (leaves, outputs, cells), expected in zip(reversed(graphs), (alone[0], alone[1], alone[0]), strict=True):
-        slopes = random(*outputs.shape, seed=99)
-        grads = torch.autograd.grad((outputs * slopes).sum(), leaves)
+        grad_output = random(*outputs.shape, seed=99)
+        grads = torch.autograd.grad((outputs * grad_output).sum(), leaves)
         assert equal([outputs.detach(), cells, *grads], expected)
 
 
@@ -154,10 +154,10 @@ def test_without_gradients_the_numbers_are_the_same(mode):
         state = trunk.initial_state(4)
         assert torch.equal(trunk.sequence(inputs, resets, state), with_graph)
         outputs = []
-        for row, blank in zip(inputs, resets, strict=True):
+        for row, reset in zip(inputs, resets, strict=True):
             row_output, state = trunk.step(row, state)
-            state = tuple(part * (1.0 - blank) for part in state)
-            outputs.append(row_output * (1.0 - blank))
+            state = tuple(part * (1.0 - reset) for part in state)
+            outputs.append(row_output * (1.0 - reset))
     torch.testing.assert_close(torch.stack(outputs), with_graph.detach(), atol=rounding(7 * 4 * 5), rtol=0.0)
 
 

@@ -1,5 +1,6 @@
 """The compiled update and the compiled acting step against torch's: same gradient, same measures, same agent."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -14,16 +15,14 @@ from torch import nn
 from tailguard import DistributionalPPO
 from tailguard.envs.vec_env import StepArrays
 from tailguard.market import SignalMarket
-from tailguard.ppo.acting import TorchActing
 from tailguard.ppo.compiled import kernels as kernels
 from tailguard.ppo.compiled.acting import CompiledActing, acting_of
-from tailguard.ppo.compiled.update import compiled_gradient
-from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.experience import Batch
+from tailguard.ppo.compiled.applies import update_applies
+from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.loss import Coefficients
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
-from tailguard.ppo.rollout import Rollout
+from tailguard.ppo.rollout import Acting, Batch, Rollout
 from tailguard.ppo.update import LOSSES, Update, UpdateSettings
 from tolerance import rounding
 
@@ -40,20 +39,20 @@ SPACES = {
 
 
 def build(kind="lstm", actions=BOX, critic=None, inputs=5, seed=0, **options):
-    """A policy with random parameters, its flat parameters and its update, without scaler and KL control."""
+    """A policy with random parameters, its flat parameters and its update, without scaler."""
     torch.manual_seed(seed)
     config = CriticConfig(**(critic or {}))
     space = spaces.Box(-10.0, 10.0, (inputs,))
-    memory = {} if kind == "mlp" else {"lstm_hidden_size": 6, "shared_lstm": kind == "shared lstm"}
-    options = {"net_arch": [7], "squash_output": actions == SQUASHED, "censored": actions == CENSORED, **memory, **options}
+    lstm = {} if kind == "mlp" else {"lstm_hidden_size": 6, "shared_lstm": kind == "shared lstm"}
+    options = {"net_arch": [7], "squash_output": actions == SQUASHED, "censored": actions == CENSORED, **lstm, **options}
     policy = (DistributionalPolicy if kind == "mlp" else RecurrentDistributionalPolicy)(
         space, SPACES[actions], critic=config, **options
     )
     flat = FlatParameters(policy)
     with torch.no_grad():
         flat.tensor.normal_(std=0.4)
-    model = make("mlp")  # for the scaler and the control that do nothing
-    return policy, flat, Update(policy, flat, config, model.vgs, model.kl)
+    model = make("mlp")  # for the scaler that does nothing
+    return policy, flat, Update(policy, flat, config, model.vgs)
 
 
 def random_batch(policy, rows, envs, atoms, seed=1, masked=0.2):
@@ -64,11 +63,11 @@ def random_batch(policy, rows, envs, atoms, seed=1, masked=0.2):
     def normal(*shape):
         return torch.randn(shape, generator=generator)
 
-    distribution, critics = policy.distribution, len(policy.critics)
-    outputs = 0.3 * normal(*lead, distribution.n_outputs)
+    action_dist, critics = policy.action_dist, len(policy.critics)
+    dist_params = 0.3 * normal(*lead, action_dist.n_params)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        actions = distribution.sample(outputs)
+        actions = action_dist.sample(dist_params)
     used = torch.rand(lead, generator=generator)
     sample_weights = torch.where(used < masked, torch.zeros(lead), used)
     states = [torch.empty(0)] * 5
@@ -76,21 +75,21 @@ def random_batch(policy, rows, envs, atoms, seed=1, masked=0.2):
         size = policy.actor_trunk.hidden_size
         resets = (torch.rand(rows, envs, 1, generator=generator) < 0.1).float()
         states = [resets, *(0.5 * normal(1, envs, size) for _ in range(4))]
-    given_ = normal(*lead, policy.own_size), actions, outputs, normal(*lead), sample_weights
+    given_ = normal(*lead, policy.own_size), actions, dist_params, normal(*lead), sample_weights
     return Batch(*given_, normal(critics, *lead, atoms), torch.empty(0), *states)
 
 
-def settings_of(coefficients=None):
-    return UpdateSettings(1, 1, 1, 1e9, 0.7, coefficients or Coefficients(0.2, 0.03, 0.4))
+def settings_of(compiled, coefficients=None):
+    return UpdateSettings(coefficients or Coefficients(0.2, 0.03, 0.4), vf_coef=0.7, microbatch=1000, compiled=compiled)
 
 
 def both_ways(update, batch, coefficients=None):
     """Measures and gradient by the compiled passes and by torch."""
-    assert update.fused is not None
+    assert update.compiled is not None
     found = []
-    for fused in (update.fused, None):
+    for compiled in (True, False):
         update.flat.gradient.fill_(torch.nan)  # what stood there must not matter
-        measures = update._gradient(batch, float(batch.weights.sum()), settings_of(coefficients), fused)
+        measures = update.gradient(batch, float(batch.weights.sum()), settings_of(compiled, coefficients))
         found.append((measures.double(), update.flat.gradient.double().clone()))
     return found
 
@@ -101,15 +100,15 @@ def terms(policy, batch):
 
 
 def agree(update, batch, coefficients=None):
-    (measures, slopes), (expected_measures, expected) = both_ways(update, batch, coefficients)
+    (measures, grads), (expected_measures, expected) = both_ways(update, batch, coefficients)
     tolerance = rounding(terms(update.policy, batch))
     assert expected.norm() > 1e-3
     torch.testing.assert_close(measures, expected_measures, atol=tolerance, rtol=tolerance)
     for name, part in update.flat.slices.items():
         # A parameter whose gradient is far below the others' is a sum in which nearly everything cancels.
         scale = torch.maximum(expected[part].abs().max(), 0.01 * expected.abs().max())
-        found, wanted = slopes[part] / scale, expected[part] / scale
-        torch.testing.assert_close(found, wanted, atol=tolerance, rtol=0.0, msg=lambda text, name=name: f"{name}: {text}")
+        found, reference = grads[part] / scale, expected[part] / scale
+        torch.testing.assert_close(found, reference, atol=tolerance, rtol=0.0, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("critic", [SCALAR, {"num_quantiles": 1}, {}, {"twin": False, "num_quantiles": 9}], ids=str)
@@ -117,7 +116,7 @@ def agree(update, batch, coefficients=None):
 @pytest.mark.parametrize("kind", ["lstm", "shared lstm", "mlp"])
 def test_gradient_and_measures_are_torchs(kind, actions, critic):
     policy, _, update = build(kind, actions, critic)
-    agree(update, random_batch(policy, 23, 4, policy.law.n_outputs))
+    agree(update, random_batch(policy, 23, 4, policy.return_dist.n_outputs))
 
 
 @settings(max_examples=25, deadline=None)
@@ -132,15 +131,15 @@ def test_gradient_and_measures_are_torchs(kind, actions, critic):
 def test_any_shape(sizes, layers, kind, activation, quantiles, seed):
     """Around and off the widths of vectors and cache lines; a single one of everything; heads without hidden layers."""
     rows, envs, inputs, hidden = sizes
-    memory = {} if kind == "mlp" else {"lstm_hidden_size": hidden}
-    options = {"net_arch": layers, "activation_fn": activation, **memory}
+    lstm = {} if kind == "mlp" else {"lstm_hidden_size": hidden}
+    options = {"net_arch": layers, "activation_fn": activation, **lstm}
     policy, _, update = build(kind, BOX, {"num_quantiles": quantiles}, inputs, seed, **options)
     batch = random_batch(policy, rows, envs, quantiles, seed + 1, masked=0.0)
-    (measures, slopes), (expected_measures, expected) = both_ways(update, batch)
+    (measures, grads), (expected_measures, expected) = both_ways(update, batch)
     tolerance = rounding(terms(policy, batch))
     torch.testing.assert_close(measures, expected_measures, atol=tolerance, rtol=tolerance)
     scale = expected.abs().max().clamp(min=1e-3)
-    torch.testing.assert_close(slopes / scale, expected / scale, atol=tolerance, rtol=0.0)
+    torch.testing.assert_close(grads / scale, expected / scale, atol=tolerance, rtol=0.0)
 
 
 def test_large_networks_take_the_blocked_products():
@@ -149,7 +148,7 @@ def test_large_networks_take_the_blocked_products():
 
 
 def test_atoms_that_equal_a_target_pull_nowhere():
-    """At a tie the slope of the pinball loss is taken as 0, by torch's path and by the compiled one."""
+    """At a tie the gradient of the pinball loss is taken as 0, by torch's path and by the compiled one."""
     policy, _, update = build("mlp", BOX, {"num_quantiles": 4, "twin": False})
     last = policy.critics[0][-1]
     with torch.no_grad():  # so that every prediction is exactly its bias
@@ -157,10 +156,10 @@ def test_atoms_that_equal_a_target_pull_nowhere():
         last.bias.copy_(torch.tensor([-1.0, 0.0, 0.5, 2.0]))
     batch = random_batch(policy, 3, 2, 4, masked=0.0)
     targets = torch.tensor([-1.0, 0.0, 0.5, 3.0]).expand(1, 6, 4).contiguous()
-    agree(update, batch._replace(targets=targets))
-    (_, slopes), _ = both_ways(update, batch._replace(targets=targets))
+    agree(update, dataclasses.replace(batch, targets=targets))
+    (_, grads), _ = both_ways(update, dataclasses.replace(batch, targets=targets))
     # Levels 1/8, 3/8, ..; the first atom has a tie and three targets above it, a mean of four quantiles: -(1/8)(3/4)/4.
-    assert slopes[update.flat.slices["critics.0.2.bias"]][0].item() == pytest.approx(-0.7 * 0.125 * 0.75 / 4.0, rel=1e-5)
+    assert grads[update.flat.slices["critics.0.2.bias"]][0].item() == pytest.approx(-0.7 * 0.125 * 0.75 / 4.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("target", ["distribution", "lambda_return"])
@@ -177,10 +176,10 @@ def test_samples_of_weight_zero_are_not_looked_at():
     assert hidden.any()
     advantages, targets = batch.advantages.clone(), batch.targets.clone()
     advantages[hidden], targets[:, hidden] = torch.nan, torch.nan
-    (measures, slopes), _ = both_ways(update, batch)
-    (others, same), _ = both_ways(update, batch._replace(advantages=advantages, targets=targets))
+    (measures, grads), _ = both_ways(update, batch)
+    (others, same), _ = both_ways(update, dataclasses.replace(batch, advantages=advantages, targets=targets))
     assert torch.equal(measures, others)
-    assert torch.equal(slopes, same)
+    assert torch.equal(grads, same)
 
 
 def test_something_that_is_not_a_number_gets_into_the_gradient():
@@ -197,7 +196,7 @@ def test_the_same_batch_gives_the_same_bits():
     policy, _, update = build("lstm", BOX, {}, lstm_hidden_size=24)
     batch, other = random_batch(policy, 20, 5, 32), random_batch(policy, 33, 8, 32, seed=5)
     first = both_ways(update, batch)[0]
-    both_ways(update, other)  # leaves its numbers in the memory that is used again
+    both_ways(update, other)  # leaves its numbers in the workspace
     again = both_ways(update, batch)[0]
     assert all(torch.equal(one, same) for one, same in zip(first, again, strict=True))
 
@@ -206,7 +205,7 @@ def test_the_same_batch_gives_the_same_bits():
 
 
 def covered(critic=None, kind="lstm", **options):
-    return build(kind, critic=critic, **options)[2].fused is not None
+    return build(kind, critic=critic, **options)[2].compiled is not None
 
 
 def test_what_is_not_covered_is_left_to_torch():
@@ -219,8 +218,8 @@ def test_what_is_not_covered_is_left_to_torch():
     assert not covered(state_dependent_std=True)
     assert not covered({"huber_kappa": 1.0})
     assert not covered({"clip_range": 0.2})
-    assert not covered({"law": "monotone"})
-    assert not covered({"law": "categorical"})
+    assert not covered({"distribution": "monotone"})
+    assert not covered({"distribution": "categorical"})
 
 
 def test_a_policy_of_ones_own_is_left_to_torch():
@@ -229,8 +228,8 @@ def test_a_policy_of_ones_own_is_left_to_torch():
 
     policy = Own(spaces.Box(-1.0, 1.0, (3,)), SPACES[BOX], critic=CriticConfig())
     flat = FlatParameters(policy)
-    assert compiled_gradient(policy, flat, CriticConfig()) is None
-    assert type(acting_of(policy, flat, 4)) is TorchActing
+    assert not update_applies(policy, CriticConfig())
+    assert type(acting_of(policy, flat, 4)) is Acting
 
 
 def test_frozen_parameters_and_hooks_are_left_to_torch():
@@ -239,10 +238,10 @@ def test_frozen_parameters_and_hooks_are_left_to_torch():
         lambda policy: policy.actor[0].weight.register_hook(lambda gradient: 2.0 * gradient),
     ):
         policy, _, update = build("mlp")
-        assert update._fused_now(settings_of()) is not None
+        assert update_applies(policy, update.critic)
         disturb(policy)
-        assert update._fused_now(settings_of()) is None
-    assert build("mlp")[2]._fused_now(UpdateSettings(1, 4, 2, 1.0, 1.0, Coefficients(0.2, 0.0, 0.0))) is None
+        assert not update_applies(policy, update.critic)
+    assert not update_applies(build("mlp")[0], CriticConfig(), whole_minibatches=False)
 
 
 # Whole agents.
@@ -256,7 +255,7 @@ def test_training_ends_at_the_same_weights(kind, options, critic):
     ends = []
     for compiled in (True, False):
         model = make(kind, critic=critic, policy_kwargs={"compiled": compiled}, learning_rate=1e-3, batch_size=2 * T, **options)
-        assert (model.update.fused is not None) == isinstance(model.acting, CompiledActing) == compiled
+        assert (model.update.compiled is not None) == isinstance(model.acting, CompiledActing) == compiled
         for _ in range(4):
             collect(model)
             model.train()
@@ -294,12 +293,12 @@ def test_two_runs_of_one_seed_are_one_run():
 
 
 def empty_rollout(policy, steps, envs):
-    distribution = policy.distribution
-    return Rollout(steps, envs, policy.obs_size, math.prod(distribution.action_shape), distribution.n_outputs)
+    action_dist = policy.action_dist
+    return Rollout(steps, envs, policy.obs_size, math.prod(action_dist.action_shape), action_dist.n_params)
 
 
 def play(acting, policy, steps=4, envs=5, seed=0):
-    """Some steps on random observations that are the same for everybody; the rollout and the memory after each step."""
+    """Return the rollout of some steps on fixed random observations, and the recurrent state after each step."""
     rollout, state, states = empty_rollout(policy, steps, envs), policy.initial_state(envs), []
     torch.manual_seed(seed)
     acting.begin(rollout)
@@ -319,23 +318,23 @@ def test_acting_is_torchs(kind, actions):
     acting = acting_of(policy, flat, 5)
     assert isinstance(acting, CompiledActing)
     found, states = play(acting, policy)
-    expected, others = play(TorchActing(policy), policy)
+    expected, others = play(Acting(policy), policy)
     tolerance = rounding(4 * 19 * 4)  # four gates of 19 units in each of four steps
-    torch.testing.assert_close(found.outputs, expected.outputs, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.dist_params, expected.dist_params, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(found.actions, expected.actions, atol=tolerance, rtol=tolerance)
     assert found.actions.flatten(1).std(0).min() > 0.0 or actions in (ONE_OF, MANY)
-    for state, other in zip(states, others, strict=True):
-        for one, wanted in zip(state, other, strict=True):
-            torch.testing.assert_close(one, wanted, atol=tolerance, rtol=tolerance)
+    for pair, others_pair in zip(states, others, strict=True):
+        for state, reference in zip(pair, others_pair, strict=True):
+            torch.testing.assert_close(state, reference, atol=tolerance, rtol=tolerance)
     if kind != "mlp":
-        for one, wanted in zip(found.memory_after_steps(), zip(*states, strict=True), strict=True):
-            assert torch.equal(one, torch.stack(wanted, dim=1))
+        for state, reference in zip(found.states_after_steps(), zip(*states, strict=True), strict=True):
+            assert torch.equal(state, torch.stack(reference, dim=1))
 
 
 def test_actions_are_drawn_from_the_outputs_that_are_stored_with_them():
     policy, flat, _ = build("mlp", BOX, inputs=3)
     rollout, _ = play(acting_of(policy, flat, 500), policy, steps=20, envs=500)
-    mean, log_std = rollout.outputs.chunk(2, dim=-1)
+    mean, log_std = rollout.dist_params.chunk(2, dim=-1)
     standard = ((rollout.actions - mean) / log_std.exp()).reshape(-1)
     # 20,000 draws: four standard errors of the mean and of the variance of a standard normal, sqrt(1 / n) and sqrt(2 / n).
     assert abs(standard.mean().item()) < 4.0 * 20_000**-0.5
@@ -370,9 +369,9 @@ def test_the_memory_that_acting_returned_is_not_overwritten_by_the_next_step():
 
 def test_the_measures_have_their_names():
     policy, _, update = build("mlp", BOX, SCALAR)
-    (measures, slopes), _ = both_ways(update, random_batch(policy, 5, 2, 1))
+    (measures, grads), _ = both_ways(update, random_batch(policy, 5, 2, 1))
     assert len(measures) == len(LOSSES) + 2
-    assert measures[-1].item() == pytest.approx(slopes.norm().item(), rel=1e-6)
+    assert measures[-1].item() == pytest.approx(grads.norm().item(), rel=1e-6)
     assert np.isfinite(measures.numpy()).all()
 
 

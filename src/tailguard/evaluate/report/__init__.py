@@ -1,4 +1,4 @@
-"""The report: one page that opens anywhere, from the record of an evaluation; and several records side by side."""
+"""The HTML report of an evaluation, and the comparison of several evaluations."""
 
 from tailguard.evaluate.report.compare import compare, comparison_rows
 from tailguard.evaluate.report.report import write_page, write_report

@@ -1,4 +1,4 @@
-"""Several evaluations side by side, under the conventions of the report."""
+"""Comparison of several evaluations, as an HTML page and as rows for the terminal."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,24 @@ import numpy as np
 import yaml
 
 from tailguard.evaluate.record import Evaluation
-from tailguard.evaluate.report.blocks import Block, Section, Tabs
-from tailguard.evaluate.report.downsample import keep
-from tailguard.evaluate.report.figures import Axis, Chart, Color, Mark, Panel, Rows, figure_row, seconds
+from tailguard.evaluate.report.charts import (
+    LOG_FROM,
+    TIME,
+    Axis,
+    Chart,
+    Color,
+    Mark,
+    Panel,
+    RowPanel,
+    downsample,
+    estimate_row,
+    seconds,
+)
 from tailguard.evaluate.report.formatting import capital, day, say, with_interval
 from tailguard.evaluate.report.glossary import term
-from tailguard.evaluate.report.markup import Html, table, tag
-from tailguard.evaluate.report.page import page
+from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, page, table, tag
 from tailguard.evaluate.report.report import is_intraday
-from tailguard.evaluate.report.sections.overview import MARKS, in_words
-from tailguard.evaluate.report.series import LOG_FROM, TIME
+from tailguard.evaluate.report.sections.overview import MARKS, with_page_names
 from tailguard.validation import require
 
 STATISTICS = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
@@ -24,54 +32,54 @@ COLORS: tuple[Color, ...] = ("agent", "market", "third", "fourth", "other")
 
 
 def compare(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> str:
-    """A page with several runs side by side.
+    """Return a page that compares several runs.
 
-    :param evaluations: at least 2; they may be about different data, which the page then says.
-    :param names: what to call them, all different; None takes their titles, numbered where titles repeat.
+    :param evaluations: at least 2; if their data differ, the page says so.
+    :param names: of the runs, all different; None takes their titles, numbered where titles repeat.
     """
     names = _names(evaluations, names)
     sections = [
         _verdicts(evaluations, names),
         _equities(evaluations, names),
-        _figures(evaluations, names),
-        _settings(evaluations, names),
+        _statistics(evaluations, names),
+        _provenance(evaluations, names),
     ]
     top = tag(
         "header",
         tag("p", "Tailguard", tag("span", "comparison"), class_="masthead"),
-        tag("h1", f"{len(evaluations)} runs side by side"),
+        tag("h1", f"Comparison of {len(evaluations)} runs"),
         tag("p", _caution(evaluations), class_="standfirst"),
         class_="top",
         id="verdict",
     )
-    intraday = any(is_intraday(one.agent.times) for one in evaluations)
+    intraday = any(is_intraday(evaluation.agent.times) for evaluation in evaluations)
     return page(f"Comparison of {len(evaluations)} runs", top, sections, {}, intraday=intraday)
 
 
 def comparison_rows(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """The same for the terminal: one row per run, from headings to words.
+    """Return the comparison for the terminal: one row per run, text by heading.
 
     :param evaluations: at least 2.
     :param names: as for :func:`compare`.
     """
     rows = []
-    for name, one in zip(_names(evaluations, names), evaluations, strict=True):
-        figures = one.statistics[one.agent.name]
-        known = {term(key).label: with_interval(figures[key], term(key).kind) for key in STATISTICS if key in figures}
-        market = one.statistics[one.market]["sharpe"].value
+    for name, evaluation in zip(_names(evaluations, names), evaluations, strict=True):
+        estimates = evaluation.statistics[evaluation.agent.name]
+        known = {term(key).label: with_interval(estimates[key], term(key).kind) for key in STATISTICS if key in estimates}
+        market = evaluation.statistics[evaluation.market]["sharpe"].value
         head = {
             "run": name,
-            "data": one.source,
-            "bars": f"{len(one.agent.times):,}",
-            "verdict": in_words(one, one.verdict.headline),
+            "data": evaluation.source,
+            "bars": f"{len(evaluation.agent.times):,}",
+            "verdict": with_page_names(evaluation, evaluation.verdict.headline),
         }
-        rows.append(head | known | {"Market's Sharpe": say(market)})
+        rows.append(head | known | {"Market's Sharpe ratio": say(market)})
     return rows
 
 
 def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> list[str]:
     require(len(evaluations) >= 2, "evaluations", len(evaluations), "at least 2 to compare")
-    chosen = [one.title for one in evaluations] if names is None else list(names)
+    chosen = [evaluation.title for evaluation in evaluations] if names is None else list(names)
     require(len(chosen) == len(evaluations), "names", chosen, f"one for each of {len(evaluations)} evaluations")
     if names is None:
         return [name if chosen.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(chosen)]
@@ -80,110 +88,119 @@ def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> li
 
 
 def _caution(evaluations: Sequence[Evaluation]) -> str:
-    prints = {one.provenance.fingerprint for one in evaluations}
-    spans = {(one.agent.times[0], one.agent.times[-1]) for one in evaluations}
+    prints = {evaluation.provenance.fingerprint for evaluation in evaluations}
+    spans = {(evaluation.agent.times[0], evaluation.agent.times[-1]) for evaluation in evaluations}
     if len(prints) > 1:
-        return "The runs saw different data: their figures can be read side by side, but not as a contest."
+        return "The runs used different data, so a better number does not make a better agent."
     if len(spans) > 1:
-        return "The runs were tested on different stretches of the same data: a lead may come from the stretch."
-    return "The runs were tested on the same bars. Choosing the best of them is one more trial; luck grows with every look."
+        return "The runs were tested on different periods of the same data, so a lead may come from the period."
+    same = "The runs were tested on the same bars. Each run that you choose from counts as a trial: the more trials, the "
+    return same + "better the best of them looks by luck."
 
 
-def _verdicts(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
+def _verdicts(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSection:
     cards = [
         tag(
             "article",
             tag("p", name, class_="kicker"),
-            tag("h3", f"{capital(in_words(one, one.verdict.headline))}."),
-            tag("p", in_words(one, one.verdict.reasons[0]) if one.verdict.reasons else ""),
-            tag("p", f"{one.source} · {day(one.agent.times[0])} to {day(one.agent.times[-1])}", class_="where"),
-            class_=f"verdict {MARKS[one.verdict.outcome]}",
+            tag("h3", f"{capital(with_page_names(evaluation, evaluation.verdict.headline))}."),
+            tag("p", with_page_names(evaluation, evaluation.verdict.reasons[0]) if evaluation.verdict.reasons else ""),
+            tag(
+                "p",
+                f"{evaluation.source} · {day(evaluation.agent.times[0])} to {day(evaluation.agent.times[-1])}",
+                class_="where",
+            ),
+            class_=f"verdict {MARKS[evaluation.verdict.outcome]}",
         )
-        for name, one in zip(names, evaluations, strict=True)
+        for name, evaluation in zip(names, evaluations, strict=True)
     ]
-    skilled = sum(one.verdict.outcome == "evidence of skill" for one in evaluations)
+    skilled = sum(evaluation.verdict.outcome == "evidence of skill" for evaluation in evaluations)
     headline = f"{skilled} of {len(evaluations)} runs show evidence of skill"
-    return Section(
+    return ReportSection(
         "verdicts", "Verdicts", headline, "Each run with the first of its reasons.", [tag("div", *cards, class_="cards")]
     )
 
 
-def _equities(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
-    marks = [_line(one, name, i) for i, (name, one) in enumerate(zip(names, evaluations, strict=True))]
+def _test_span(evaluation: Evaluation) -> str:
+    return f"{day(evaluation.agent.times[0])} to {day(evaluation.agent.times[-1])}"
+
+
+def _equities(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSection:
+    marks = [_equity_line(evaluation, name, i) for i, (name, evaluation) in enumerate(zip(names, evaluations, strict=True))]
     reach = np.concatenate([np.asarray(mark.columns["y"]) for mark in marks])
     wide = float(reach.max() / reach.min()) > LOG_FROM
-    ends = ", ".join(f"{name} {say(one.agent.equity[-1])}" for name, one in zip(names, evaluations, strict=True))
+    ends = ", ".join(f"{name} {say(evaluation.agent.equity[-1])}" for name, evaluation in zip(names, evaluations, strict=True))
     panel = Panel("Value of 1 invested", marks, TIME, Axis("multiple", "log" if wide else "linear", include=(1.0,)), 380)
     best = max(range(len(names)), key=lambda i: float(evaluations[i].agent.equity[-1]))
     title = f"{capital(names[best])} ends highest, at {say(evaluations[best].agent.equity[-1])}"
     chart = Chart("equities", title, f"1 invested became: {ends}.", [panel], "After all costs.", choose=True)
-    return Section("equities", "Money", "What 1 invested became", "", [chart])
+    return ReportSection("equities", "Equity", "Value of 1 invested", "", [chart])
 
 
-def _line(evaluation: Evaluation, name: str, i: int) -> Mark:
+def _equity_line(evaluation: Evaluation, name: str, i: int) -> Mark:
     values = evaluation.agent.equity[1:]
-    at = keep(values)
+    at = downsample(values)
     return Mark("line", seconds(evaluation.agent.times)[at], {"y": values[at]}, name, COLORS[min(i, len(COLORS) - 1)], True)
 
 
-def _figures(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
+def _statistics(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSection:
     panes: dict[str, list[Block]] = {}
     for key in DRAWN:
         words = term(key)
-        figures = [one.statistics[one.agent.name][key] for one in evaluations]
+        estimates = [evaluation.statistics[evaluation.agent.name][key] for evaluation in evaluations]
         rows = [
-            figure_row(name, figure, words.kind, COLORS[min(i, len(COLORS) - 1)], words.label)
-            for i, (name, figure) in enumerate(zip(names, figures, strict=True))
+            estimate_row(name, estimate, words.kind, COLORS[min(i, len(COLORS) - 1)], words.label)
+            for i, (name, estimate) in enumerate(zip(names, estimates, strict=True))
         ]
         said = "; ".join(f"{row.name} {row.text}" for row in rows)
-        panel = Rows(f"{words.label} with 95% intervals", rows, words.kind)
+        panel = RowPanel(f"{words.label} with 95% intervals", rows, words.kind)
         panes[words.label] = [Chart(f"compare-{key}", f"{words.label} of the runs", f"{said}.", [panel], words.meaning)]
-    panes["All figures"] = [_table(evaluations, names)]
-    return Section(
+    panes["All statistics"] = [_statistics_table(evaluations, names)]
+    return ReportSection(
         "figures",
-        "Figures",
-        "The same figures for every run",
-        "Where bars overlap by much, the order may be luck.",
-        [Tabs("figures-tabs", "Which figure", panes)],
+        "Statistics",
+        "Statistics of every run",
+        "Bars are 95% confidence intervals. Where they overlap widely, the order of the runs may be luck.",
+        [Tabs("figures-tabs", "Statistic", panes)],
     )
 
 
-def _table(evaluations: Sequence[Evaluation], names: list[str]) -> Html:
-    keys = list(dict.fromkeys(key for one in evaluations for key in one.statistics[one.agent.name]))
+def _statistics_table(evaluations: Sequence[Evaluation], names: list[str]) -> Html:
+    keys = list(dict.fromkeys(key for evaluation in evaluations for key in evaluation.statistics[evaluation.agent.name]))
     rows = []
     for key in keys:
-        cells = [one.statistics[one.agent.name].get(key) for one in evaluations]
+        cells = [evaluation.statistics[evaluation.agent.name].get(key) for evaluation in evaluations]
         rows.append([term(key).label, *("none" if cell is None else with_interval(cell, term(key).kind) for cell in cells)])
     for key in ("sharpe", "cagr"):
-        holding = [one.statistics[one.market][key] for one in evaluations]
-        rows.append([f"The market: {term(key).label}", *(with_interval(figure, term(key).kind) for figure in holding)])
-    return table(["agent's figure", *names], rows, "Every figure of every run, with 95% intervals in brackets.")
+        holding = [evaluation.statistics[evaluation.market][key] for evaluation in evaluations]
+        rows.append([f"Market: {term(key).label}", *(with_interval(estimate, term(key).kind) for estimate in holding)])
+    return table(["statistic of the agent", *names], rows, "All statistics of every run, with 95% intervals in brackets.")
 
 
-def _settings(evaluations: Sequence[Evaluation], names: list[str]) -> Section:
+def _provenance(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSection:
     facts = [
-        ["Data", *(one.source for one in evaluations)],
-        ["Fingerprint", *(one.provenance.fingerprint for one in evaluations)],
-        ["Tested", *(f"{day(one.agent.times[0])} to {day(one.agent.times[-1])}" for one in evaluations)],
-        ["Seeds", *(", ".join(map(str, one.provenance.seeds)) for one in evaluations)],
-        ["Trials", *(f"{one.provenance.trials:,}" for one in evaluations)],
-        ["Evaluated on", *(one.provenance.date for one in evaluations)],
+        ["Data", *(evaluation.source for evaluation in evaluations)],
+        ["Fingerprint", *(evaluation.provenance.fingerprint for evaluation in evaluations)],
+        ["Test", *map(_test_span, evaluations)],
+        ["Seeds", *(", ".join(map(str, evaluation.provenance.seeds)) for evaluation in evaluations)],
+        ["Trials", *(f"{evaluation.provenance.trials:,}" for evaluation in evaluations)],
+        ["Evaluated on", *(evaluation.provenance.date for evaluation in evaluations)],
     ]
-    facts += _differing_lines(evaluations)
-    caption = "What the runs were made from; below, the lines of the configurations that are not in all of them."
+    facts += _differing_settings(evaluations)
+    caption = "Origin of the runs, and the settings in which they differ."
     block = table(["", *names], facts, caption, numbers_from=len(names) + 1)
-    return Section("settings", "Provenance", "Where the runs differ", "", [block])
+    return ReportSection("settings", "Provenance", "Differences between the runs", "", [block])
 
 
-def _differing_lines(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Settings that are not the same everywhere, by their indented path in the YAML."""
-    trees = [_settings_of(one.provenance.config) for one in evaluations]
+def _differing_settings(evaluations: Sequence[Evaluation]) -> list[list[str]]:
+    """Return the settings that differ between the runs, by their dotted path in the YAML."""
+    trees = [_settings_of(evaluation.provenance.config) for evaluation in evaluations]
     keys = dict.fromkeys(key for tree in trees for key in tree)
     return [[key, *(tree.get(key, "none") for tree in trees)] for key in keys if len({tree.get(key) for tree in trees}) > 1]
 
 
 def _settings_of(config: str) -> dict[str, str]:
-    """From dotted keys to values."""
+    """Return the settings of a YAML text by dotted path."""
     found: dict[str, str] = {}
 
     def walk(value: object, path: str) -> None:

@@ -1,25 +1,24 @@
-"""Numbers and names as people read them. The charts' own formats (``assets/scales.js``) follow the same rules."""
+"""Numbers, dates and names as text. The charts format numbers by the same rules (``assets/scales.js``)."""
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Literal
 
 import pandas as pd
 
-from tailguard.evaluate.record import Figure
+from tailguard.evaluate.record import Estimate
 
-Kind = Literal["percent", "number", "free", "multiple", "count", "price"]
+NumberFormat = Literal["percent", "number", "free", "multiple", "count", "price"]
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
 YEAR = pd.Timedelta(days=365.25)
 
 
-def say(value: float | None, kind: Kind = "number") -> str:
-    """A figure in words: with a true minus, and with a word where there is no number.
+def say(value: float | None, kind: NumberFormat = "number") -> str:
+    """Return a number as text, with a true minus sign, and with a word where it is not finite.
 
-    :param value: the figure.
+    :param value: the number.
     :param kind: ``number`` has two decimals, as ratios are read; ``free`` shows three digits of whatever size it is.
     """
     if value is None or math.isnan(value):
@@ -44,62 +43,57 @@ def say(value: float | None, kind: Kind = "number") -> str:
 
 
 def chance(p_value: float) -> str:
-    """A p-value: three decimals are all that anybody can use."""
+    """Return a p-value as text, with three decimals."""
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
 
 
-def signed(value: float, kind: Kind = "number") -> str:
-    """A change: a plus in front of what is not negative."""
+def signed(value: float, kind: NumberFormat = "number") -> str:
+    """Return a change as text, with a plus sign where it is not negative."""
     said = say(value, kind)
     return said if value < 0.0 or not math.isfinite(value) else f"+{said}"
 
 
-def interval(figure: Figure, kind: Kind = "number") -> str:
-    """The ends of a figure's interval; nothing where it has none."""
-    if figure.low is None or figure.high is None:
+def interval(estimate: Estimate, kind: NumberFormat = "number") -> str:
+    """Return the ends of an interval as text, empty where there is none."""
+    if estimate.low is None or estimate.high is None:
         return ""
-    return f"{say(figure.low, kind)} to {say(figure.high, kind)}"
+    return f"{say(estimate.low, kind)} to {say(estimate.high, kind)}"
 
 
-def with_interval(figure: Figure, kind: Kind = "number") -> str:
-    """A figure and, in brackets, its interval."""
-    ends = interval(figure, kind)
-    return f"{say(figure.value, kind)} [{ends}]" if ends else say(figure.value, kind)
+def with_interval(estimate: Estimate, kind: NumberFormat = "number") -> str:
+    """Return a statistic with its interval in brackets."""
+    ends = interval(estimate, kind)
+    return f"{say(estimate.value, kind)} [{ends}]" if ends else say(estimate.value, kind)
 
 
-def plain(name: str) -> str:
-    """A name as words: ``buy_and_hold`` is buy and hold."""
+def readable(name: str) -> str:
+    """Return a name with spaces for underscores: ``buy_and_hold`` becomes buy and hold."""
     return name.replace("_", " ")
 
 
 def slug(name: str) -> str:
-    """A name as part of an id: letters, digits, hyphens and underscores."""
+    """Return a name as part of an HTML id: letters, digits, hyphens and underscores."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)
 
 
 def capital(sentence: str) -> str:
-    """With a capital letter first; the rest is left alone."""
+    """Return a sentence with a capital first letter."""
     return sentence[:1].upper() + sentence[1:]
 
 
-def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def years(times: pd.DatetimeIndex) -> float:
-    """From the first time to the last, in years."""
+    """Return the time from the first to the last, in years."""
     return float((times[-1] - times[0]) / YEAR)
 
 
 def duration(length: float) -> str:
-    """A length in years, in months where it is short."""
+    """Return a length in years as text, in months below one year."""
     number, unit = (length, "years") if length >= 1.0 else (length * 12.0, "months")
     return f"{f'{number:.1f}'.removesuffix('.0')} {unit}"
 
 
 def day(time: pd.Timestamp) -> str:
-    """A date without its clock."""
+    """Return a date without its time of day."""
     return f"{time.day} {time:%b %Y}"
 
 

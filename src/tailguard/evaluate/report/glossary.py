@@ -1,59 +1,65 @@
-"""What every statistic is called and what it means, in one sentence for somebody who has never met it."""
+"""The statistics of the report: the label of each, and its meaning in one sentence."""
 
 from dataclasses import dataclass
 
-from tailguard.evaluate.report.formatting import Kind, capital, plain
+from tailguard.evaluate.report.formatting import NumberFormat, capital, readable
 
 
 @dataclass(frozen=True)
 class Term:
-    """A statistic in words.
+    """A statistic as the report shows it.
 
-    :param label: its name.
-    :param kind: how its numbers are written.
+    :param label: name of the statistic.
+    :param kind: format of its numbers.
     :param meaning: one sentence.
-    :param more_is_better: False where less is; None where neither is.
+    :param more_is_better: False where less is better; None where neither is.
     """
 
     label: str
-    kind: Kind
+    kind: NumberFormat
     meaning: str
     more_is_better: bool | None = True
 
 
 TERMS = {
-    "total_return": Term("Total return", "percent", "What the account gained over the whole test, after all costs."),
-    "cagr": Term("Return per year", "percent", "The steady yearly growth that leads to the same end."),
-    "sharpe": Term("Sharpe ratio", "number", "Mean return over volatility, per year: 0 is a coin toss, 1 good, 3 suspicious."),
-    "lo_sharpe": Term("Sharpe ratio (Lo)", "number", "The Sharpe ratio corrected for returns that follow one another."),
-    "sortino": Term("Sortino ratio", "number", "Like the Sharpe ratio, but only falls count as risk."),
-    "calmar": Term("Calmar ratio", "number", "Return per year over the deepest fall."),
-    "volatility": Term("Volatility per year", "percent", "How far a year's return usually strays from its mean.", None),
-    "max_drawdown": Term("Deepest fall", "percent", "The worst loss from a peak to the lowest point after it.", False),
-    "ulcer": Term("Ulcer index", "percent", "Depth and length of all falls in one figure.", False),
-    "cdar_5": Term("CDaR 5%", "percent", "Mean of the worst 5% of all drawdowns.", False),
-    "cvar_1": Term("CVaR 1% per bar", "percent", "Mean return of the worst bar in a hundred."),
-    "cvar_5": Term("CVaR 5% per bar", "percent", "Mean return of the worst bar in twenty."),
-    "turnover": Term("Turnover per year", "multiple", "How often the whole account was traded in a year.", None),
-    "exposure": Term("Exposure", "percent", "Mean share of the account that stood in the market, long or short.", None),
-    "net_exposure": Term("Net exposure", "percent", "The same with shorts counted against longs.", None),
-    "hit_rate": Term("Hit rate", "percent", "Share of the bars with a gain, among those with a gain or a loss."),
-    "cost_share": Term("Cost share", "percent", "Part of the gross gain that costs took; infinite if there was none.", False),
-    "costs": Term("Costs paid", "percent", "Fees and slippage over the whole test, as a share of the start.", False),
-    "agent_lead": Term("Agent's lead", "number", "The agent's Sharpe ratio minus this account's, on the same resampled bars."),
-    "alpha": Term("Alpha per year", "percent", "What is left of the return once the market's part is taken out."),
-    "alpha_t": Term("Alpha, t value", "number", "Alpha in units of its own error; beyond 2 it is seldom luck."),
-    "beta": Term("Beta", "number", "How much the account moves when the market moves by one.", None),
-    "r_squared": Term("Share explained by the market", "percent", "Part of its moves that holding the market explains.", None),
-    "psr": Term("Probabilistic Sharpe", "number", "Confidence that the true Sharpe ratio is above 0."),
-    "probabilistic_sharpe": Term("Probabilistic Sharpe", "number", "Confidence that the true Sharpe ratio is above 0."),
-    "dsr": Term("Deflated Sharpe", "number", "The same, once every trial is counted; 0.95 is needed."),
-    "deflated_sharpe": Term("Deflated Sharpe", "number", "The same, once every trial is counted; 0.95 is needed."),
-    "pbo": Term("Overfitting (PBO)", "percent", "How often the best trial of one half is poor in the other.", False),
-    "minimum_track_record": Term("Track record needed", "count", "Bars after which it is no longer luck.", False),
+    "total_return": Term("Total return", "percent", "Gain of the account over the whole test, after all costs."),
+    "cagr": Term("Annual return (CAGR)", "percent", "Constant yearly growth rate that leads to the same final value."),
+    "sharpe": Term("Sharpe ratio", "number", "Mean return over volatility, per year. 0 is no return; above 3, suspect a bug."),
+    "lo_sharpe": Term("Sharpe ratio (Lo)", "number", "The Sharpe ratio, corrected for autocorrelated returns (Lo 2002)."),
+    "sortino": Term("Sortino ratio", "number", "Like the Sharpe ratio, but only negative returns count as risk."),
+    "calmar": Term("Calmar ratio", "number", "Annual return over the maximum drawdown."),
+    "volatility": Term("Annual volatility", "percent", "Standard deviation of the returns, per year.", None),
+    "max_drawdown": Term("Maximum drawdown", "percent", "Largest loss from a peak to a later low.", False),
+    "ulcer": Term("Ulcer index", "percent", "Root mean square of the drawdowns: their depth and length in one number.", False),
+    "cdar_5": Term("CDaR 5%", "percent", "Average of the largest 5% of drawdowns.", False),
+    "cvar_1": Term("CVaR 1% per bar", "percent", "Average return of the worst 1% of bars."),
+    "cvar_5": Term("CVaR 5% per bar", "percent", "Average return of the worst 5% of bars."),
+    "turnover": Term("Annual turnover", "multiple", "Traded value per year, in multiples of the account's value.", None),
+    "exposure": Term("Exposure", "percent", "Average share of the account that is invested, long or short.", None),
+    "net_exposure": Term("Net exposure", "percent", "Average long minus short positions, as a share of the account.", None),
+    "hit_rate": Term("Hit rate", "percent", "Share of winning bars among all bars with a gain or a loss."),
+    "cost_share": Term("Cost share", "percent", "Share of the gross gain that went to costs; infinite without a gain.", False),
+    "costs": Term("Costs paid", "percent", "Fees and slippage over the whole test, as a share of the starting value.", False),
+    "agent_lead": Term("Agent's lead", "number", "Sharpe ratio of the agent minus that of this account, paired bar by bar."),
+    "alpha": Term("Annual alpha", "percent", "Annual return that the market does not explain."),
+    "alpha_t": Term("Alpha, t-statistic", "number", "Alpha over its standard error; above 2 it is rarely luck."),
+    "beta": Term("Beta", "number", "Average move of the account when the market moves by 1%, in percent.", None),
+    "r_squared": Term("R-squared", "percent", "Share of the account's variance that the market explains.", None),
+    "psr": Term("Probabilistic Sharpe ratio", "number", "Confidence that the true Sharpe ratio is above 0."),
+    "probabilistic_sharpe": Term("Probabilistic Sharpe ratio", "number", "Confidence that the true Sharpe ratio is above 0."),
+    "dsr": Term("Deflated Sharpe ratio", "number", "The PSR, corrected for the number of trials; above 0.95 passes."),
+    "deflated_sharpe": Term(
+        "Deflated Sharpe ratio",
+        "number",
+        "Confidence that the true Sharpe ratio is above 0, corrected for the number of trials; above 0.95 passes.",
+    ),
+    "pbo": Term("Overfitting (PBO)", "percent", "How often the best trial in one half of the data is poor in the rest.", False),
+    "minimum_track_record": Term(
+        "Minimum track record", "count", "Bars needed to show a true Sharpe ratio above 0 with 95% confidence.", False
+    ),
 }  # fmt: skip
 
 
 def term(key: str) -> Term:
-    """A statistic in words; one that nobody has explained keeps its name."""
-    return TERMS.get(key, Term(capital(plain(key)), "number", "A figure of the record.", None))
+    """Return how the report shows a statistic; one that is not in the glossary is shown by its name."""
+    return TERMS.get(key, Term(capital(readable(key)), "number", "No description.", None))

@@ -1,4 +1,4 @@
-"""From the record of an evaluation to a page that answers: does it work, and why do we say so?"""
+"""The HTML report of an evaluation."""
 
 import csv
 import io
@@ -6,49 +6,41 @@ from pathlib import Path
 
 import pandas as pd
 
-from tailguard.evaluate.record import Evaluation
-from tailguard.evaluate.record_files import metrics_text
-from tailguard.evaluate.report.page import page
-from tailguard.evaluate.report.sections.attack import attack
-from tailguard.evaluate.report.sections.comparison import comparison
-from tailguard.evaluate.report.sections.costs import costs
-from tailguard.evaluate.report.sections.folds import folds
-from tailguard.evaluate.report.sections.money import money
-from tailguard.evaluate.report.sections.overview import in_words, overview
-from tailguard.evaluate.report.sections.population import population
-from tailguard.evaluate.report.sections.position import position
-from tailguard.evaluate.report.sections.provenance import provenance
-from tailguard.evaluate.report.sections.tail import tail
-from tailguard.evaluate.report.sections.time import steadiness
-from tailguard.evaluate.report.sections.training import training
+from tailguard.evaluate.record import Evaluation, metrics_text
+from tailguard.evaluate.report.formatting import day, say
+from tailguard.evaluate.report.page import Html, ReportSection, Tabs, join, page, table, tag
+from tailguard.evaluate.report.sections.accounts import equity_section, positions_section, statistics_section
+from tailguard.evaluate.report.sections.overview import overview, with_page_names
+from tailguard.evaluate.report.sections.robustness import attack_section, costs_section
+from tailguard.evaluate.report.sections.stability import folds_section, time_section
+from tailguard.evaluate.report.sections.tail import tail_section
+from tailguard.evaluate.report.sections.training_curves import population_section, training_section
 from tailguard.io.atomic import atomic
-
-SECTIONS = (money, comparison, position, tail, steadiness, costs, folds, attack, population, training, provenance)
 
 
 def write_report(evaluation: Evaluation, path: str | Path) -> Path:
     """Write the report of an evaluation.
 
     :param evaluation: the record.
-    :param path: of the file, usually ``report.html``; folders are made, an older file is replaced as a whole.
+    :param path: of the file, usually ``report.html``; folders are created, an older file is replaced.
     :return: the path.
     """
-    return write_page(report(evaluation), path)
+    return write_page(report_html(evaluation), path)
 
 
-def report(evaluation: Evaluation) -> str:
-    """The report as HTML."""
+def report_html(evaluation: Evaluation) -> str:
+    """Return the report as HTML."""
     sections = [section for section in (make(evaluation) for make in SECTIONS) if section is not None]
-    title = f"{evaluation.title}: {in_words(evaluation, evaluation.verdict.headline)}"
+    title = f"{evaluation.title}: {with_page_names(evaluation, evaluation.verdict.headline)}"
     return page(title, overview(evaluation), sections, _files(evaluation), intraday=is_intraday(evaluation.agent.times))
 
 
 def write_page(html: str, path: str | Path) -> Path:
-    """Write a page, whole or not at all, so that nobody opens half of it.
+    """Write a page atomically, so that nobody opens half of it.
 
-    :param html: all of it.
-    :param path: of the file; folders are made.
-    :return: the same path.
+    :param html: the whole page.
+    :param path: of the file; folders are created.
+    :return: the path.
     """
     with atomic(path) as file:
         file.write(html.encode())
@@ -56,19 +48,19 @@ def write_page(html: str, path: str | Path) -> Path:
 
 
 def is_intraday(times: pd.DatetimeIndex) -> bool:
-    """Whether the clock matters: some bar does not end when the first one does."""
+    """Return whether the time of day matters: some bar ends at another time of day than the first."""
     return bool(((times - times.normalize()) != (times[0] - times[0].normalize())).any())
 
 
 def metrics_csv(evaluation: Evaluation) -> str:
-    """Every statistic of every account, one per line."""
+    """Return every statistic of every account as CSV, one per line."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["track", "statistic", "value", "low", "high"])
-    for name, figures in evaluation.statistics.items():
+    writer.writerow(["track", "statistic", "value", "low", "high"])  # "track" is the name of the account
+    for name, estimates in evaluation.statistics.items():
         writer.writerows(
-            [name, key, *("" if number is None else repr(float(number)) for number in figure)]
-            for key, figure in figures.items()
+            [name, key, *("" if number is None else repr(float(number)) for number in estimate)]
+            for key, estimate in estimates.items()
         )
     return file.getvalue()
 
@@ -79,3 +71,60 @@ def _files(evaluation: Evaluation) -> dict[str, dict[str, str]]:
         "csv": {"name": "metrics.csv", "type": "text/csv", "text": metrics_csv(evaluation)},
         "config": {"name": "config.yaml", "type": "text/yaml", "text": evaluation.provenance.config},
     }
+
+
+def provenance_section(evaluation: Evaluation) -> ReportSection:
+    """Show configuration, data, versions and seeds, and offer the downloads."""
+    source = evaluation.provenance
+    versions = [[name, version] for name, version in source.versions.items()]
+    config = tag("pre", tag("code", source.config), tabindex=0, role="region", aria_label="Configuration")
+    panes = Tabs(
+        "provenance-tabs",
+        "Details",
+        {
+            "Data and seeds": [_facts(evaluation)],
+            "Configuration": [config],
+            "Versions": [table(["package", "version"], versions, "Versions of the software.", 2)],
+        },
+    )
+    lead = "The same data, configuration, versions and seeds give the same numbers."
+    return ReportSection("provenance", "Provenance", "How to reproduce these numbers", lead, [panes, _downloads()])
+
+
+def _facts(evaluation: Evaluation) -> Html:
+    source, times = evaluation.provenance, evaluation.agent.times
+    several = evaluation.prices.shape[1] > 1
+    facts = {
+        "Data": evaluation.source,
+        "Fingerprint": source.fingerprint,
+        "Test": f"{day(times[0])} to {day(times[-1])}, {len(times):,} bars, {say(evaluation.periods_per_year)} per year",
+        "Assets": ", ".join(str(name) for name in evaluation.prices.columns) if several else evaluation.source,
+        "Training seeds": ", ".join(str(seed) for seed in source.seeds),
+        "Trials": f"{source.trials:,} (agents that could have been chosen by looking at these test bars)",
+        "Evaluated on": source.date,
+    }
+    return tag("dl", join(*(join(tag("dt", name), tag("dd", value)) for name, value in facts.items())), class_="facts")
+
+
+def _downloads() -> Html:
+    """Return buttons for the files, which are inside the page: neither a network nor a second file is needed."""
+    buttons = [
+        tag("button", name, type="button", class_="download", data_download=key)
+        for key, name in (("json", "metrics.json"), ("csv", "metrics.csv"), ("config", "config.yaml"))
+    ]
+    return tag("p", tag("span", "Download: "), *buttons, class_="downloads")
+
+
+SECTIONS = (
+    equity_section,
+    statistics_section,
+    positions_section,
+    tail_section,
+    time_section,
+    costs_section,
+    folds_section,
+    attack_section,
+    population_section,
+    training_section,
+    provenance_section,
+)

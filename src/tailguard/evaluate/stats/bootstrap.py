@@ -1,30 +1,21 @@
-"""How sure is a figure? The stationary block bootstrap, with all strategies drawn together.
+"""The stationary block bootstrap of Politis and Romano (1994), with all strategies resampled together.
 
-Blocks keep what neighbouring bars have to do with one another. All strategies of a resample see the same bars, so that the
-difference of two of them is free of what the market did to both.
+A resample consists of blocks of geometric length that start anywhere and wrap around the end; blocks keep the serial dependence
+of neighbouring bars. All strategies of a resample see the same bars, so that what the market did to two of them cancels in
+their difference. Everything that numba compiles stays in this file, because its cache looks no further.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.dependence import FEWEST_BARS, optimal_block_length
-from tailguard.evaluate.stats.resampling import (
-    DOWNSIDE,
-    FIRST_TAIL,
-    LOG_GROWTH,
-    MAX_DRAWDOWN,
-    SQUARES,
-    SUM,
-    ULCER_SQUARES,
-    resample_indices,
-    resample_metrics,
-    resample_paths,
-)
 from tailguard.evaluate.stats.series import ROUNDING, Floats, as_columns, as_series, equity_of, require_periods, require_solvent
 from tailguard.validation import require
 
@@ -32,13 +23,129 @@ TAILS = (0.01, 0.05)
 OF_RETURN = ("sharpe", "sortino", "cagr")
 OF_RISK = ("volatility", "max_drawdown", "calmar", "ulcer", "cvar_1", "cvar_5")
 METRICS = OF_RETURN + OF_RISK
+# Columns of the sums that `resample_metrics` returns.
+SUM, SQUARES, DOWNSIDE, LOG_GROWTH, MAX_DRAWDOWN, ULCER_SQUARES, FIRST_TAIL = range(7)
+
+
+def _draw_bars(indices: NDArray[Any], restart: float, generator: np.random.Generator) -> None:
+    """Fill ``indices[n]`` with the bars of a resample; at each bar a new block begins with probability `restart`."""
+    n = len(indices)
+    at = np.int64(generator.random() * n)
+    for t in range(n):
+        if t > 0:
+            # One uniform number decides both: below `restart` it is uniform again after division.
+            u = generator.random()
+            at = np.int64(u / restart * n) if u < restart else at + 1
+            if at >= n:
+                at -= n
+        indices[t] = at
+
+
+_draw_compiled = cast(Callable[..., None], numba.njit(cache=True)(_draw_bars))
+
+
+def _indices(out: NDArray[Any], restart: float, generator: np.random.Generator) -> None:
+    """Fill ``out[B, n]`` with the bars of B resamples."""
+    for b in range(len(out)):
+        _draw_compiled(out[b], restart, generator)
+
+
+def _means(values: NDArray[Any], restart: float, generator: np.random.Generator, out: NDArray[Any]) -> None:
+    """Fill ``out[B, K]`` with the means of resamples of ``values[n, K]``."""
+    n, columns = values.shape
+    indices = np.empty(n, np.int64)
+    for b in range(len(out)):
+        _draw_compiled(indices, restart, generator)
+        out[b] = 0.0
+        for t in range(n):
+            row = values[indices[t]]
+            for k in range(columns):
+                out[b, k] += row[k]
+        for k in range(columns):
+            out[b, k] /= n
+
+
+def _metrics(
+    returns: NDArray[Any],
+    centres: NDArray[Any],
+    order: NDArray[Any],
+    tails: NDArray[Any],
+    restart: float,
+    generator: np.random.Generator,
+    out: NDArray[Any],
+) -> None:
+    """Fill ``out[B, S, FIRST_TAIL + A]`` with the sums of each resample and strategy.
+
+    :param returns: ``[S, n]``.
+    :param centres: ``[S]``, subtracted before squaring so that no digits cancel.
+    :param order: ``[S, n]``, the bars of each strategy from its worst return to its best.
+    :param tails: ``[A]``, tail shares; the tail mean is found from how often each bar was drawn, without sorting again.
+    """
+    strategies, n = returns.shape
+    indices, counts = np.empty(n, np.int64), np.empty(n, np.int64)
+    logs = np.log1p(returns)
+    for b in range(len(out)):
+        _draw_compiled(indices, restart, generator)
+        counts[:] = 0
+        for t in range(n):
+            counts[indices[t]] += 1
+        for s in range(strategies):
+            total, squares, downside, growth = 0.0, 0.0, 0.0, 0.0
+            below_peak, deepest, ulcer = 1.0, 1.0, 0.0  # equity over its highest so far
+            for t in range(n):
+                r = returns[s, indices[t]]
+                below_peak = min(below_peak * (1.0 + r), 1.0)
+                deepest = min(deepest, below_peak)
+                ulcer += (1.0 - below_peak) ** 2
+            for i in range(n):  # what does not depend on the order is summed over the bars in theirs
+                c, r = counts[i], returns[s, i]
+                x = r - centres[s]
+                total += c * x
+                squares += c * x * x
+                growth += c * logs[s, i]
+                low = min(r, 0.0)
+                downside += c * low * low
+            out[b, s, SUM], out[b, s, SQUARES], out[b, s, DOWNSIDE] = total, squares, downside
+            out[b, s, LOG_GROWTH], out[b, s, MAX_DRAWDOWN], out[b, s, ULCER_SQUARES] = growth, 1.0 - deepest, ulcer
+            for a in range(len(tails)):
+                mass, left, tail = tails[a] * n, tails[a] * n, 0.0
+                for i in range(n):
+                    bar = order[s, i]
+                    taken = min(float(counts[bar]), left)
+                    tail += taken * returns[s, bar]
+                    left -= taken
+                    if left <= 0.0:
+                        break
+                out[b, s, FIRST_TAIL + a] = tail / mass
+
+
+def _paths(logs: NDArray[Any], restart: float, generator: np.random.Generator, at: NDArray[Any], out: NDArray[Any]) -> None:
+    """Fill ``out[B, P]`` with the log equity of resamples of ``logs[n]`` after ``at[P]`` bars each, increasing."""
+    n = len(logs)
+    indices = np.empty(n, np.int64)
+    for b in range(len(out)):
+        _draw_compiled(indices, restart, generator)
+        total, t = 0.0, 0
+        for p in range(len(at)):
+            while t < at[p]:
+                total += logs[indices[t]]
+                t += 1
+            out[b, p] = total
+
+
+# Sums may be reordered, which vector code needs.
+_compile = numba.njit(cache=True, fastmath={"reassoc", "nsz", "contract"})
+resample_indices = cast(Callable[..., None], numba.njit(cache=True)(_indices))
+resample_means = cast(Callable[..., None], _compile(_means))
+resample_metrics = cast(Callable[..., None], _compile(_metrics))
+resample_paths = cast(Callable[..., None], numba.njit(cache=True)(_paths))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its percentile interval.
+    """A statistic with its percentile interval.
 
-    :param estimate: the figure of the data.
+    :param estimate: the statistic of the data.
     :param low: lower end.
     :param high: upper end.
     :param level: share of the resamples between the two.
@@ -52,12 +159,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference(Interval):
-    """A strategy's figure minus another's.
+    """A statistic of one strategy minus that of another.
 
     :param error: standard deviation of the resampled differences.
-    :param p_higher: one-sided p-value of "the first is not higher": how often resamples, moved so that there is no
-        difference, reach the observed one.
-    :param p_lower: likewise of "the first is not lower".
+    :param p_higher: one-sided p-value of "the first is not higher": the share of resamples that reach the observed difference
+        after centring at no difference.
+    :param p_lower: one-sided p-value of "the first is not lower".
     """
 
     error: float
@@ -67,14 +174,14 @@ class Difference(Interval):
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Resampled figures of several strategies.
+    """Resampled statistics of several strategies.
 
     :param names: of the strategies, S of them.
-    :param estimates: the figures of the data, ``[S]`` for each of :data:`METRICS`; positive is good except for volatility,
+    :param estimates: statistics of the data, ``[S]`` for each of :data:`METRICS`; positive is good except for volatility,
         drawdown and ulcer. `cvar_1` and `cvar_5` are returns per bar, the rest is per year.
-    :param draws: the same of each resample, ``[B, S]``.
-    :param block: expected length of a block, in bars, for the figures of return.
-    :param risk_block: the same for the figures of risk.
+    :param draws: statistics of each resample, ``[B, S]`` for each of :data:`METRICS`.
+    :param block: expected block length in bars for the statistics of return.
+    :param risk_block: expected block length in bars for the statistics of risk.
     :param seed: of the draws.
     """
 
@@ -86,7 +193,7 @@ class Bootstrap:
     seed: int
 
     def interval(self, metric: str, name: str, level: float = 0.95) -> Interval:
-        """A figure of one strategy.
+        """Return a statistic of a strategy with its percentile interval.
 
         :param metric: one of :data:`METRICS`.
         :param name: of the strategy.
@@ -97,11 +204,11 @@ class Bootstrap:
         return Interval(float(self.estimates[metric][column]), low, high, level)
 
     def difference(self, metric: str, name: str, against: str, level: float = 0.95) -> Difference:
-        """How far a strategy is above another, resample by resample.
+        """Return the difference of two strategies with its percentile interval, paired resample by resample.
 
         :param metric: one of :data:`METRICS`.
         :param name: of the strategy.
-        :param against: of the other.
+        :param against: name of the other.
         :param level: in (0, 1).
         """
         first, second = self._column(metric, name), self._column(metric, against)
@@ -115,6 +222,16 @@ class Bootstrap:
             estimate, low, high, level, float(draws.std(ddof=1)), _share(chance >= estimate), _share(chance <= estimate)
         )
 
+    def only(self, names: Sequence[str]) -> "Bootstrap":
+        """Return the same resamples restricted to some strategies.
+
+        :param names: of the strategies, in the order that the result is to have.
+        """
+        columns = [self._column(METRICS[0], name) for name in names]
+        estimates = {metric: values[columns] for metric, values in self.estimates.items()}
+        draws = {metric: values[:, columns] for metric, values in self.draws.items()}
+        return replace(self, names=tuple(names), estimates=estimates, draws=draws)
+
     def _column(self, metric: str, name: str) -> int:
         require(metric in METRICS, "metric", metric, f"one of {', '.join(METRICS)}")
         require(name in self.names, "the strategy", name, f"one of {', '.join(self.names)}")
@@ -124,13 +241,13 @@ class Bootstrap:
 def bootstrap(
     returns: Mapping[str, ArrayLike], periods: float, *, draws: int = 5000, block: float | None = None, seed: int = 0
 ) -> Bootstrap:
-    """Resample several strategies together and measure each of :data:`METRICS` every time.
+    """Resample several strategies together and compute each of :data:`METRICS` for every resample.
 
     :param returns: from names to simple returns ``[T]`` over the same bars, at least 8, each above -1.
     :param periods: bars per year.
     :param draws: resamples; 5,000 give the ends of a 95 % interval to about 3 % of its width.
-    :param block: expected length of a block for all figures. None takes :func:`return_block_length` for the figures of return
-        and :func:`risk_block_length` for those of risk, which costs a second run.
+    :param block: expected block length for all statistics. None takes :func:`return_block_length` for the statistics of return
+        and :func:`risk_block_length` for those of risk, which takes twice as long.
     :param seed: of the draws; the same seed, data and block give the same resamples.
     """
     require_periods(periods)
@@ -155,7 +272,7 @@ def bootstrap(
 
 
 def return_block_length(returns: Mapping[str, ArrayLike]) -> float:
-    """The longest block that any of the strategies asks for (Politis and White).
+    """Return the longest of the strategies' optimal block lengths (Politis and White).
 
     :param returns: from names to returns ``[T]``, at least 8 bars.
     """
@@ -164,11 +281,11 @@ def return_block_length(returns: Mapping[str, ArrayLike]) -> float:
 
 
 def risk_block_length(returns: Mapping[str, ArrayLike]) -> float:
-    """The longest block that any of the strategies asks for, for its returns or for their squares.
+    """Return the longest of the optimal block lengths of the strategies' returns and squared returns.
 
-    Returns hardly remember, but their size does (volatility clusters). Blocks as short as the returns ask for break the
-    clusters and make volatility, CVaR and drawdown look far too certain; blocks as long as the squares ask for would make
-    the figures of return look too certain, because few of them fit in the data.
+    Returns are hardly autocorrelated, but their squares are (volatility clusters). Blocks that suit the returns break the
+    clusters and make the intervals of volatility, CVaR and drawdown far too narrow; blocks that suit the squares would make the
+    intervals of the statistics of return too narrow, because few of them fit in the data.
 
     :param returns: from names to returns ``[T]``, at least 8 bars.
     """
@@ -177,16 +294,16 @@ def risk_block_length(returns: Mapping[str, ArrayLike]) -> float:
 
 
 def stationary_indices(n: int, draws: int, block: float, seed: int = 0) -> NDArray[np.int64]:
-    """The bars of each resample, ``[draws, n]``, for statistics of your own; those that :func:`bootstrap` uses.
+    """Return the bars of each resample, ``[draws, n]``, as :func:`bootstrap` draws them, for statistics of your own.
 
     :param n: bars of the data.
     :param draws: resamples.
-    :param block: expected length of a block, from 1 (independent bars) to n.
+    :param block: expected block length, from 1 (independent bars) to n.
     :param seed: of the draws.
     """
     require(n >= 1, "n", n, "at least 1")
     out = np.empty((_checked_draws(draws), n), dtype=np.int64)
-    resample_indices(out, _restart(block, n), np.random.default_rng(seed))
+    resample_indices(out, _restart_probability(block, n), np.random.default_rng(seed))
     return out
 
 
@@ -199,13 +316,13 @@ def equity_bands(
     block: float | None = None,
     seed: int = 0,
 ) -> tuple[NDArray[np.int64], Floats]:
-    """Percentiles of what the equity might have become, for the band around an equity curve that starts at 1.
+    """Return percentiles of resampled equity curves that start at 1, for a band around the observed one.
 
     :param returns: ``[T]``, simple, at least 8, each above -1.
     :param levels: ``[L]``, percentiles in (0, 1).
     :param points: bars at which the band is given, the first and the last included; at most T + 1 are used.
     :param draws: resamples.
-    :param block: expected length of a block; None takes :func:`risk_block_length`.
+    :param block: expected block length; None takes :func:`risk_block_length`.
     :param seed: of the draws.
     :return: the bars ``[P]``, 0 the start and T the end, and the band ``[L, P]``.
     """
@@ -217,11 +334,11 @@ def equity_bands(
     block = risk_block_length({"returns": values}) if block is None else block
     at = np.unique(np.linspace(0, len(values), min(points, len(values) + 1)).round().astype(np.int64))
     paths = np.empty((_checked_draws(draws), len(at)))
-    resample_paths(np.log1p(values), _restart(block, len(values)), np.random.default_rng(seed), at, paths)
+    resample_paths(np.log1p(values), _restart_probability(block, len(values)), np.random.default_rng(seed), at, paths)
     return at, np.exp(np.quantile(paths, shares, axis=0))
 
 
-def _restart(block: float, n: int) -> float:
+def _restart_probability(block: float, n: int) -> float:
     require(1.0 <= block <= n, "block", block, f"from 1 to the number of bars, {n}")
     return 1.0 / block
 
@@ -234,9 +351,9 @@ def _checked_draws(draws: int) -> int:
 def _resampled(rows: Floats, periods: float, draws: int, block: float, seed: int) -> dict[str, Floats]:
     centres = rows.mean(axis=1)
     out = np.empty((_checked_draws(draws), len(rows), FIRST_TAIL + len(TAILS)))
-    restart, generator = _restart(block, rows.shape[1]), np.random.default_rng(seed)
+    restart, generator = _restart_probability(block, rows.shape[1]), np.random.default_rng(seed)
     resample_metrics(rows, centres, np.argsort(rows, axis=1), np.array(TAILS), restart, generator, out)
-    return _from_sums(out, centres, rows.shape[1], periods)
+    return _metrics_from_sums(out, centres, rows.shape[1], periods)
 
 
 def _measured(row: Floats, periods: float) -> dict[str, float]:
@@ -254,8 +371,8 @@ def _measured(row: Floats, periods: float) -> dict[str, float]:
     }
 
 
-def _from_sums(sums: Floats, centres: Floats, n: int, periods: float) -> dict[str, Floats]:
-    """The metrics ``[B, S]`` from the kernel's sums ``[B, S, FIRST_TAIL + A]``."""
+def _metrics_from_sums(sums: Floats, centres: Floats, n: int, periods: float) -> dict[str, Floats]:
+    """Return the metrics ``[B, S]`` from the sums ``[B, S, FIRST_TAIL + A]`` of the compiled loop."""
     shift = sums[..., SUM] / n
     mean = centres + shift
     variance = (sums[..., SQUARES] - sums[..., SUM] * shift) / (n - 1)
@@ -277,13 +394,13 @@ def _from_sums(sums: Floats, centres: Floats, n: int, periods: float) -> dict[st
 
 
 def _ratios(gain: Floats, risk: Floats) -> Floats:
-    """0 where nothing moved, infinite where a gain had no risk: the rule of :mod:`tailguard.evaluate.stats.performance`."""
+    """Divide by the rule of :mod:`tailguard.evaluate.stats.performance`: 0 where nothing moved, infinite without risk."""
     riskless = np.where(np.abs(gain) <= ROUNDING, 0.0, np.copysign(np.inf, gain))
     return np.where(risk > 0.0, gain / np.where(risk > 0.0, risk, 1.0), riskless)
 
 
 def _minus(first: Floats, second: Floats) -> Floats:
-    """The difference, 0 where both are infinite alike."""
+    """Subtract; the difference of equal infinities is 0."""
     same = first == second
     return np.where(same, 0.0, np.where(same, 0.0, first) - np.where(same, 0.0, second))
 
@@ -296,5 +413,5 @@ def _percentiles(draws: Floats, level: float) -> tuple[float, float]:
 
 
 def _share(happened: NDArray[np.bool_]) -> float:
-    """A p-value that is never 0: the data count as one more resample."""
+    """Return a p-value that is never 0: the data count as one more resample."""
     return (1.0 + float(happened.sum())) / (len(happened) + 1.0)

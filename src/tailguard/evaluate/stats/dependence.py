@@ -1,4 +1,4 @@
-"""Serial dependence: what the past of a series says about its next value, and how long it takes to forget."""
+"""Serial dependence: autocovariances, variance ratio, and the block length that a bootstrap needs."""
 
 import math
 
@@ -12,19 +12,19 @@ FEWEST_BARS = 8  # fewer bars have no correlogram to speak of
 
 
 def autocovariances(values: Floats, lags: int) -> Floats:
-    """gamma_k = sum_t (x_t - mean)(x_{t+k} - mean) / n for k = 0 .. lags; dividing by n keeps the sequence positive definite.
+    """Compute gamma_k = sum_t (x_t - mean)(x_{t+k} - mean) / n, k = 0 .. lags; the n keeps the sequence positive definite.
 
     :param values: ``[T]``.
     :param lags: the last k, below T.
     """
     deviations = values - values.mean()
-    size = 2 ** math.ceil(math.log2(len(values) + lags + 1))  # room for no product to wrap around
+    size = 2 ** math.ceil(math.log2(len(values) + lags + 1))  # long enough that no product wraps around
     spectrum = np.fft.rfft(deviations, size)
     return np.asarray(np.fft.irfft(spectrum * spectrum.conj(), size)[: lags + 1] / len(values))
 
 
 def newey_west_lags(n: int) -> int:
-    """The usual number of lags for a series of n bars, floor(4 (n / 100)^(2/9)): 4 for 100 bars, 9 for 5,000.
+    """Return the usual number of Newey-West lags for n bars, floor(4 (n / 100)^(2/9)): 4 for 100 bars, 9 for 5,000.
 
     :param n: number of bars, at least 1.
     """
@@ -32,7 +32,7 @@ def newey_west_lags(n: int) -> int:
 
 
 def variance_ratio(returns: ArrayLike, horizon: int) -> float:
-    """Variance of a sum of `horizon` bars, as a multiple of what independent bars would give.
+    """Compute the variance of a sum of `horizon` bars, as a multiple of that of independent bars.
 
     1 + 2 sum_{k < q} (1 - k/q) rho_k for q = horizon: above 1 where returns trend, below 1 where they revert, never negative.
 
@@ -50,12 +50,12 @@ def variance_ratio(returns: ArrayLike, horizon: int) -> float:
 
 
 def optimal_block_length(returns: ArrayLike) -> float:
-    """Expected block length of the stationary bootstrap after Politis and White (2004), corrected by Patton et al. (2009).
+    """Compute the stationary bootstrap's block length after Politis and White (2004), corrected by Patton et al. (2009).
 
     b = (2 G^2 n / D)^(1/3) with G = sum lambda(k/M) |k| gamma_k, D = 2 (sum lambda(k/M) gamma_k)^2 over |k| <= M and the
     flat-top window lambda. M is twice the first lag of the first run of insignificant autocorrelations.
 
-    :param returns: ``[T]``, at least 8 bars. A series that does not vary, or forgets at once, has blocks of 1 bar.
+    :param returns: ``[T]``, at least 8 bars. A series that is constant or not autocorrelated has blocks of 1 bar.
     :return: between 1 and min(3 sqrt(T), T / 3).
     """
     values = as_series("returns", returns, FEWEST_BARS)
@@ -66,7 +66,7 @@ def optimal_block_length(returns: ArrayLike) -> float:
     if math.sqrt(max(covariances[0], 0.0)) <= ROUNDING:
         return 1.0
     significant = np.abs(covariances[1:]) / covariances[0] >= 2.0 * math.sqrt(math.log10(n) / n)
-    m = min(2 * _first_quiet_lag(significant, run), last)
+    m = min(2 * _first_insignificant_lag(significant, run), last)
     lags = np.arange(1, m + 1)
     flat_top = np.minimum(1.0, 2.0 * (1.0 - lags / m))
     g = 2.0 * float(flat_top * lags @ covariances[1 : m + 1])
@@ -77,8 +77,8 @@ def optimal_block_length(returns: ArrayLike) -> float:
     return float(min(max((g**2 / spectrum_at_0**2 * n) ** (1.0 / 3.0), 1.0), longest))
 
 
-def _first_quiet_lag(significant: NDArray[np.bool_], run: int) -> int:
-    """The first of the first `run` lags in a row that are insignificant; without such a run, the last lag there is."""
+def _first_insignificant_lag(significant: NDArray[np.bool_], run: int) -> int:
+    """Return the first lag of the first `run` insignificant lags in a row, or the last lag if there is no such run."""
     quiet = 0
     for lag, loud in enumerate(significant, start=1):
         quiet = 0 if loud else quiet + 1

@@ -1,12 +1,15 @@
-"""How an account did. Returns are simple and per bar; `periods` is the number of bars per year.
+"""Performance of an account: growth, risk, ratios, trading, and its regression on a benchmark.
 
-Every ratio follows one rule: an account that never moves has 0, a gain without any risk is infinite.
+Returns are simple and per bar; `periods` is the number of bars per year. Every ratio follows one rule: an account that never
+moves has 0, a gain without any risk is infinite.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtr
 
 from tailguard.evaluate.stats.dependence import newey_west_lags, variance_ratio
 from tailguard.evaluate.stats.series import (
@@ -17,13 +20,12 @@ from tailguard.evaluate.stats.series import (
     require_finite,
     require_periods,
     require_solvent,
-    returns_of,
 )
 from tailguard.validation import require
 
 
 def cagr(equity: ArrayLike, periods: float) -> float:
-    """Compound growth per year: (V_n / V_0)^(periods / n) - 1.
+    """Compute the compound annual growth rate (CAGR), (V_n / V_0)^(periods / n) - 1.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     :param periods: bars per year.
@@ -34,7 +36,7 @@ def cagr(equity: ArrayLike, periods: float) -> float:
 
 
 def volatility(returns: ArrayLike, periods: float) -> float:
-    """Standard deviation of the returns per year.
+    """Compute the annualised standard deviation of the returns.
 
     :param returns: ``[T]``, simple and per bar.
     :param periods: bars per year.
@@ -44,7 +46,7 @@ def volatility(returns: ArrayLike, periods: float) -> float:
 
 
 def sharpe(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> float:
-    """Mean over standard deviation (ddof 1) of the excess returns, per year.
+    """Compute the annualised Sharpe ratio: mean over standard deviation (ddof 1) of the excess returns.
 
     :param returns: ``[T]``, at least 2.
     :param periods: bars per year; 1 gives the ratio per bar.
@@ -52,11 +54,11 @@ def sharpe(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> flo
     """
     require_periods(periods)
     excess = _excess(returns, riskless, 2)
-    return _ratio(float(excess.mean()), _deviation(excess)) * math.sqrt(periods)
+    return _gain_over_risk(float(excess.mean()), _deviation(excess)) * math.sqrt(periods)
 
 
 def lo_sharpe(returns: ArrayLike, periods: float, horizon: int | None = None, riskless: ArrayLike = 0.0) -> float:
-    """Sharpe ratio per year for returns that are correlated in time, after Lo (2002).
+    """Compute the annualised Sharpe ratio of returns that are correlated in time, after Lo (2002).
 
     sqrt(q) assumes independent bars. Lo's factor q / sqrt(q + 2 sum_{k<q} (q - k) rho_k) does not: it is smaller where
     returns trend (smoothed equity) and larger where they revert.
@@ -71,11 +73,11 @@ def lo_sharpe(returns: ArrayLike, periods: float, horizon: int | None = None, ri
     plain = sharpe(returns, periods, riskless)
     excess = _excess(returns, riskless, 2)
     ratio = variance_ratio(excess, newey_west_lags(len(excess)) + 1 if horizon is None else horizon)
-    return _ratio(plain, math.sqrt(ratio))
+    return _gain_over_risk(plain, math.sqrt(ratio))
 
 
 def sortino(returns: ArrayLike, periods: float, target: ArrayLike = 0.0) -> float:
-    """Mean over downside deviation of the returns, per year; the squares of the shortfalls are averaged over all bars.
+    """Compute the annualised Sortino ratio: mean over downside deviation, whose squares are averaged over all bars.
 
     :param returns: ``[T]``.
     :param periods: bars per year.
@@ -84,11 +86,11 @@ def sortino(returns: ArrayLike, periods: float, target: ArrayLike = 0.0) -> floa
     require_periods(periods)
     excess = _excess(returns, target, 1)
     downside = math.sqrt(float(np.mean(np.minimum(excess, 0.0) ** 2)))
-    return _ratio(float(excess.mean()), downside) * math.sqrt(periods)
+    return _gain_over_risk(float(excess.mean()), downside) * math.sqrt(periods)
 
 
 def drawdowns(equity: ArrayLike) -> Floats:
-    """How far each bar ``[T]`` is below the highest equity so far, as a positive share of it.
+    """Return the drawdown at each bar ``[T]``: how far equity is below its highest so far, as a positive share of it.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     """
@@ -97,7 +99,7 @@ def drawdowns(equity: ArrayLike) -> Floats:
 
 
 def max_drawdown(equity: ArrayLike) -> float:
-    """The largest drawdown, as a positive share; a fall from the start value counts.
+    """Return the largest drawdown, as a positive share; a fall from the start value counts.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     """
@@ -105,16 +107,16 @@ def max_drawdown(equity: ArrayLike) -> float:
 
 
 def calmar(equity: ArrayLike, periods: float) -> float:
-    """Compound growth per year over the largest drawdown.
+    """Compute the Calmar ratio: compound annual growth over the largest drawdown.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     :param periods: bars per year.
     """
-    return _ratio(cagr(equity, periods), max_drawdown(equity))
+    return _gain_over_risk(cagr(equity, periods), max_drawdown(equity))
 
 
 def ulcer(equity: ArrayLike) -> float:
-    """Root mean square of the drawdowns: long and deep falls hurt most.
+    """Compute the ulcer index: the root mean square of the drawdowns, so that long and deep ones count most.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     """
@@ -122,7 +124,7 @@ def ulcer(equity: ArrayLike) -> float:
 
 
 def cdar(equity: ArrayLike, alpha: float) -> float:
-    """Conditional drawdown at risk: mean of the largest `alpha` share of the drawdowns, exact, as a positive share.
+    """Compute the conditional drawdown at risk (CDaR): the mean of the largest `alpha` share of the drawdowns, positive.
 
     :param equity: ``[T]``.
     :param alpha: in (0, 1]; 0.05 is usual. Towards 0 it becomes the largest drawdown, at 1 it is the mean.
@@ -131,7 +133,7 @@ def cdar(equity: ArrayLike, alpha: float) -> float:
 
 
 def cvar(returns: ArrayLike, alpha: float) -> float:
-    """Mean of the worst `alpha` share of the returns (negative when they are losses), exact for any sample size.
+    """Compute the CVaR: the mean of the worst `alpha` share of the returns, negative for losses, exact for any sample size.
 
     With k = alpha n and i = floor(k): the i worst count fully and the next one with the remaining k - i.
 
@@ -146,7 +148,7 @@ def cvar(returns: ArrayLike, alpha: float) -> float:
 
 
 def rolling_returns(returns: ArrayLike, bars: int) -> Floats:
-    """Compounded returns ``[T - bars + 1]`` of every stretch of `bars` bars, such as 20 for the CVaR of a month.
+    """Return the compounded returns ``[T - bars + 1]`` of every window of `bars` bars, such as 20 for the CVaR of a month.
 
     :param returns: ``[T]``, simple and per bar.
     :param bars: from 1 to T.
@@ -159,7 +161,7 @@ def rolling_returns(returns: ArrayLike, bars: int) -> Floats:
 
 
 def traded(weights: ArrayLike, asset_returns: ArrayLike) -> Floats:
-    """What was traded at each bar as a share of equity, ``[T]``, drift taken into account: a weight that only drifted is free.
+    """Return the notional traded at each bar as a share of equity, ``[T]``; a weight that only drifted was not traded.
 
     :param weights: held after the trade of each bar, ``[T]`` for one asset or ``[T, A]``; the rest is cash.
     :param asset_returns: of the assets from each bar to the next, shaped as `weights` with one row less.
@@ -174,7 +176,7 @@ def traded(weights: ArrayLike, asset_returns: ArrayLike) -> Floats:
 
 
 def turnover(shares: ArrayLike, periods: float) -> float:
-    """Traded notional per year, in multiples of equity.
+    """Compute the traded notional per year, in multiples of equity.
 
     :param shares: ``[T]``, traded at each bar as a share of equity: :func:`traded`, or the turnover that
         :func:`tailguard.market.simulate` reports.
@@ -187,7 +189,7 @@ def turnover(shares: ArrayLike, periods: float) -> float:
 
 
 def exposure(weights: ArrayLike) -> float:
-    """Mean invested share of equity, long or short: 1 is always fully invested, 0 is never in the market.
+    """Compute the mean gross exposure as a share of equity: 1 is always fully invested, 0 is never in the market.
 
     :param weights: ``[T]`` for one asset or ``[T, A]``, held after the trade of each bar.
     """
@@ -195,7 +197,7 @@ def exposure(weights: ArrayLike) -> float:
 
 
 def net_exposure(weights: ArrayLike) -> float:
-    """Mean of longs minus shorts as a share of equity: the weight of the constant mix that is as much in the market.
+    """Compute the mean net exposure, longs minus shorts, as a share of equity: the weight of a constant mix like it.
 
     :param weights: ``[T]`` for one asset or ``[T, A]``, held after the trade of each bar.
     """
@@ -203,7 +205,7 @@ def net_exposure(weights: ArrayLike) -> float:
 
 
 def hit_rate(returns: ArrayLike) -> float:
-    """Share of winning bars among those in which the account moved; 0 if it never did.
+    """Compute the share of winning bars among those in which the account moved; 0 if it never did.
 
     :param returns: ``[T]``, simple and per bar.
     """
@@ -213,7 +215,7 @@ def hit_rate(returns: ArrayLike) -> float:
 
 
 def cost_share(gain: float, costs: float) -> float:
-    """Share of the gross gain that went into costs: 0 is free, 1 is everything, infinite if there was no gross gain.
+    """Compute the share of the gross gain that costs took: 0 is none, 1 is all, infinite without a gross gain.
 
     :param gain: what the account gained after costs, in money.
     :param costs: fees, slippage and carry paid, in money, at least 0.
@@ -234,12 +236,12 @@ def _excess(returns: ArrayLike, reference: ArrayLike, at_least: int) -> Floats:
 
 
 def _deviation(values: Floats) -> float:
-    """Standard deviation; what rounding leaves of a constant counts as 0."""
+    """Return the standard deviation, 0 for a constant despite rounding."""
     deviation = float(np.std(values, ddof=1))
     return deviation if deviation > ROUNDING else 0.0
 
 
-def _ratio(gain: float, risk: float) -> float:
+def _gain_over_risk(gain: float, risk: float) -> float:
     if risk > 0.0:
         return gain / risk
     return 0.0 if abs(gain) <= ROUNDING else math.copysign(math.inf, gain)
@@ -252,24 +254,73 @@ def _two_dimensional(name: str, values: ArrayLike) -> Floats:
     return array[:, None] if array.ndim == 1 else array
 
 
-__all__ = [
-    "cagr",
-    "calmar",
-    "cdar",
-    "cost_share",
-    "cvar",
-    "drawdowns",
-    "exposure",
-    "hit_rate",
-    "lo_sharpe",
-    "max_drawdown",
-    "net_exposure",
-    "returns_of",
-    "rolling_returns",
-    "sharpe",
-    "sortino",
-    "traded",
-    "turnover",
-    "ulcer",
-    "volatility",
-]
+@dataclass(frozen=True)
+class AlphaBeta:
+    """The regression returns = alpha + beta benchmark + noise, with Newey-West standard errors.
+
+    :param alpha: per year (per bar times `periods`): the return that the benchmark does not explain.
+    :param beta: move of the account per move of the benchmark.
+    :param alpha_t: alpha over its standard error. 0 where a fit without residuals leaves an alpha of 0, infinite otherwise.
+    :param beta_t: beta over its standard error.
+    :param alpha_p: two-sided p-value of alpha = 0.
+    :param r_squared: share of the variance that the benchmark explains.
+    :param lags: autocorrelations in the standard errors.
+    """
+
+    alpha: float
+    beta: float
+    alpha_t: float
+    beta_t: float
+    alpha_p: float
+    r_squared: float
+    lags: int
+
+
+def alpha_beta(returns: ArrayLike, benchmark: ArrayLike, periods: float, lags: int | None = None) -> AlphaBeta:
+    """Regress an account on a benchmark; standard errors allow for heteroscedasticity and autocorrelation.
+
+    :param returns: ``[T]``, at least 3, in excess of the riskless rate if there is one.
+    :param benchmark: ``[T]``, likewise; it has to vary.
+    :param periods: bars per year.
+    :param lags: number of autocorrelations to allow for, below T; None takes :func:`newey_west_lags`.
+    """
+    require_periods(periods)
+    y, x = as_series("returns", returns, 3), as_series("benchmark", benchmark, 3)
+    n = len(y)
+    require(len(x) == n, "the length of benchmark", len(x), f"{n}, as the returns")
+    lags = newey_west_lags(n) if lags is None else lags
+    require(0 <= lags < n, "lags", lags, f"from 0 to {n - 1}")
+    require(float(np.std(x)) > ROUNDING, "the deviation of benchmark", float(np.std(x)), "positive: it has no beta otherwise")
+
+    centre = float(x.mean())
+    design = np.stack([np.ones(n), x - centre], axis=1)  # centred: its columns are orthogonal, so nothing cancels
+    squares = (design**2).sum(axis=0)
+    coefficients = design.T @ y / squares
+    residuals = y - design @ coefficients
+    scores = design * residuals[:, None]
+    meat = scores.T @ scores
+    for lag in range(1, lags + 1):
+        crossed = scores[lag:].T @ scores[:-lag]
+        meat += (1.0 - lag / (lags + 1)) * (crossed + crossed.T)
+    covariance = meat / np.outer(squares, squares)
+    beta = float(coefficients[1])
+    alpha = float(coefficients[0]) - beta * centre
+    back = np.array([1.0, -centre])  # alpha = intercept of the centred fit - beta centre
+    alpha_t = _t_value(alpha, float(back @ covariance @ back))
+    total = float(((y - y.mean()) ** 2).sum())
+    return AlphaBeta(
+        alpha=alpha * periods,
+        beta=beta,
+        alpha_t=alpha_t,
+        beta_t=_t_value(beta, float(covariance[1, 1])),
+        alpha_p=float(2.0 * ndtr(-abs(alpha_t))),
+        r_squared=1.0 - float(residuals @ residuals) / total if total > n * ROUNDING**2 else 0.0,
+        lags=lags,
+    )
+
+
+def _t_value(value: float, variance: float) -> float:
+    error = math.sqrt(max(variance, 0.0))
+    if error > ROUNDING:
+        return value / error
+    return 0.0 if abs(value) <= ROUNDING else math.copysign(math.inf, value)

@@ -1,7 +1,7 @@
-"""Did the losses keep to what was predicted? Backtests of predicted tails and of whole predicted distributions.
+"""Backtests of predicted quantiles: Kupiec, Acerbi-Szekely, probability integral transform, pinball loss.
 
 Predictions are quantiles of the outcome itself, so a predicted loss is negative. The tests take outcomes as independent given
-the predictions. Outcomes over several bars that overlap are not: give every h-th of those that span h bars.
+the predictions. Overlapping outcomes are not: of outcomes that span h bars, give every h-th.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ DRAWS_AT_ONCE = 2_000_000  # uniform numbers held in memory
 
 @dataclass(frozen=True)
 class CoverageTest:
-    """Whether a predicted quantile was undercut as often as it should be.
+    """The result of Kupiec's test that outcomes fall below a predicted quantile as often as they should.
 
     :param bars: number of outcomes.
-    :param exceptions: how many were below the prediction.
-    :param expected: how many should be.
+    :param exceptions: outcomes below the prediction.
+    :param expected: number of exceptions that was predicted.
     :param statistic: likelihood ratio, about chi-square with 1 degree of freedom.
     :param p_value: from that chi-square.
-    :param exact_p_value: from the binomial law itself; use it when fewer than about 10 exceptions are expected.
+    :param exact_p_value: from the binomial distribution; use it when fewer than about 10 exceptions are expected.
     """
 
     bars: int
@@ -39,11 +39,11 @@ class CoverageTest:
 
 @dataclass(frozen=True)
 class ShortfallTest:
-    """Whether losses beyond the predicted quantile were as frequent and as large as predicted.
+    """The result of Acerbi and Szekely's test that losses beyond a predicted quantile are as frequent and large as predicted.
 
     :param statistic: Acerbi and Szekely's Z2: 0 on average if the prediction is right, negative if risk was underestimated;
         -1 is twice the predicted losses.
-    :param p_value: one-sided, how often the predicted law itself gives a statistic that low.
+    :param p_value: one-sided, how often the predicted distribution itself gives a statistic that low.
     """
 
     statistic: float
@@ -52,10 +52,10 @@ class ShortfallTest:
 
 @dataclass(frozen=True)
 class UniformityTest:
-    """Of probability integral transforms against the uniform law.
+    """The result of the Kolmogorov-Smirnov test that probability integral transforms are uniform.
 
     :param statistic: the Kolmogorov-Smirnov distance, in [0, 1].
-    :param p_value: how often a uniform law would be as far away or farther.
+    :param p_value: how often uniform numbers are as far away or farther.
     """
 
     statistic: float
@@ -63,7 +63,7 @@ class UniformityTest:
 
 
 def kupiec(outcomes: ArrayLike, value_at_risk: ArrayLike, alpha: float) -> CoverageTest:
-    """Kupiec's proportion of failures: is P(outcome < predicted alpha-quantile) = alpha?
+    """Test P(outcome < predicted alpha-quantile) = alpha (Kupiec's proportion of failures).
 
     :param outcomes: ``[T]``.
     :param value_at_risk: the predicted alpha-quantile, negative for a loss, one number or ``[T]``.
@@ -84,7 +84,7 @@ def kupiec(outcomes: ArrayLike, value_at_risk: ArrayLike, alpha: float) -> Cover
 
 
 def shortfall_statistic(outcomes: ArrayLike, value_at_risk: ArrayLike, expected_shortfall: ArrayLike, alpha: float) -> float:
-    """Acerbi and Szekely's (2014) second statistic, Z2 = 1 - sum_t r_t 1{r_t < VaR_t} / (T alpha ES_t).
+    """Compute Acerbi and Szekely's (2014) second statistic, Z2 = 1 - sum_t r_t 1{r_t < VaR_t} / (T alpha ES_t).
 
     :param outcomes: ``[T]``.
     :param value_at_risk: the predicted alpha-quantile, one number or ``[T]``.
@@ -103,15 +103,15 @@ def shortfall_statistic(outcomes: ArrayLike, value_at_risk: ArrayLike, expected_
 def acerbi_szekely(
     outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike, alpha: float, *, draws: int = 5000, seed: int = 0
 ) -> ShortfallTest:
-    """Test predicted quantiles by the losses beyond their alpha-quantile.
+    """Test predicted quantiles by the losses beyond their alpha-quantile (Acerbi and Szekely's Z2).
 
-    The predicted law is linear between its levels and ends at its outermost quantiles. VaR, expected shortfall and the
-    distribution of the statistic all come from it.
+    The predicted quantile function is linear between its levels and ends at its outermost quantiles. VaR, expected shortfall
+    and the distribution of the statistic all come from it.
 
     :param outcomes: ``[T]``.
     :param quantiles: ``[T, N]`` predicted for each outcome, in any order.
     :param levels: ``[N]`` increasing, in (0, 1).
-    :param alpha: tail share, above the lowest level: a law that says nothing about the tail cannot be tested there.
+    :param alpha: tail share, above the lowest level: below it nothing is predicted that could be tested.
     :param draws: simulated series of outcomes.
     :param seed: of the simulation.
     """
@@ -120,7 +120,7 @@ def acerbi_szekely(
     require(draws >= 2, "draws", draws, "at least 2")
     grid = np.append(tau[tau < alpha], alpha)
     at_alpha = _quantile(predicted, tau, np.full(len(values), alpha), np.arange(len(values)))
-    tail = np.concatenate([predicted[:, : len(grid) - 1], at_alpha[:, None]], axis=1)  # [T, L], the law up to alpha
+    tail = np.concatenate([predicted[:, : len(grid) - 1], at_alpha[:, None]], axis=1)  # [T, L], the quantiles up to alpha
     shortfalls = (grid[0] * tail[:, 0] + ((tail[:, 1:] + tail[:, :-1]) / 2.0 * np.diff(grid)).sum(axis=1)) / alpha
     statistic = shortfall_statistic(values, at_alpha, shortfalls, alpha)
     generator, simulated = np.random.default_rng(seed), np.empty(draws)
@@ -134,10 +134,10 @@ def acerbi_szekely(
 
 
 def probability_transform(outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike, *, seed: int = 0) -> Floats:
-    """PIT ``[T]``: where in its predicted law each outcome fell, uniform in (0, 1) if the law is right.
+    """Compute the probability integral transform (PIT) ``[T]``: uniform in (0, 1) if the predicted distributions are right.
 
-    Between two predicted quantiles, beyond the outermost and on a point mass the law says only how probable the whole piece
-    is, so the place within it is drawn. That makes the result exactly uniform for a right law, without interpolation.
+    Between two predicted quantiles, beyond the outermost and on a point mass only the probability of the whole interval is
+    predicted, so the place within it is drawn at random. That makes the PIT of right predictions exactly uniform.
 
     :param outcomes: ``[T]``.
     :param quantiles: ``[T, N]`` predicted for each outcome, in any order.
@@ -152,7 +152,7 @@ def probability_transform(outcomes: ArrayLike, quantiles: ArrayLike, levels: Arr
 
 
 def uniformity(transforms: ArrayLike) -> UniformityTest:
-    """Are these probability integral transforms ``[T]`` uniform?
+    """Test that probability integral transforms ``[T]`` are uniform (Kolmogorov-Smirnov).
 
     :param transforms: ``[T]``, in [0, 1]: where each outcome stands in the distribution that was predicted for it.
     """
@@ -161,12 +161,12 @@ def uniformity(transforms: ArrayLike) -> UniformityTest:
     n, ordered = len(values), np.sort(values)
     ranks = np.arange(n + 1) / n
     distance = float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
-    # Stephens' correction: from 5 outcomes on the limiting law is right to 0.002 below a p-value of 0.1, to 0.025 above.
+    # Stephens' correction: from 5 outcomes on, p-values below 0.1 are right to 0.002 and larger ones to 0.025.
     return UniformityTest(distance, float(kolmogorov(distance * (np.sqrt(n) + 0.12 + 0.11 / np.sqrt(n)))))
 
 
 def realised_levels(outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike) -> Floats:
-    """The share of the outcomes at or below each predicted quantile, ``[N]``: equal to `levels` if calibrated.
+    """Return the share of the outcomes at or below each predicted quantile, ``[N]``: equal to `levels` if calibrated.
 
     :param outcomes: ``[T]``.
     :param quantiles: ``[T, N]`` predicted for each outcome, in any order.
@@ -177,7 +177,7 @@ def realised_levels(outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike
 
 
 def pinball_loss(outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike) -> Floats:
-    """Mean of u (tau - 1{u < 0}), u = outcome - quantile, ``[N]``: the right quantile has the lowest.
+    """Compute the mean pinball loss u (tau - 1{u < 0}), u = outcome - quantile, ``[N]``: lowest for the right quantile.
 
     :param outcomes: ``[T]``.
     :param quantiles: ``[T, N]`` predicted for each outcome, in any order.
@@ -196,7 +196,7 @@ def _like(name: str, limits: ArrayLike, values: Floats) -> Floats:
 
 
 def _predictions(outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike) -> tuple[Floats, Floats, Floats]:
-    """Outcomes ``[T]``, quantiles ``[T, N]`` sorted and levels ``[N]``, checked."""
+    """Return outcomes ``[T]``, sorted quantiles ``[T, N]`` and levels ``[N]``, checked."""
     values, tau = as_series("outcomes", outcomes, 1), as_series("levels", levels, 1)
     predicted = np.asarray(quantiles, dtype=np.float64)
     shape = (len(values), len(tau))
@@ -208,7 +208,7 @@ def _predictions(outcomes: ArrayLike, quantiles: ArrayLike, levels: ArrayLike) -
 
 
 def _quantile(predicted: Floats, tau: Floats, shares: Floats, rows: np.ndarray) -> Floats:
-    """The predicted law of ``rows[K]`` at ``shares[K]``: linear between levels, constant beyond the outermost."""
+    """Return the predicted quantiles of ``rows[K]`` at ``shares[K]``: linear between levels, constant beyond the outermost."""
     right = np.clip(np.searchsorted(tau, shares), 1, max(len(tau) - 1, 1))
     if len(tau) == 1:
         return np.asarray(predicted[rows, 0])

@@ -1,4 +1,4 @@
-"""What every statistic asks of its data: finite numbers, one per bar, and enough of them."""
+"""Series of returns and equity: checks that every statistic makes, and conversions between the two."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ ROUNDING = 64.0 * float(np.finfo(np.float64).eps)
 
 
 def as_series(name: str, values: ArrayLike, at_least: int) -> Floats:
-    """Check a series ``[T]``.
+    """Return a series ``[T]`` as an array, checked.
 
     :param name: what to call it in an error.
     :param values: one number per bar.
@@ -37,7 +37,7 @@ def require_finite(name: str, values: Floats) -> None:
 
 
 def as_columns(name: str, series: Mapping[str, ArrayLike], at_least: int) -> Floats:
-    """Several series of one length as ``[T, S]``, in the order of the mapping.
+    """Return several series of one length as ``[T, S]``, in the order of the mapping.
 
     :param name: what to call the mapping in an error.
     :param series: from names to one number per bar, over the same bars.
@@ -51,7 +51,7 @@ def as_columns(name: str, series: Mapping[str, ArrayLike], at_least: int) -> Flo
 
 
 def as_equity(equity: ArrayLike) -> Floats:
-    """An equity curve ``[T]``: at least 2 entries, positive everywhere; a ruined account ends before it reaches 0."""
+    """Return an equity curve ``[T]`` as an array, checked: at least 2 entries, all positive (a ruined account ends above 0)."""
     values = np.asarray(equity, dtype=np.float64)
     require(values.ndim == 1 and len(values) >= 2, "equity", values.shape, "one-dimensional with at least 2 entries")
     legal = "finite and positive everywhere"
@@ -60,7 +60,7 @@ def as_equity(equity: ArrayLike) -> Floats:
 
 
 def returns_of(equity: ArrayLike) -> Floats:
-    """Simple returns per bar of an equity curve ``[T]``, as ``[T - 1]``.
+    """Return the simple returns per bar ``[T - 1]`` of an equity curve ``[T]``.
 
     :param equity: ``[T]``, what the account is worth at each bar; positive.
     """
@@ -69,7 +69,7 @@ def returns_of(equity: ArrayLike) -> Floats:
 
 
 def equity_of(returns: ArrayLike) -> Floats:
-    """The equity curve ``[T + 1]`` that starts at 1 and earns these simple returns.
+    """Return the equity curve ``[T + 1]`` that starts at 1 and earns these simple returns.
 
     :param returns: ``[T]``, each above -1.
     """
@@ -79,7 +79,7 @@ def equity_of(returns: ArrayLike) -> Floats:
 
 
 def require_solvent(name: str, returns: Floats) -> None:
-    """Refuse a return of -1 or less: it leaves no equity to go on with."""
+    """Refuse a return of -1 or less: it leaves no equity to continue with."""
     lowest = float(returns.min())
     require(lowest > -1.0, f"the lowest of {name}", lowest, "above -1: the equity would be gone")
 

@@ -1,8 +1,7 @@
-"""Which of many beat a benchmark, and would the best of them have done so by chance?
+"""Tests of many strategies against a benchmark: Hansen's SPA (2005) and the stepwise test of Romano and Wolf (2005).
 
-Hansen's test of superior predictive ability (2005) and the stepwise test of Romano and Wolf (2005), both studentised: a
-strategy counts by how sure its lead is, not by how large. Mean returns are compared; scale strategies of different risk to
-one volatility first, or compare Sharpe ratios with :func:`step_down` on the draws of a bootstrap.
+Both are studentised: a strategy counts by its lead over the standard error of the lead. Mean returns are compared; scale
+strategies of different risk to one volatility first, or compare Sharpe ratios with :func:`step_down` on bootstrap draws.
 """
 
 import math
@@ -12,22 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tailguard.evaluate.stats.bootstrap import resample_means
 from tailguard.evaluate.stats.dependence import FEWEST_BARS, autocovariances, optimal_block_length
-from tailguard.evaluate.stats.resampling import resample_means
 from tailguard.evaluate.stats.series import ROUNDING, Floats, as_columns, as_series
 from tailguard.validation import require
 
 
 @dataclass(frozen=True)
 class SuperiorAbility:
-    """Whether any strategy has a higher mean return than the benchmark.
+    """The result of the SPA test that no strategy has a higher mean return than the benchmark.
 
     :param statistic: the largest studentised lead, 0 if no strategy leads.
     :param p_value: Hansen's consistent p-value: strategies that are clearly bad do not count.
-    :param p_lower: as if all that trail had never been tried; too small.
-    :param p_upper: White's reality check: as if all were as good as the benchmark; too large when bad ones are among them.
+    :param p_lower: p-value as if the strategies that trail had never been tried; too small.
+    :param p_upper: White's reality check, as if all strategies equalled the benchmark; too large with bad ones among them.
     :param best: name of the strategy with the largest lead.
-    :param block: expected length of a block, in bars.
+    :param block: expected block length, in bars.
     """
 
     statistic: float
@@ -40,12 +39,12 @@ class SuperiorAbility:
 
 @dataclass(frozen=True)
 class _Leads:
-    """Strategies against a benchmark.
+    """Studentised leads of strategies over a benchmark.
 
     :param t: studentised leads ``[K]``.
     :param noise: studentised resampled leads minus the observed ones, ``[B, K]``: leads as they would be if there were none.
     :param hopeless: ``[K]``, strategies so far behind that more data would not bring them back (Hansen's threshold).
-    :param block: expected length of a block.
+    :param block: expected block length.
     """
 
     t: Floats
@@ -54,7 +53,7 @@ class _Leads:
     block: float
 
     def under_the_null(self) -> Floats:
-        """Resampled leads ``[B, K]`` if no strategy were better; the hopeless stay behind and do not disturb the others."""
+        """Return resampled leads ``[B, K]`` if no strategy were better; hopeless ones do not affect the rest."""
         return self.noise + np.where(self.hopeless, self.t, 0.0)
 
 
@@ -66,12 +65,12 @@ def superior_ability(
     block: float | None = None,
     seed: int = 0,
 ) -> SuperiorAbility:
-    """SPA: is the best of many strategies better than the benchmark, given how many there were to choose from?
+    """Test superior predictive ability (SPA): is the best strategy better than the benchmark, given how many were tried?
 
     :param benchmark: returns ``[T]``, at least 8 bars.
     :param strategies: from names to returns ``[T]`` over the same bars; every one that was tried.
     :param draws: resamples.
-    :param block: expected length of a block; None takes the longest that a difference to the benchmark asks for.
+    :param block: expected block length; None takes the longest optimal one of the differences to the benchmark.
     :param seed: of the draws.
     """
     leads = _leads(benchmark, strategies, draws, block, seed)
@@ -91,13 +90,13 @@ def superior_strategies(
     block: float | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """StepM: the strategies that beat the benchmark; the chance that any of them does not is at most `size`.
+    """Return the strategies that beat the benchmark (StepM); the chance that any of them does not is at most `size`.
 
     :param benchmark: returns ``[T]``, at least 8 bars.
     :param strategies: from names to returns ``[T]`` over the same bars; every one that was tried.
     :param size: in (0, 1); 0.05 is usual.
     :param draws: resamples.
-    :param block: expected length of a block; None takes the longest that a difference to the benchmark asks for.
+    :param block: expected block length; None takes the longest optimal one of the differences to the benchmark.
     :param seed: of the draws.
     """
     leads = _leads(benchmark, strategies, draws, block, seed)
@@ -106,10 +105,10 @@ def superior_strategies(
 
 
 def step_down(estimates: ArrayLike, draws: ArrayLike, size: float = 0.05) -> NDArray[np.bool_]:
-    """Which of several resampled figures are above 0, with a chance of at most `size` that any is not.
+    """Return which of several resampled statistics are above 0, with a chance of at most `size` that any is not.
 
     :param estimates: ``[K]``, such as differences of Sharpe ratios.
-    :param draws: ``[B, K]``, the same of each resample. One that does not vary counts if it is above 0.
+    :param draws: ``[B, K]``, the statistics of each resample. One that does not vary counts if it is above 0.
     :param size: in (0, 1).
     :return: ``[K]``.
     """
@@ -133,13 +132,13 @@ def _leads(benchmark: ArrayLike, strategies: Mapping[str, ArrayLike], draws: int
     means = differences.mean(axis=0)
     resampled = np.empty((draws, differences.shape[1]))
     resample_means(differences, 1.0 / block, np.random.default_rng(seed), resampled)
-    errors = np.array([_error(column, block) for column in differences.T])
+    errors = np.array([_standard_error(column, block) for column in differences.T])
     t, noise = _studentised(means, resampled - means, errors)
     return _Leads(t, noise, t < -math.sqrt(2.0 * math.log(math.log(n))), block)
 
 
-def _error(values: Floats, block: float) -> float:
-    """Standard error of the mean of a resample, in closed form (Politis and Romano 1994)."""
+def _standard_error(values: Floats, block: float) -> float:
+    """Compute the standard error of the mean of a resample, in closed form (Politis and Romano 1994)."""
     n = len(values)
     lags = np.arange(1, n)
     stays = 1.0 - 1.0 / block  # chance that the next bar belongs to the same block
@@ -149,7 +148,7 @@ def _error(values: Floats, block: float) -> float:
 
 
 def _studentised(estimates: Floats, noise: Floats, errors: Floats) -> tuple[Floats, Floats]:
-    """Both over their errors; without an error the lead is certain, whichever way it goes."""
+    """Divide both by the standard errors; a lead without an error is certain: infinite, or 0."""
     certain = errors <= ROUNDING
     scale = np.where(certain, 1.0, errors)
     sure = np.where(np.abs(estimates) <= ROUNDING, 0.0, np.copysign(np.inf, estimates))
@@ -157,7 +156,7 @@ def _studentised(estimates: Floats, noise: Floats, errors: Floats) -> tuple[Floa
 
 
 def _stepwise(t: Floats, noise: Floats, size: float) -> NDArray[np.bool_]:
-    """Reject what exceeds the critical value of the maximum of all that are left, until nothing does."""
+    """Reject, step by step, what exceeds the critical value of the maximum over the strategies not yet rejected."""
     require(0.0 < size < 1.0, "size", size, "in (0, 1)")
     better = np.zeros(len(t), dtype=np.bool_)
     while not better.all():
@@ -170,6 +169,6 @@ def _stepwise(t: Floats, noise: Floats, size: float) -> NDArray[np.bool_]:
 
 
 def _p_value(leads: Floats, statistic: float) -> float:
-    """How often the largest lead of a resample reaches the observed one; the data count as one more resample."""
+    """Return how often the largest lead of a resample reaches the observed one; the data count as one more resample."""
     reached = np.maximum(leads.max(axis=1), 0.0) >= statistic
     return (1.0 + float(reached.sum())) / (len(leads) + 1.0)

@@ -1,1 +1,1 @@
-"""Engines carry out what the scheduler decides."""
+"""Engines, which train the members and carry out the decisions of the scheduler: serial, processes, Ray."""

@@ -1,7 +1,7 @@
-"""Every member as an actor of a Ray cluster: ``pip install "tailguard[ray]"``.
+"""The Ray engine: every member an actor of a Ray cluster: ``pip install "tailguard[ray]"``.
 
-States move from the object store of one machine to that of another, never through the driver. What a lost machine takes with it
-is read from the checkpoints, which lie on any file system that fsspec knows.
+States move from the object store of one machine to that of another, never through the driver. The states of a lost machine are
+read from the checkpoints, which are on any file system that fsspec knows.
 """
 
 import importlib
@@ -12,86 +12,100 @@ from logging import LogRecord
 from typing import Any, cast
 
 from tailguard.population.engines.driver import Engine
-from tailguard.population.learner import LearnerFactory
-from tailguard.population.log_forwarding import collected, relay
+from tailguard.population.member import LearnerFactory
 from tailguard.population.scheduler import PBTScheduler, Round
 from tailguard.population.store import Store
-from tailguard.population.worker import Adopt, Answer, Crashed, Done, Failed, Hindered, Job, Lost, Make, Restore, Train, Worker
+from tailguard.population.worker import (
+    CopyFrom,
+    Crashed,
+    Create,
+    Done,
+    Failed,
+    IOFailed,
+    JobResult,
+    Lost,
+    Restore,
+    Train,
+    Worker,
+    WorkerJob,
+    collect_logs,
+    forward_logs,
+)
 from tailguard.validation import require
 
-POLL_SECONDS = 0.5  # between looks at the clock while an actor waits for its place
+POLL_SECONDS = 0.5  # between looks at the clock while an actor waits for its resources
 
 
 @dataclass
-class _ProcessHandle:
-    """An actor, and what it is doing.
+class _ActorHandle:
+    """An actor and its present jobs.
 
-    :param placed: resolves when the actor has started.
-    :param waiting_since: when its place was asked for; None once it has one.
-    :param answer: the answer to come; None while it is idle.
-    :param state: the state to come, which stays where it was made.
+    :param placed: reference to its machine, which resolves when the actor has started.
+    :param waiting_since: time at which its resources were requested; None once it has them.
+    :param result: reference to the result of its jobs; None while it is idle.
+    :param state: reference to the state after its jobs, which stays on the actor's machine.
     :param saved_as: the name of that state.
     """
 
     actor: Any
     placed: Any
     waiting_since: float | None
-    answer: Any = None
+    result: Any = None
     state: Any = None
     saved_as: str | None = None
 
 
 @dataclass
-class _Nearby:
-    """The store of an actor: states that came along are taken from the object store, all others from the files."""
+class _ObjectStore:
+    """The store of an actor: states whose references it was given come from Ray's object store, all others from the files."""
 
     files: Store
-    parcels: Mapping[str, Any] = field(default_factory=dict)
+    references: Mapping[str, Any] = field(default_factory=dict)
     written: Any = None
 
     def write(self, name: str, state: Any) -> None:
-        """To the files, and to be taken along."""
+        """Write a state to the files, and keep it for the object store."""
         self.files.write(name, state)
         self.written = state
 
     def read(self, name: str) -> Any:
-        """What came along, unless its machine is gone meanwhile."""
+        """Return a state, from the files if the machine that held it is gone."""
         ray = _ray()
-        if name in self.parcels:
+        if name in self.references:
             try:
-                return ray.get(self.parcels[name])
+                return ray.get(self.references[name])
             except (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError):
                 return self.files.read(name)
         return self.files.read(name)
 
 
-class _Member:
-    """What an actor is."""
+class _MemberActor:
+    """The class of an actor: a worker and its store."""
 
     def __init__(self, member_id: int, factory: LearnerFactory, store: Store) -> None:
-        self._store = _Nearby(store)
-        self._seat = Worker(member_id, factory, self._store)
+        self._store = _ObjectStore(store)
+        self._worker = Worker(member_id, factory, self._store)
 
     def placed(self) -> str:
-        """The machine that it sits on; the answer comes once it does."""
+        """Return the machine of the actor, once it has started."""
         return str(_ray().get_runtime_context().get_node_id())
 
     def perform(
-        self, jobs: Sequence[Job], parcels: Mapping[str, Any]
-    ) -> tuple[tuple[Done | Failed | Hindered, list[LogRecord]], Any]:
-        """Do the jobs; the answer comes with what was logged, the second value is the state after a training."""
-        self._store.parcels, self._store.written = parcels, None
-        with collected() as records:
-            return (self._seat.perform(jobs), records), self._store.written
+        self, jobs: Sequence[WorkerJob], references: Mapping[str, Any]
+    ) -> tuple[tuple[Done | Failed | IOFailed, list[LogRecord]], Any]:
+        """Do the jobs; return the result with the log records, and the state after a training."""
+        self._store.references, self._store.written = references, None
+        with collect_logs() as records:
+            return (self._worker.perform(jobs), records), self._store.written
 
 
 class RayExecutor:
-    """Members as actors.
+    """Runs members as actors.
 
     :param factory: makes learners.
-    :param store: of all members.
+    :param store: holds the states of all members.
     :param resources: options of an actor, such as ``{"num_cpus": 1, "num_gpus": 0.25, "resources": {"fast": 1}}``.
-    :param placement_seconds: how long a member may wait for its resources before it counts as lost.
+    :param placement_seconds: seconds that a member may wait for its resources before it counts as lost.
     """
 
     def __init__(self, factory: LearnerFactory, store: Store, resources: Mapping[str, Any], placement_seconds: float) -> None:
@@ -99,89 +113,89 @@ class RayExecutor:
         self._factory = self._ray.put(factory)  # once per cluster, not once per member
         self._store = store
         self._placement_seconds = placement_seconds
-        # The driver itself makes lost members again, from their checkpoints. Ray gives an actor as many threads as cores.
-        self._class = self._ray.remote(_Member).options(max_restarts=0, max_task_retries=0, **resources)
-        self._desks: dict[int, _ProcessHandle] = {}
-        self._parcels: dict[str, Any] = {}
+        # The driver itself creates lost members again, from their checkpoints. Ray gives an actor as many threads as cores.
+        self._class = self._ray.remote(_MemberActor).options(max_restarts=0, max_task_retries=0, **resources)
+        self._handles: dict[int, _ActorHandle] = {}
+        self._references: dict[str, Any] = {}  # to states in the object store, by name
 
-    def submit(self, member_id: int, jobs: Sequence[Job]) -> None:
-        """Send the jobs, and with them where the states lie that they need."""
-        if isinstance(jobs[0], Make):
-            self._seat(member_id)
-        desk = self._desks[member_id]
-        needed = {job.checkpoint for job in jobs if isinstance(job, Adopt | Restore)}
-        parcels = {name: self._parcels[name] for name in needed if name in self._parcels}
-        desk.answer, desk.state = desk.actor.perform.options(num_returns=2).remote(list(jobs), parcels)
-        desk.saved_as = jobs[-1].checkpoint if isinstance(jobs[-1], Train) else None
+    def submit(self, member_id: int, jobs: Sequence[WorkerJob]) -> None:
+        """Send the jobs with references to the states that they need."""
+        if isinstance(jobs[0], Create):
+            self._start_actor(member_id)
+        handle = self._handles[member_id]
+        needed = {job.checkpoint for job in jobs if isinstance(job, CopyFrom | Restore)}
+        references = {name: self._references[name] for name in needed if name in self._references}
+        handle.result, handle.state = handle.actor.perform.options(num_returns=2).remote(list(jobs), references)
+        handle.saved_as = jobs[-1].checkpoint if isinstance(jobs[-1], Train) else None
 
-    def wait(self, timeout: float | None) -> list[tuple[int, Answer]]:
-        """Answers, and losses: an actor that died, a machine that is gone, a place that never came."""
+    def wait(self, timeout: float | None) -> list[tuple[int, JobResult]]:
+        """Return results, and losses: an actor that died, a machine that is gone, resources that never came."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            answers = self._arrived(end) + self._displaced()
-            for member_id, _ in answers:
-                self._desks[member_id].answer = None
-            if answers or (end is not None and time.monotonic() >= end):
-                return sorted(answers, key=lambda answer: answer[0])
+            results = self._arrived(end) + self._unplaced()
+            for member_id, _ in results:
+                self._handles[member_id].result = None
+            if results or (end is not None and time.monotonic() >= end):
+                return sorted(results, key=lambda result: result[0])
 
-    def places(self) -> dict[int, str]:
-        """The machine of every member."""
-        return {member_id: self._ray.get(desk.placed) for member_id, desk in self._desks.items()}
+    def nodes(self) -> dict[int, str]:
+        """Return the machine of every member."""
+        return {member_id: self._ray.get(handle.placed) for member_id, handle in self._handles.items()}
 
-    def forget(self, names: set[str]) -> None:
-        """Let go of all states but these."""
-        self._parcels = {name: parcel for name, parcel in self._parcels.items() if name in names}
+    def keep_only(self, names: set[str]) -> None:
+        """Release the states in the object store except these."""
+        self._references = {name: reference for name, reference in self._references.items() if name in names}
 
     def close(self) -> None:
-        """End the actors."""
-        for desk in self._desks.values():
-            self._ray.kill(desk.actor)
-        self._desks.clear()
-        self._parcels.clear()
+        """Stop the actors."""
+        for handle in self._handles.values():
+            self._ray.kill(handle.actor)
+        self._handles.clear()
+        self._references.clear()
 
-    def _seat(self, member_id: int) -> None:
-        old = self._desks.pop(member_id, None)
+    def _start_actor(self, member_id: int) -> None:
+        old = self._handles.pop(member_id, None)
         if old is not None:
             self._ray.kill(old.actor)
         actor = self._class.remote(member_id, self._factory, self._store)
-        self._desks[member_id] = _ProcessHandle(actor, actor.placed.remote(), time.monotonic())
+        self._handles[member_id] = _ActorHandle(actor, actor.placed.remote(), time.monotonic())
 
-    def _arrived(self, end: float | None) -> list[tuple[int, Answer]]:
-        busy = {desk.answer: member_id for member_id, desk in self._desks.items() if desk.answer is not None}
-        left = POLL_SECONDS if any(self._desks[member_id].waiting_since is not None for member_id in busy.values()) else None
+    def _arrived(self, end: float | None) -> list[tuple[int, JobResult]]:
+        busy = {handle.result: member_id for member_id, handle in self._handles.items() if handle.result is not None}
+        left = POLL_SECONDS if any(self._handles[member_id].waiting_since is not None for member_id in busy.values()) else None
         if end is not None:
             rest = max(end - time.monotonic(), 0.0)
             left = rest if left is None else min(left, rest)
         done, _ = self._ray.wait(list(busy), num_returns=1, timeout=left)
         more, _ = self._ray.wait(list(busy), num_returns=len(busy), timeout=0)
-        return [(busy[ref], self._answer(busy[ref])) for ref in dict.fromkeys([*done, *more])]
+        return [(busy[ref], self._result(busy[ref])) for ref in dict.fromkeys([*done, *more])]
 
-    def _answer(self, member_id: int) -> Answer:
-        desk = self._desks[member_id]
+    def _result(self, member_id: int) -> JobResult:
+        handle = self._handles[member_id]
         errors = self._ray.exceptions
         try:
-            answer, records = self._ray.get(desk.answer)
+            result, records = self._ray.get(handle.result)
         except errors.RayTaskError as error:
             return Crashed(str(error))
-        except errors.RayError as error:  # actor, worker, machine, memory or object: there are twenty names for being gone
+        except errors.RayError as error:  # actor, worker, machine, memory or object: twenty subclasses for a loss
             if isinstance(error, errors.RayActorError) and error.actor_init_failed:
                 return Crashed(str(error))
             return Lost(type(error).__name__)
-        if desk.saved_as is not None:
-            self._parcels[desk.saved_as] = desk.state
-        relay(records)
-        return cast(Answer, answer)
+        if handle.saved_as is not None:
+            self._references[handle.saved_as] = handle.state
+        forward_logs(records)
+        return cast(JobResult, result)
 
-    def _displaced(self) -> list[tuple[int, Answer]]:
-        """Members that have waited too long for their resources."""
-        lost: list[tuple[int, Answer]] = []
-        for member_id, desk in self._desks.items():
-            if desk.waiting_since is None or desk.answer is None:
+    def _unplaced(self) -> list[tuple[int, JobResult]]:
+        """Return the losses of members that have waited too long for their resources."""
+        lost: list[tuple[int, JobResult]] = []
+        for member_id, handle in self._handles.items():
+            if handle.waiting_since is None or handle.result is None:
                 continue
-            if self._ray.wait([desk.placed], timeout=0)[0]:
-                desk.waiting_since = None
-            elif time.monotonic() - desk.waiting_since > self._placement_seconds:
-                lost.append((member_id, Lost(f"no place in the cluster within {self._placement_seconds:g} s")))
+            if self._ray.wait([handle.placed], timeout=0)[0]:
+                handle.waiting_since = None
+            elif time.monotonic() - handle.waiting_since > self._placement_seconds:
+                lost.append((member_id, Lost(f"no resources in the cluster within {self._placement_seconds:g} s")))
         return lost
 
 
@@ -192,16 +206,16 @@ class RayEngine(Engine):
 
     :param scheduler: decides.
     :param factory: makes the learner of a member, on its machine.
-    :param store: where states lie, for all machines: usually a :class:`~tailguard.population.files.FileStore` on ``s3://``.
+    :param store: holds the states, for all machines: usually a :class:`~tailguard.population.store.FileStore` on ``s3://``.
     :param resources: options of a member's actor; one core by default. A member holds them as long as it lives, so the
         cluster must have enough for all of them: a fraction of a core lets several members share one.
-    :param placement_seconds: how long a member may wait for its resources before it counts as lost.
-    :param max_losses: see :class:`~tailguard.population.engines.driver.Engine`, as are the rest.
-    :param patience: as there.
-    :param on_round: as there.
+    :param placement_seconds: seconds that a member may wait for its resources before it counts as lost.
+    :param max_losses: see :class:`~tailguard.population.engines.driver.Engine`.
+    :param patience: see there.
+    :param on_round: see there.
     """
 
-    crew: RayExecutor
+    executor: RayExecutor
 
     def __init__(
         self,
@@ -219,21 +233,21 @@ class RayEngine(Engine):
         ray = _ray()
         resources = {"num_cpus": 1, **(resources or {})}
         connect()
-        needed, there = len(scheduler.members) * resources["num_cpus"], ray.cluster_resources().get("CPU", 0.0)
-        legal = f"at most {there / len(scheduler.members):g}: {len(scheduler.members)} members share {there:g} cores"
-        require(needed <= there, "num_cpus of a member", resources["num_cpus"], legal)
-        crew = RayExecutor(factory, store, resources, placement_seconds)
-        super().__init__(scheduler, crew, store, max_losses=max_losses, patience=patience, on_round=on_round)
+        needed, available = len(scheduler.members) * resources["num_cpus"], ray.cluster_resources().get("CPU", 0.0)
+        legal = f"at most {available / len(scheduler.members):g}: {len(scheduler.members)} members share {available:g} cores"
+        require(needed <= available, "num_cpus of a member", resources["num_cpus"], legal)
+        executor = RayExecutor(factory, store, resources, placement_seconds)
+        super().__init__(scheduler, executor, store, max_losses=max_losses, patience=patience, on_round=on_round)
 
-    def _remember(self) -> None:
-        super()._remember()
-        self.crew.forget(self._needed())
+    def _save_population(self) -> None:
+        super()._save_population()
+        self.executor.keep_only(self._needed())
 
 
 def connect(address: str | None = None) -> None:
     """Join a cluster, if this process has not joined one already.
 
-    :param address: of the cluster; None starts one on this machine.
+    :param address: address of the cluster; None starts one on this machine.
     """
     ray = _ray()
     if not ray.is_initialized():

@@ -1,10 +1,23 @@
-"""An actor under attack in compiled passes: what it says of moved inputs, and the gradient of an adversary's wish in them.
+"""An actor under attack in compiled passes: the adversarial objective and SA-PPO's penalty, with their gradients.
 
-A search wants the gradient of the inputs and nothing else; that of the weights, half of a backward pass, is left out. Whoever
-wants it afterwards gets it beside the flat gradient and not in it, so that it can be added to what stands there.
+The adversary maximises, over perturbed inputs, the distance between an actor's outputs and a goal g, or its negative::
+
+    means:    s sum_a (m_a - g_a)^2 / (2 sigma_a^2)              the KL from g for s = 1, log p(g) but for a constant for s = -1
+    choices:  s sum_c -log q(g_c)                                the surprise at g for s = 1, log q(g) for s = -1
+
+In the second, -log q_g = softplus(t) with t = logsumexp of the other logits - z_g, which keeps its digits and those of its
+gradient where the actor is all but certain. Training then minimises the robust KL of SA-PPO (Zhang et al. 2020), between the
+distributions of clean (c, p) and perturbed (m, q) inputs::
+
+    means:    sum_a (c_a - m_a)^2 / (2 sigma_a^2)                each mean clipped to the box first
+    choices:  sum p (log p - log q)                              with the gradients p (log p - log q - KL) and q - p
+
+A search needs the gradient of the inputs only; that of the weights, half of a backward pass, is left out. The penalty's
+gradient is written beside the flat gradient and not into it, so that it can be added to that of PPO's loss.
 """
 
 import copy
+import math
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -12,70 +25,187 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.jit import SHARE_DIVISIONS, decorators
 from tailguard.ppo.actions import Categorical, CensoredGaussian
 from tailguard.ppo.compiled import kernels as kernels
-from tailguard.ppo.compiled import objectives as wishes
-from tailguard.ppo.compiled.acting import CompiledActing, acting_of
-from tailguard.ppo.compiled.lstm import padded
-from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Memory
+from tailguard.ppo.compiled.applies import acting_applies
+from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Workspace, padded
 from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.trunk import State
 from tailguard.robust.attacks import DifferentiableObjective
 
 Array = NDArray[np.float32]
+ZERO, ONE, HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
+
+compiled, inlined = decorators(SHARE_DIVISIONS)
 
 
-def compiled_actor(policy: DistributionalPolicy, flat: FlatParameters) -> "FusedActor | None":
-    """The compiled actor of this policy, or None where torch has to do it.
+@compiled
+def means_objective(
+    means: Array, goal: Array, precision: Array, sign: np.float32, weights: Array, values: Array, grad_outputs: Array
+) -> None:
+    """Fill ``values[M]`` and ``grad_outputs[M, A]`` from ``means[M, A]``, the goal ``[M, A]`` and 1 / sigma^2 ``[A]``."""
+    for m in range(len(means)):
+        weight, total = sign * weights[m], ZERO
+        for a in range(means.shape[1]):
+            apart = means[m, a] - goal[m, a]
+            pulled = precision[a] * apart
+            total += HALF * pulled * apart
+            grad_outputs[m, a] = weight * pulled if weight != ZERO else ZERO
+        values[m] = weight * total if weight != ZERO else ZERO
 
-    What can act compiled can be attacked compiled, but for censored actions, whose KL has no compiled slope of its own.
+
+@compiled
+def choices_objective(
+    logits: Array, counts: NDArray[np.int64], goal: Array, sign: np.float32, weights: Array, values: Array, grad_outputs: Array
+) -> None:
+    """Fill ``values[M]`` and ``grad_outputs[M, n]`` from ``logits[M, n]`` of choices among `counts` and the goal ``[M, C]``."""
+    for m in range(len(logits)):
+        weight, total, first = sign * weights[m], ZERO, 0
+        for c in range(len(counts)):
+            z, grad, g = logits[m, first : first + counts[c]], grad_outputs[m, first : first + counts[c]], int(goal[m, c])
+            first += counts[c]
+            top = np.float32(-np.inf)
+            for j in range(len(z)):
+                top = z[j] if j != g and z[j] > top else top
+            mass = ZERO
+            for j in range(len(z)):
+                grad[j] = np.exp(z[j] - top) if j != g else ZERO
+                mass += grad[j]
+            if len(z) < 2 or weight == ZERO:  # nothing to choose, or no weight
+                grad[:] = ZERO
+                continue
+            t = top + np.log(mass) - z[g]
+            away = np.exp(-abs(t))
+            total += (t if t > ZERO else ZERO) + np.float32(math.log1p(away))
+            rate = weight * (ONE / (ONE + away) if t > ZERO else away / (ONE + away))  # sigmoid(t)
+            for j in range(len(z)):
+                grad[j] *= rate / mass
+            grad[g] = -rate
+        values[m] = weight * total
+
+
+@compiled
+def means_kl(
+    clean: Array,
+    perturbed: Array,
+    low: Array,
+    high: Array,
+    precision: Array,
+    weights: Array,
+    scale: float,
+    grad_clean: Array,
+    grad_perturbed: Array,
+) -> float:
+    """Return the weighted sum of the KL of means ``[M, A]`` clipped to a box ``[A]``; fill `scale` times its gradient."""
+    total = 0.0
+    for m in range(len(clean)):
+        for a in range(clean.shape[1]):
+            before, after = min(max(clean[m, a], low[a]), high[a]), min(max(perturbed[m, a], low[a]), high[a])
+            pulled = weights[m] * precision[a] * (before - after) if weights[m] != ZERO else ZERO
+            grad_clean[m, a] = np.float32(scale) * pulled if before == clean[m, a] else ZERO
+            grad_perturbed[m, a] = -np.float32(scale) * pulled if after == perturbed[m, a] else ZERO
+            total += 0.5 * pulled * (before - after) if weights[m] != ZERO else 0.0
+    return total
+
+
+@inlined
+def _log_softmax(logits: Array, out: Array) -> None:
+    top = logits.max()
+    mass = ZERO
+    for j in range(len(logits)):
+        mass += np.exp(logits[j] - top)
+    shift = top + np.log(mass)
+    for j in range(len(logits)):
+        out[j] = logits[j] - shift
+
+
+@compiled
+def choices_kl(
+    clean: Array,
+    perturbed: Array,
+    counts: NDArray[np.int64],
+    weights: Array,
+    scale: float,
+    grad_clean: Array,
+    grad_perturbed: Array,
+) -> float:
+    """Return the weighted sum of the KL of choices among `counts` with logits ``[M, n]``; fill `scale` times its gradient."""
+    total = 0.0
+    for m in range(len(clean)):
+        first = 0
+        for c in range(len(counts)):
+            last = first + counts[c]
+            log_p, log_q = grad_clean[m, first:last], grad_perturbed[m, first:last]  # replaced by gradients below
+            if weights[m] == ZERO:
+                log_p[:], log_q[:], first = ZERO, ZERO, last
+                continue
+            _log_softmax(clean[m, first:last], log_p)
+            _log_softmax(perturbed[m, first:last], log_q)
+            kl = ZERO
+            for j in range(len(log_p)):
+                kl += np.exp(log_p[j]) * (log_p[j] - log_q[j])
+            share = np.float32(scale) * weights[m]
+            for j in range(len(log_p)):
+                p, q, apart = np.exp(log_p[j]), np.exp(log_q[j]), log_p[j] - log_q[j]
+                log_p[j], log_q[j] = share * p * (apart - kl), share * (q - p)
+            total += weights[m] * kl
+            first = last
+    return total
+
+
+def compiled_actor(policy: DistributionalPolicy, flat: FlatParameters) -> "AttackedActor | None":
+    """Return the compiled actor of this policy, or None where torch has to do it.
+
+    What can act compiled can be attacked compiled, but for censored actions, whose KL has no compiled gradient of its own.
     """
-    if isinstance(policy.distribution, CensoredGaussian) or not isinstance(acting_of(policy, flat, 1), CompiledActing):
+    if isinstance(policy.action_dist, CensoredGaussian) or not acting_applies(policy):
         return None
-    return FusedActor(policy, flat)
+    return AttackedActor(policy, flat)
 
 
 class InputMlp(CompiledMlp):
-    """A head whose gradient in the inputs can be had alone."""
+    """A feed-forward head that can compute the gradient of its inputs alone."""
 
-    def _make_room(self, rows: int) -> None:
-        super()._make_room(rows)
+    def _allocate(self, rows: int) -> None:
+        super()._allocate(rows)
         self._layers, start = [], 0
         for at, _, n_in, n_out in self._table.tolist():
             weights = self._flat[at : at + n_in * n_out].reshape(n_out, n_in)
             here = slice(start, start + rows * n_out)
-            self._layers.append((weights, self._values[here].reshape(rows, n_out), self._slopes[here].reshape(rows, n_out)))
+            self._layers.append(
+                (weights, self._values[here].reshape(rows, n_out), self._grad_values[here].reshape(rows, n_out))
+            )
             start += padded(rows * n_out)
 
-    def input_gradient(self, into_inputs: Array) -> None:
-        """From :attr:`into_outputs` to the gradient of the inputs ``[M, F]``."""
+    def input_gradient(self, grad_inputs: Array) -> None:
+        """Fill the gradient of the inputs ``[M, F]``, given :attr:`grad_outputs`."""
         for layer in range(len(self._layers) - 1, 0, -1):
-            weights, _, slopes = self._layers[layer]
-            _, values, below = self._layers[layer - 1]
-            np.dot(slopes, weights, out=below)
-            wishes.through_activation(values, self._activation, below)
-        weights, _, slopes = self._layers[0]
-        np.dot(slopes, weights, out=into_inputs)
+            weights, _, grad = self._layers[layer]
+            _, values, grad_below = self._layers[layer - 1]
+            np.dot(grad, weights, out=grad_below)
+            kernels.activation_backward(values, self._activation, grad_below)
+        weights, _, grad = self._layers[0]
+        np.dot(grad, weights, out=grad_inputs)
 
 
 class InputLstm(CompiledLstm):
-    """A memory whose gradient in the inputs can be had alone."""
+    """An LSTM layer that can compute the gradient of its inputs alone."""
 
-    def input_gradient(self, into_inputs: Tensor) -> None:
-        """From :attr:`into_features` to the gradient of the inputs ``[L B, D]``."""
-        self._aligned[:] = self._weights[1]
-        kernels.lstm_backward(self._slopes, self._aligned, self._gates, self._cells, *self._state_slopes, self._into_bias)
-        gates = torch.from_numpy(self._gates).view(-1, 4 * self._size)  # their gradients by now
-        torch.mm(gates, torch.from_numpy(self._weights[0]), out=into_inputs)
+    def input_gradient(self, grad_inputs: Tensor) -> None:
+        """Fill the gradient of the inputs ``[L B, D]``, given :attr:`grad_features`."""
+        self._backward_to_gates()
+        gates = torch.from_numpy(self._gates).view(-1, 4 * self._size)
+        torch.mm(gates, torch.from_numpy(self._weights[0]), out=grad_inputs)
 
 
 class View(NamedTuple):
-    """How an actor looks at inputs ``[..., D]``.
+    """The context in which an actor sees inputs ``[..., D]``.
 
-    :param state: memory before the first step of each sequence, ``[1, B, H]`` twice; empty for an actor without.
-    :param blanks: ``[L, B, 1]``, where memory is wiped in sequences ``[L, B, D]``; None: every input is a sequence of its own.
-    :param weights: ``[L, B]``, of the steps of sequences that are judged as a whole; None judges each input by itself.
+    :param state: recurrent state before the first step of each sequence, ``[1, B, H]`` twice; empty without LSTM.
+    :param resets: ``[L, B, 1]``, 1 at reset steps of sequences ``[L, B, D]``; None: every input is a sequence of its own.
+    :param weights: ``[L, B]``, of the steps of sequences that are scored as a whole; None scores each input by itself.
     """
 
     state: State
@@ -83,129 +213,129 @@ class View(NamedTuple):
     weights: Tensor | None = None
 
 
-class FusedActor:
-    """Memory, where there is one, and head of a policy; made by :func:`compiled_actor`.
+class AttackedActor:
+    """Trunk and head of a policy's actor; made by :func:`compiled_actor`.
 
-    A pass forwards keeps what the pass backwards needs until the next one.
+    A forward pass keeps what its backward pass needs until the next one.
 
-    :param policy: that it covers.
+    :param policy: under attack.
     :param flat: its parameters.
     """
 
     def __init__(self, policy: DistributionalPolicy, flat: FlatParameters) -> None:
         self.policy = policy
-        self._memory, beside = Memory(), copy.copy(flat)
+        workspace, beside = Workspace(), copy.copy(flat)
         beside.gradient = torch.zeros_like(flat.gradient)
         self.gradient = beside.gradient
-        self.head = InputMlp(beside, "actor", policy.actor, self._memory)
+        self.head = InputMlp(beside, "actor", policy.actor, workspace)
         trunk = policy.actor_trunk
-        self.trunk = None if trunk is None else InputLstm(beside, "actor_trunk", trunk.hidden_size, self._memory)
+        self.trunk = None if trunk is None else InputLstm(beside, "actor_trunk", trunk.hidden_size, workspace)
 
     def forward(self, inputs: Tensor, view: View) -> Array:
-        """What the last layer says of inputs ``[..., D]``: ``[M, n]``, until the next pass."""
+        """Return the outputs ``[M, n]`` of the last layer for inputs ``[..., D]``; the next pass overwrites them."""
         self._inputs = inputs.detach().contiguous()
         rows = self._inputs.view(-1, inputs.shape[-1])
         if self.trunk is None:
             return self.head.forward(rows.numpy())
         resets = torch.zeros(1, len(rows)) if view.resets is None else view.resets[..., 0].contiguous()
         sequences = rows.view(*resets.shape, -1)
-        arrays = (one.detach().numpy() for one in (sequences, resets, view.state[0][0], view.state[1][0]))
+        arrays = (tensor.detach().numpy() for tensor in (sequences, resets, view.state[0][0], view.state[1][0]))
         return self.head.forward(self.trunk.forward(*arrays))
 
     def input_gradient(self) -> Tensor:
-        """The gradient of the inputs, in their shape, given that of the outputs in ``head.into_outputs``."""
-        into = torch.empty(self._inputs.shape)
-        rows = into.view(-1, into.shape[-1])
+        """Return the gradient of the inputs, in their shape, given that of the outputs in ``head.grad_outputs``."""
+        grad_inputs = torch.empty(self._inputs.shape)
+        rows = grad_inputs.view(-1, grad_inputs.shape[-1])
         if self.trunk is None:
             self.head.input_gradient(rows.numpy())
         else:
-            self.head.input_gradient(self.trunk.into_features)
+            self.head.input_gradient(self.trunk.grad_features)
             self.trunk.input_gradient(rows)
-        return into
+        return grad_inputs
 
     def backward(self) -> None:
-        """Fill :attr:`gradient`, laid out as the flat parameters, given that of the outputs; 0 where the actor is not."""
+        """Fill :attr:`gradient`, laid out as the flat parameters, given that of the outputs; it is 0 outside of the actor."""
         if self.trunk is None:
             self.head.backward(np.empty((0, 0), np.float32))
         else:
-            self.head.backward(self.trunk.into_features)
+            self.head.backward(self.trunk.grad_features)
             self.trunk.backward()
 
-    def described(self, raw: Tensor) -> Tensor:
-        """What the action distribution needs, from the last layer's outputs; no gradient goes into its deviation."""
+    def dist_params(self, outputs: Tensor) -> Tensor:
+        """Return the distribution parameters from the last layer's outputs, without a gradient in the deviation."""
         log_std = self.policy.log_std
-        return raw if log_std is None else torch.cat((raw, log_std.detach().expand_as(raw)), dim=-1)
+        return outputs if log_std is None else torch.cat((outputs, log_std.detach().expand_as(outputs)), dim=-1)
 
 
-class SteadyPair:
-    """The penalty on what moves an actor: the KL between what it says of clean and of moved inputs.
+class RobustKL:
+    """SA-PPO's penalty: the KL between an actor's distributions for clean and for perturbed inputs.
 
-    Two actors of one policy, since what the one keeps for its way back must outlast the passes of the other.
+    It takes two actors of one policy, since what one keeps for its backward pass must outlast the passes of the other.
 
     :param clean: for the clean inputs.
-    :param moved: for the moved ones, and the searches for them.
-    :param box: where means are clipped, ``[A]`` each; None where they are not.
+    :param perturbed: for the perturbed ones, and the searches for them.
+    :param box: lower and upper end where means are clipped, ``[A]`` each; None where they are not.
     """
 
-    def __init__(self, clean: FusedActor, moved: FusedActor, box: tuple[Tensor, Tensor] | None) -> None:
-        self.clean, self.moved = clean, moved
-        law, self._log_std = clean.policy.distribution, clean.policy.log_std
-        self._counts = np.array(law.counts) if isinstance(law, Categorical) else None
-        low, high = (torch.full((law.n_outputs,), end) for end in (-torch.inf, torch.inf)) if box is None else box
+    def __init__(self, clean: AttackedActor, perturbed: AttackedActor, box: tuple[Tensor, Tensor] | None) -> None:
+        self.clean, self.perturbed = clean, perturbed
+        action_dist, self._log_std = clean.policy.action_dist, clean.policy.log_std
+        self._counts = np.array(action_dist.counts) if isinstance(action_dist, Categorical) else None
+        low, high = (torch.full((action_dist.n_params,), end) for end in (-torch.inf, torch.inf)) if box is None else box
         self._low: Array = low.float().contiguous().numpy()
         self._high: Array = high.float().contiguous().numpy()
 
-    def gradient(self, weights: Tensor, scale: float, into: Tensor) -> float:
-        """The weighted sum of the KL of the last passes of both; adds `scale` times its gradient to `into`, laid out flat.
+    def add_gradient(self, weights: Tensor, scale: float, gradient: Tensor) -> float:
+        """Return the weighted sum of the KL of the last passes of both; add `scale` times its gradient to the flat `gradient`.
 
-        :param weights: of the samples; where they are 0 there may be anything.
+        :param weights: of the samples; those of weight 0 may hold anything.
         """
-        one, other, each = self.clean.head, self.moved.head, weights.reshape(-1).contiguous().numpy()
-        outputs, slopes = (one.outputs, other.outputs), (one.into_outputs, other.into_outputs)
+        heads, weight = (self.clean.head, self.perturbed.head), weights.reshape(-1).contiguous().numpy()
+        outputs, grad_outputs = (heads[0].outputs, heads[1].outputs), (heads[0].grad_outputs, heads[1].grad_outputs)
         if self._counts is not None:
-            total = wishes.steady_choices(*outputs, self._counts, each, scale, *slopes)
+            total = choices_kl(*outputs, self._counts, weight, scale, *grad_outputs)
         else:
             precision: Array = torch.exp(-2.0 * cast(Tensor, self._log_std).detach()).numpy()
-            total = wishes.steady_means(*outputs, self._low, self._high, precision, each, scale, *slopes)
-        for actor in (self.clean, self.moved):
+            total = means_kl(*outputs, self._low, self._high, precision, weight, scale, *grad_outputs)
+        for actor in (self.clean, self.perturbed):
             actor.backward()
-            into += actor.gradient
+            gradient += actor.gradient
         return total
 
 
 class CompiledObjective(DifferentiableObjective):
-    """How far an actor's outputs are from a goal, or how near, with its gradient.
+    """The adversarial objective: the distance of an actor's outputs from a goal, or its negative, with its gradient.
 
     :param actor: under attack.
-    :param goal: ``[..., k]``, what the adversary wants to be far from or near to: means, or one choice for each.
-    :param away: far from it (True) or near to it.
-    :param view: how the inputs are looked at.
+    :param goal: ``[..., k]``, means, or one alternative for each choice.
+    :param away: maximise the distance from the goal (True), or minimise it.
+    :param view: the context of the inputs.
     """
 
-    def __init__(self, actor: FusedActor, goal: Tensor, away: bool, view: View) -> None:
+    def __init__(self, actor: AttackedActor, goal: Tensor, away: bool, view: View) -> None:
         self.actor, self.view = actor, view
         self._goal = goal.detach().reshape(-1, goal.shape[-1]).contiguous().numpy()
         self._sign = np.float32(1.0 if away else -1.0)
         even = np.ones(len(self._goal), np.float32)
-        self._shares = even if view.weights is None else view.weights.reshape(-1).contiguous().numpy()
-        law = actor.policy.distribution
-        self._counts = np.array(law.counts) if isinstance(law, Categorical) else None
+        self._weights = even if view.weights is None else view.weights.reshape(-1).contiguous().numpy()
+        action_dist = actor.policy.action_dist
+        self._counts = np.array(action_dist.counts) if isinstance(action_dist, Categorical) else None
         log_std = actor.policy.log_std
         self._precision = None if log_std is None else torch.exp(-2.0 * log_std.detach()).numpy()
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The wish, for each input, or for each sequence."""
+        """Return the objective for each input, or for each sequence."""
         actor = self.actor
         raw = actor.forward(inputs, self.view)
-        values, slopes = np.empty(len(raw), np.float32), actor.head.into_outputs
+        values, grad_outputs = np.empty(len(raw), np.float32), actor.head.grad_outputs
         if self._counts is None:
-            wishes.from_means(raw, self._goal, cast(Array, self._precision), self._sign, self._shares, values, slopes)
+            means_objective(raw, self._goal, cast(Array, self._precision), self._sign, self._weights, values, grad_outputs)
         else:
-            wishes.from_choices(raw, self._counts, self._goal, self._sign, self._shares, values, slopes)
+            choices_objective(raw, self._counts, self._goal, self._sign, self._weights, values, grad_outputs)
         each = torch.from_numpy(values).reshape(inputs.shape[:-1])
         return each if self.view.weights is None else each.sum(0)
 
-    def slope(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the sum of all wishes in the inputs, and the wishes."""
+    def gradient(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the summed objective in the inputs, and the objective."""
         value = self(inputs)
         return self.actor.input_gradient(), value

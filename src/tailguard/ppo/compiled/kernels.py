@@ -1,41 +1,28 @@
-"""Compiled networks: LSTM over sequences with resets, and feed-forward heads, forwards and backwards, on flat float32 memory.
+"""Compiled kernels on float32 arrays: LSTM over sequences with resets, feed-forward heads, parameters of Gaussians.
 
 Everything compiled that calls each other lives in this one file, because numba's cache on disk looks at the file of a function
 only. Three facts shape the code. BLAS multiplies small matrices twice as fast where they are contiguous, begin at a multiple of
 64 bytes and have rows of whole cache lines, and where a product is small enough not to be repacked: so weights are copied
-into such memory, transposed, once per pass, and long products are made in blocks of rows. The compiler uses vector
+into such arrays, transposed, once per pass, and long products are made in blocks of rows. The compiler uses vector
 instructions in a loop only where it can check that the arrays in it do not overlap, which it gives up for more than a few: so
-loops are short. And memory that is allocated anew costs as much as a pass over it: so callers bring all of it.
+loops are short. And an array that is allocated anew costs as much as a pass over it: so callers bring all of them.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.jit import SHARE_DIVISIONS, decorators
+
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Sums may be reordered and divisions shared, which vector code needs; NaN and infinities keep their meaning.
-FAST = {"reassoc", "contract", "nsz", "arcp"}
+compiled, inlined = decorators(SHARE_DIVISIONS)
 
-
-def compiled(function: Function) -> Function:
-    """Compile for vector units, and keep it on disk."""
-    return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath=FAST)(function))
-
-
-def inlined(function: Function) -> Function:
-    """Compile into whoever calls it: see :func:`tailguard.optim.kernels.inlined`."""
-    return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath=FAST)(function))
-
-
-# Floats in a cache line, to whose multiples rows are padded.
+# Floats in a cache line; rows are padded to multiples of it.
 LINE = 16
-# BLAS's limit for products that are not repacked, in multiplications.
+# The most multiplications of a product that BLAS does not repack.
 SMALL = 1_000_000
 TANH, RELU = 0, 1
 ONE, HALF, QUARTER, ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.25), np.float32(0.0)
@@ -53,7 +40,7 @@ Q1, Q2, Q3, Q4 = (
 
 @inlined
 def _tanh(x: Any) -> Any:
-    """The hyperbolic tangent in a dozen operations that vectorise; NaN stays NaN."""
+    """Return the hyperbolic tangent in a dozen operations that vectorise; NaN stays NaN."""
     y = REACH if x > REACH else (-REACH if x < -REACH else x)
     u = y * y
     above = (((P4 * u + P3) * u + P2) * u + P1) * u + P0
@@ -63,7 +50,7 @@ def _tanh(x: Any) -> Any:
 
 @inlined
 def _product(left: Floats, right: Floats, out: Floats) -> None:
-    """``out = left @ right`` in even blocks of rows that BLAS takes as they are, where such blocks are worth having."""
+    """Compute ``out = left @ right`` in even blocks of rows that BLAS does not repack, where such blocks are worth having."""
     most = SMALL // max(right.shape[0] * right.shape[1], 1)
     if most < 8 or most >= len(left):
         np.dot(left, right, out)
@@ -77,7 +64,7 @@ def _product(left: Floats, right: Floats, out: Floats) -> None:
 
 @inlined
 def _transpose(matrix: Floats, out: Floats) -> None:
-    """``out = matrix.T`` in small squares, each of which stays in the fastest cache."""
+    """Compute ``out = matrix.T`` in small squares, each of which stays in the fastest cache."""
     rows, columns = matrix.shape
     for top in range(0, rows, LINE):
         for left in range(0, columns, LINE):
@@ -88,13 +75,13 @@ def _transpose(matrix: Floats, out: Floats) -> None:
 
 @inlined
 def columns_sum(matrix: Floats, out: Floats) -> None:
-    """Sums of the columns of ``[M, N]``, four rows at a time."""
+    """Sum the columns of ``[M, N]``, four rows at a time."""
     whole = len(matrix) // 4 * 4
     out[:] = ZERO
     for m in range(0, whole, 4):
-        one, two, three, four = matrix[m], matrix[m + 1], matrix[m + 2], matrix[m + 3]
+        row0, row1, row2, row3 = matrix[m], matrix[m + 1], matrix[m + 2], matrix[m + 3]
         for j in range(len(out)):
-            out[j] += (one[j] + two[j]) + (three[j] + four[j])
+            out[j] += (row0[j] + row1[j]) + (row2[j] + row3[j])
     for m in range(whole, len(matrix)):
         row = matrix[m]
         for j in range(len(out)):
@@ -106,7 +93,7 @@ def columns_sum(matrix: Floats, out: Floats) -> None:
 # The four gates of an environment stand side by side, ``[L, B, 4, H]`` in torch's order (input, forget, candidate, output), so
 # that a step is one product and so is the gradient of all weights. Since sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, all four are
 # kept as a tanh, and the halves inside are taken from the weights. Hidden and cell states are ``[L + 1, B, H]``: row 0 is the
-# state before the first step, and all rows but the last are what the steps began with.
+# state before the first step, and all rows but the last are the states before the steps.
 
 
 @inlined
@@ -115,13 +102,13 @@ def _sigmoid(tangent: Any) -> Any:
 
 
 @inlined
-def _sigmoid_slope(tangent: Any) -> Any:
+def _sigmoid_grad(tangent: Any) -> Any:
     return QUARTER * (ONE - tangent * tangent)
 
 
 @inlined
 def _halve(weights: Floats) -> None:
-    """What goes into the three gates with a sigmoid, in ``[M, 4, H]``."""
+    """Halve the weights of the three gates with a sigmoid, in ``[M, 4, H]``."""
     for m in range(len(weights)):
         for gate in (0, 1, 3):
             for j in range(weights.shape[2]):
@@ -132,7 +119,7 @@ def _halve(weights: Floats) -> None:
 def pack_lstm(
     w_input: Floats, w_hidden: Floats, b_input: Floats, b_hidden: Floats, inward: Floats, recurrent: Floats, bias: Floats
 ) -> None:
-    """Weights ``[D, 4 H]`` and ``[H, 4 H]``, and the bias of every environment ``[B, 4 H]``, for :func:`lstm_forward`."""
+    """Fill weights ``[D, 4 H]`` and ``[H, 4 H]``, and the bias of every environment ``[B, 4 H]``, for :func:`lstm_forward`."""
     size = w_hidden.shape[1]
     _transpose(w_input, inward)
     _transpose(w_hidden, recurrent)
@@ -145,15 +132,15 @@ def pack_lstm(
 
 
 @inlined
-def _squash(gates: Floats, part: Floats, bias: Floats) -> None:
-    """From what goes into the gates of a step to the gates, in place."""
+def _activate_gates(gates: Floats, part: Floats, bias: Floats) -> None:
+    """Turn the pre-activations of a step into its gates, in place."""
     for j in range(len(gates)):
         gates[j] = _tanh(gates[j] + part[j] + bias[j])
 
 
 @inlined
-def _remember(gates: Floats, old: Floats, cell: Floats, hidden: Floats) -> None:
-    """Cell and hidden states ``[B, H]`` after a step with these gates ``[B, 4, H]``."""
+def _lstm_cell(gates: Floats, old: Floats, cell: Floats, hidden: Floats) -> None:
+    """Compute cell and hidden states ``[B, H]`` after a step with these gates ``[B, 4, H]``: c = f c + i g, h = o tanh(c)."""
     for b in range(len(cell)):
         for j in range(cell.shape[1]):
             cell[b, j] = _sigmoid(gates[b, 1, j]) * old[b, j] + _sigmoid(gates[b, 0, j]) * gates[b, 2, j]
@@ -174,11 +161,11 @@ def lstm_step(
     cell: Floats,
     hidden: Floats,
 ) -> None:
-    """One step of B environments, for acting; `part` and `gates`, ``[B, 4 H]``, are scratch."""
+    """Run one step of B environments, for acting; `part` and `gates`, ``[B, 4 H]``, are scratch."""
     _product(inputs, inward, gates)
     _product(old_hidden, recurrent, part)
-    _squash(gates.reshape(gates.size), part.reshape(gates.size), bias.reshape(gates.size))
-    _remember(gates.reshape(len(cell), 4, cell.shape[1]), old_cell, cell, hidden)
+    _activate_gates(gates.reshape(gates.size), part.reshape(gates.size), bias.reshape(gates.size))
+    _lstm_cell(gates.reshape(len(cell), 4, cell.shape[1]), old_cell, cell, hidden)
 
 
 @compiled
@@ -193,10 +180,11 @@ def lstm_forward(
     cells: Floats,
     hidden: Floats,
 ) -> None:
-    """L steps: fill `gates`, and `cells` and `hidden` below row 0.
+    """Run L steps: fill `gates`, and `cells` and `hidden` below row 0.
 
+    :param resets: ``[L, B]``, not 0 at reset steps, after which both states are 0.
     :param part: ``[B, 4 H]``, scratch.
-    :param gates: where no gradient is wanted, a few rows are enough, which are used again and again.
+    :param gates: where no gradient is needed, a few rows are enough, which are used again and again.
     """
     (rows, envs, n_inputs), (kept, _, _, size) = inputs.shape, gates.shape
     n, x, by_env = envs * 4 * size, inputs.reshape(rows * envs, n_inputs), gates.reshape(kept * envs, 4 * size)
@@ -208,70 +196,78 @@ def lstm_forward(
         for t in range(first, last):
             k = place + t - first
             _product(hidden[t], recurrent, part)
-            _squash(by_step[k], parts, shift)
-            _remember(gates[k], cells[t], cells[t + 1], hidden[t + 1])
+            _activate_gates(by_step[k], parts, shift)
+            _lstm_cell(gates[k], cells[t], cells[t + 1], hidden[t + 1])
             for b in range(envs):
                 if resets[t, b] != ZERO:
-                    gates[k, b], gates[k, b, 2] = -ONE, ZERO  # shut, with a slope of 0
+                    gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
                     cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
 
 
 @inlined
-def _forget(gates: Floats, old: Floats, cell: Floats, slope: Floats, later: Floats, down: Floats, scratch: Floats) -> None:
-    """The way back through :func:`_remember`, from the gates ``[B, 4, H]`` to the gradient of what went into them.
+def _lstm_cell_backward(
+    gates: Floats, old: Floats, cell: Floats, grad_output: Floats, grad_hidden: Floats, grad_cell: Floats, scratch: Floats
+) -> None:
+    """Replace the gates ``[B, 4, H]`` of :func:`_lstm_cell` by the gradient of their pre-activations.
 
     A loop that writes to one gate and reads another is not vectorised, since over all environments the two overlap.
 
-    :param slope: gradient of the hidden state from above, ``[B, H]``.
-    :param later: that from the next step.
-    :param down: gradient of the cell, first after the step, then before it.
+    :param grad_output: gradient of the hidden state from the layer above, ``[B, H]``.
+    :param grad_hidden: gradient of the hidden state from the next step, ``[B, H]``.
+    :param grad_cell: gradient of the cell state, first after the step, then before it, ``[B, H]``.
     :param scratch: ``[3, H]``.
     """
-    above, bent, through = scratch[0], scratch[1], scratch[2]
+    total, tanh_cell, through = scratch[0], scratch[1], scratch[2]
     for b in range(len(old)):
         for j in range(len(through)):
-            above[j] = slope[b, j] + later[b, j]
+            total[j] = grad_output[b, j] + grad_hidden[b, j]
         for j in range(len(through)):
-            bent[j] = _tanh(cell[b, j])  # again: cheaper than to keep it
+            tanh_cell[j] = _tanh(cell[b, j])  # again: cheaper than to keep it
         for j in range(len(through)):
             leave = gates[b, 3, j]
-            through[j] = down[b, j] + above[j] * _sigmoid(leave) * (ONE - bent[j] * bent[j])
-            gates[b, 3, j] = above[j] * bent[j] * _sigmoid_slope(leave)
+            through[j] = grad_cell[b, j] + total[j] * _sigmoid(leave) * (ONE - tanh_cell[j] * tanh_cell[j])
+            gates[b, 3, j] = total[j] * tanh_cell[j] * _sigmoid_grad(leave)
         for j in range(len(through)):
             keep = gates[b, 1, j]
-            down[b, j] = through[j] * _sigmoid(keep)
-            gates[b, 1, j] = through[j] * old[b, j] * _sigmoid_slope(keep)
+            grad_cell[b, j] = through[j] * _sigmoid(keep)
+            gates[b, 1, j] = through[j] * old[b, j] * _sigmoid_grad(keep)
         for j in range(len(through)):
             enter, candidate = gates[b, 0, j], gates[b, 2, j]
-            above[j] = through[j] * candidate * _sigmoid_slope(enter)
-            bent[j] = through[j] * _sigmoid(enter) * (ONE - candidate * candidate)
+            total[j] = through[j] * candidate * _sigmoid_grad(enter)
+            tanh_cell[j] = through[j] * _sigmoid(enter) * (ONE - candidate * candidate)
         for j in range(len(through)):
-            gates[b, 0, j] = above[j]
+            gates[b, 0, j] = total[j]
         for j in range(len(through)):
-            gates[b, 2, j] = bent[j]
+            gates[b, 2, j] = tanh_cell[j]
 
 
 @compiled
 def lstm_backward(
-    slopes: Floats, w_hidden: Floats, gates: Floats, cells: Floats, into_hidden: Floats, into_cell: Floats, into_bias: Floats
+    grad_output: Floats,
+    w_hidden: Floats,
+    gates: Floats,
+    cells: Floats,
+    grad_hidden: Floats,
+    grad_cell: Floats,
+    grad_bias: Floats,
 ) -> None:
-    """Replace `gates` by the gradient of what went into them, given that of the hidden states, `slopes`.
+    """Replace `gates` by the gradient of their pre-activations, given that of the hidden states, `grad_output`.
 
-    At a blank all gates are shut, which stops every gradient of its own accord.
+    At a reset step all gates are closed, which stops every gradient of its own accord.
 
-    :param slopes: ``[L, B, H]``.
+    :param grad_output: ``[L, B, H]``.
     :param w_hidden: ``[4 H, H]``.
-    :param into_hidden: ``[B, H]``; leaves as the gradient of the hidden state before the first step.
-    :param into_cell: ``[B, H]``; leaves as that of the cell before it.
-    :param into_bias: ``[4 H]``; leaves as that of the biases.
+    :param grad_hidden: ``[B, H]``, filled with the gradient of the hidden state before the first step.
+    :param grad_cell: ``[B, H]``, filled with that of the cell state before it.
+    :param grad_bias: ``[4 H]``, filled with that of each of the two biases.
     """
-    rows, envs, size = slopes.shape
+    rows, envs, size = grad_output.shape
     by_step, scratch = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32)
-    into_hidden[:], into_cell[:] = ZERO, ZERO
+    grad_hidden[:], grad_cell[:] = ZERO, ZERO
     for t in range(rows - 1, -1, -1):
-        _forget(gates[t], cells[t], cells[t + 1], slopes[t], into_hidden, into_cell, scratch)
-        _product(by_step[t], w_hidden, into_hidden)
-    columns_sum(gates.reshape(rows * envs, 4 * size), into_bias)
+        _lstm_cell_backward(gates[t], cells[t], cells[t + 1], grad_output[t], grad_hidden, grad_cell, scratch)
+        _product(by_step[t], w_hidden, grad_hidden)
+    columns_sum(gates.reshape(rows * envs, 4 * size), grad_bias)
 
 
 # ----------------------------------------------------------------------------------------------------------------- heads
@@ -289,12 +285,12 @@ def _padded(count: int) -> int:
 
 @compiled
 def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, values: Floats, scratch: Floats) -> None:
-    """A head on the rows of `inputs` ``[M, n]``.
+    """Run a feed-forward head on the rows of `inputs` ``[M, n]``.
 
     :param flat: all parameters.
     :param table: a row for each layer: where its weights and its bias begin, how many inputs and outputs it has.
     :param values: the outputs of all layers one after the other, ``[M, n]`` each, each at a multiple of a cache line.
-    :param scratch: room for the largest layer's weights.
+    :param scratch: as large as the largest layer's weights.
     """
     rows, start, x = len(inputs), 0, inputs
     for layer in range(len(table)):
@@ -323,19 +319,19 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, 
 
 
 @inlined
-def _outer(slopes: Floats, inputs: Floats, out: Floats, scratch: Floats) -> None:
-    """``out = slopes.T @ inputs``, in blocks of rows whose products are added up in `scratch`."""
+def _outer(grad_outputs: Floats, inputs: Floats, out: Floats, scratch: Floats) -> None:
+    """Compute ``out = grad_outputs.T @ inputs``, in blocks of rows whose products are added up in `scratch`."""
     n_out, n_in = out.shape
     rows = max(SMALL // (n_in * n_out), LINE)
     part = _rows_of(scratch, 0, n_out, n_in)
     out[:] = ZERO
-    for first in range(0, len(slopes), rows):
-        last = min(first + rows, len(slopes))
-        np.dot(slopes[first:last].T, inputs[first:last], part)
+    for first in range(0, len(grad_outputs), rows):
+        last = min(first + rows, len(grad_outputs))
+        np.dot(grad_outputs[first:last].T, inputs[first:last], part)
         for i in range(n_out):
-            total, one = out[i], part[i]
+            total, added = out[i], part[i]
             for j in range(n_in):
-                total[j] += one[j]
+                total[j] += added[j]
 
 
 @compiled
@@ -346,16 +342,16 @@ def mlp_backward(
     activation: int,
     inputs: Floats,
     values: Floats,
-    slopes: Floats,
-    into_inputs: Floats,
+    grad_values: Floats,
+    grad_inputs: Floats,
     add: bool,
     scratch: Floats,
 ) -> None:
     """Write the gradient of a head's parameters into `gradient`, which is laid out as `flat`.
 
-    :param slopes: as `values`; the gradient of the last layer's outputs stands in it already, the others are filled in.
-    :param into_inputs: ``[M, n]``, the gradient of the inputs; of no rows if nobody wants it.
-    :param add: add to what stands there.
+    :param grad_values: as `values`; the gradient of the last layer's outputs is given, those of the others are filled in.
+    :param grad_inputs: ``[M, n]``, filled with the gradient of the inputs; of no rows where it is not needed.
+    :param add: add to `grad_inputs` instead of overwriting it.
     """
     rows, last = len(inputs), len(table) - 1
     start = 0
@@ -363,31 +359,85 @@ def mlp_backward(
         start += _padded(rows * table[layer, 3])
     for layer in range(last, -1, -1):
         at, bias_at, n_in, n_out = table[layer]
-        slope = _rows_of(slopes, start, rows, n_out)
+        grad = _rows_of(grad_values, start, rows, n_out)
         below = start if layer == 0 else start - _padded(rows * n_in)
         x = inputs if layer == 0 else _rows_of(values, below, rows, n_in)
-        _outer(slope, x, _rows_of(gradient, at, n_out, n_in), scratch)
-        columns_sum(slope, gradient[bias_at : bias_at + n_out])
+        _outer(grad, x, _rows_of(gradient, at, n_out, n_in), scratch)
+        columns_sum(grad, gradient[bias_at : bias_at + n_out])
         weights = _rows_of(scratch, 0, n_out, n_in)
         weights[:] = _rows_of(flat, at, n_out, n_in)
         if layer > 0:
-            into = _rows_of(slopes, below, rows, n_in)
-            _product(slope, weights, into)
+            grad_below = _rows_of(grad_values, below, rows, n_in)
+            _product(grad, weights, grad_below)
             for m in range(rows):
-                one, y = into[m], x[m]
+                row, y = grad_below[m], x[m]
                 if activation == TANH:
                     for j in range(n_in):
-                        one[j] *= ONE - y[j] * y[j]
+                        row[j] *= ONE - y[j] * y[j]
                 else:
                     for j in range(n_in):
-                        one[j] = one[j] if y[j] > ZERO else ZERO
-        elif len(into_inputs) and not add:
-            _product(slope, weights, into_inputs)
-        elif len(into_inputs):
-            into = _rows_of(scratch, _padded(n_in * n_out), rows, n_in)
-            _product(slope, weights, into)
+                        row[j] = row[j] if y[j] > ZERO else ZERO
+        elif len(grad_inputs) and not add:
+            _product(grad, weights, grad_inputs)
+        elif len(grad_inputs):
+            grad_below = _rows_of(scratch, _padded(n_in * n_out), rows, n_in)
+            _product(grad, weights, grad_below)
             for m in range(rows):
-                total, one = into_inputs[m], into[m]
+                total, added = grad_inputs[m], grad_below[m]
                 for j in range(n_in):
-                    total[j] += one[j]
+                    total[j] += added[j]
         start = below
+
+
+@compiled
+def activation_backward(values: Floats, activation: int, grad_values: Floats) -> None:
+    """Multiply ``grad_values[M, n]`` by the derivative of the activation whose outputs are ``values[M, n]``."""
+    for m in range(len(values)):
+        y, grad = values[m], grad_values[m]
+        if activation == RELU:
+            for j in range(len(y)):
+                grad[j] = grad[j] if y[j] > ZERO else ZERO
+        else:
+            for j in range(len(y)):
+                grad[j] *= ONE - y[j] * y[j]
+
+
+# ------------------------------------------------------------------------------------ Gaussians with a free log_std
+#
+# Rows of distribution parameters: means beside log standard deviations ``[A]`` that are the same in every row.
+
+
+@inlined
+def _fill_gaussian_params(means: Floats, log_std: Floats, dist_params: Floats) -> None:
+    size = means.shape[1]
+    for m in range(len(means)):
+        for a in range(size):
+            dist_params[m, a], dist_params[m, size + a] = means[m, a], log_std[a]
+
+
+@compiled
+def gaussian_params(means: Floats, log_std: Floats, dist_params: Floats) -> None:
+    """Fill ``dist_params[M, 2 A] = [means, log_std]``."""
+    _fill_gaussian_params(means, log_std, dist_params)
+
+
+@compiled
+def draw_gaussian(means: Floats, log_std: Floats, noise: Floats, dist_params: Floats, actions: Floats) -> None:
+    """Fill a row of a rollout: ``dist_params = [means, log_std]`` and ``actions = means + exp(log_std) noise``."""
+    _fill_gaussian_params(means, log_std, dist_params)
+    for a in range(len(log_std)):
+        std = np.exp(log_std[a])
+        for b in range(len(means)):
+            actions[b, a] = means[b, a] + std * noise[b, a]
+
+
+@compiled
+def gaussian_params_backward(grad_dist_params: Floats, grad_means: Floats, grad_log_std: Floats) -> None:
+    """Fill the gradient of the means, and that of the log standard deviations, which is a sum over all rows."""
+    size = grad_means.shape[1]
+    for a in range(size):
+        total = 0.0
+        for m in range(len(grad_dist_params)):
+            grad_means[m, a] = grad_dist_params[m, a]
+            total += grad_dist_params[m, size + a]
+        grad_log_std[a] = total

@@ -1,12 +1,14 @@
-"""The networks of a policy on its flat parameters: compiled passes whose gradient is written straight into the flat gradient.
+"""Networks in compiled passes: an LSTM layer for torch's autograd, and the networks of a policy on its flat parameters.
 
-They work in memory that is used again and again, since memory that is allocated anew costs as much as a pass over it; and
-several networks share it, since what does not fit the cache costs more than the arithmetic. So a network has to be run
-forwards and backwards before the next of its kind.
+The latter write their gradient straight into the flat gradient. They work in arrays that are used again and again, since an
+array that is allocated anew costs as much as a pass over it; and several networks share them, since what does not fit the cache
+costs more than the arithmetic. So a network has to be run forwards and backwards before the next of its kind.
+
+``applies.py`` says which policies these passes cover.
 """
 
 import math
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,50 +16,61 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailguard.ppo.compiled import kernels as kernels
-from tailguard.ppo.compiled.lstm import LstmBuffers, PackedWeights, WeightGradients, padded
 from tailguard.ppo.networks import FlatParameters
 
 Array = NDArray[np.float32]
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
+# Rows of gates in a pass without a gradient: few enough to stay in the cache.
+FEW = 8
 
 
-class Memory:
-    """Arrays by name, which grow as needed and are handed out again and again, whatever stands in them."""
+class Workspace:
+    """Named scratch arrays that grow as needed and are handed out again and again, with whatever they contain."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """Uninitialised, contiguous, and at a multiple of a cache line."""
+        """Return an uninitialised contiguous tensor that begins at a multiple of a cache line."""
         size, held = math.prod(shape), self._held.get(name)
         if held is None or held.numel() < size:
             held = self._held[name] = torch.empty(size)
         return held[:size].view(shape)
 
     def array(self, name: str, *shape: int) -> Array:
-        """The same as an array."""
+        """Return the same as a NumPy array."""
         return self.tensor(name, *shape).numpy()
 
 
-def has_kernel(head: nn.Sequential) -> bool:
-    """Whether :class:`CompiledMlp` can run this head: one activation of those it knows, between linear layers."""
+def padded(count: int) -> int:
+    """Return the next multiple of a cache line of floats."""
+    return -(-count // kernels.LINE) * kernels.LINE
+
+
+def has_kernel(head: nn.Module) -> bool:
+    """Return whether :class:`CompiledMlp` can run this head: linear layers with tanh or ReLU between them."""
+    if not isinstance(head, nn.Sequential):
+        return False
     kinds = {type(module) for module in list(head)[1::2]}
     return len(kinds) <= 1 and kinds <= ACTIVATIONS.keys()
+
+
+# ---------------------------------------------------------------------------------------------- feed-forward heads
 
 
 class CompiledMlp:
     """A feed-forward head.
 
-    ``slopes`` of :meth:`backward` come from outside: whoever knows the loss fills :attr:`into_outputs`.
+    Whoever knows the loss fills :attr:`grad_outputs` before :meth:`backward`.
 
     :param flat: all parameters.
     :param name: of the head among them.
     :param head: linear layers with activations between them.
-    :param memory: to work in, shared with other heads.
+    :param workspace: shared with other heads.
     """
 
-    def __init__(self, flat: FlatParameters, name: str, head: nn.Sequential, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, flat: FlatParameters, name: str, head: nn.Sequential, workspace: Workspace) -> None:
+        self._workspace = workspace
         self._flat, self._gradient = flat.tensor.detach().numpy(), flat.gradient.numpy()
         rows = []
         for k, layer in enumerate(list(head)[::2]):
@@ -67,87 +80,240 @@ class CompiledMlp:
         self._activation = ACTIVATIONS[type(head[1])] if len(head) > 1 else kernels.TANH
         self._rows = -1
 
-    def _make_room(self, rows: int) -> None:
+    def _allocate(self, rows: int) -> None:
         sizes, n_in, n_out = [padded(rows * n) for n in self._table[:, 3]], self._table[0, 2], self._table[-1, 3]
         weights = padded(int((self._table[:, 2] * self._table[:, 3]).max()))
-        self._values, self._slopes = (self._memory.array(name, sum(sizes)) for name in ("values", "slopes"))
-        self._scratch = self._memory.array("scratch", weights + rows * int(n_in))
+        self._values, self._grad_values = (self._workspace.array(name, sum(sizes)) for name in ("values", "grad_values"))
+        self._scratch = self._workspace.array("scratch", weights + rows * int(n_in))
         last = slice(sum(sizes[:-1]), sum(sizes[:-1]) + rows * int(n_out))
         self.outputs: Array = self._values[last].reshape(rows, n_out)
-        self.into_outputs: Array = self._slopes[last].reshape(rows, n_out)
+        self.grad_outputs: Array = self._grad_values[last].reshape(rows, n_out)
         self._rows = rows
 
     def forward(self, inputs: Array) -> Array:
-        """Outputs ``[M, n]`` for inputs ``[M, F]``, which must stay as they are until the backward pass."""
+        """Return outputs ``[M, n]`` for inputs ``[M, F]``, which must not change until the backward pass."""
         if len(inputs) != self._rows:
-            self._make_room(len(inputs))
+            self._allocate(len(inputs))
         self._inputs = inputs
         kernels.mlp_forward(self._flat, self._table, self._activation, inputs, self._values, self._scratch)
         return self.outputs
 
-    def backward(self, into_inputs: Array, add: bool = False) -> None:
-        """From the gradient of the outputs, :attr:`into_outputs`, to that of the parameters.
+    def backward(self, grad_inputs: Array, add: bool = False) -> None:
+        """Write the gradient of the parameters into the flat gradient, given :attr:`grad_outputs`.
 
-        :param into_inputs: ``[M, F]``, where the gradient of the inputs goes; of no rows if nobody wants it.
-        :param add: add it to what stands there.
+        :param grad_inputs: ``[M, F]``, filled with the gradient of the inputs; of no rows where it is not needed.
+        :param add: add to `grad_inputs` instead of overwriting it.
         """
-        given = self._flat, self._gradient, self._table, self._activation, self._inputs, self._values, self._slopes
-        kernels.mlp_backward(*given, into_inputs, add, self._scratch)
+        given = self._flat, self._gradient, self._table, self._activation, self._inputs, self._values, self._grad_values
+        kernels.mlp_backward(*given, grad_inputs, add, self._scratch)
+
+
+# ------------------------------------------------------------------------------------------------------------ LSTM
+
+
+class LstmBuffers(NamedTuple):
+    """Arrays that the kernel fills in L steps of B environments.
+
+    :param gates: ``[L, B, 4, H]``; after the backward pass the gradient of their pre-activations. Fewer rows than L where no
+        gradient is needed.
+    :param cells: ``[L + 1, B, H]``, cell states before the first step and after each.
+    :param hidden: ``[L + 1, B, H]``, hidden states likewise.
+    """
+
+    gates: Tensor
+    cells: Tensor
+    hidden: Tensor
+
+    @staticmethod
+    def shapes(rows: int, kept: int, envs: int, size: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of the arrays, with `kept` rows of gates."""
+        return (kept, envs, 4, size), (rows + 1, envs, size), (rows + 1, envs, size)
+
+
+class PackedWeights(NamedTuple):
+    """Weights in the layout of the kernel, and its scratch.
+
+    :param inward: ``[D, 4 H]``.
+    :param recurrent: ``[H, 4 H]``.
+    :param bias: ``[B, 4 H]``, the same for every environment.
+    :param part: ``[B, 4 H]``, scratch.
+    """
+
+    inward: Array
+    recurrent: Array
+    bias: Array
+    part: Array
+
+    @staticmethod
+    def shapes(envs: int, n_inputs: int, size: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of the arrays."""
+        return (n_inputs, 4 * size), (size, 4 * size), (envs, 4 * size), (envs, 4 * size)
+
+    def fill(self, w_input: Array, w_hidden: Array, b_input: Array, b_hidden: Array) -> None:
+        """Copy the weights from the layout of ``nn.LSTM``."""
+        kernels.pack_lstm(w_input, w_hidden, b_input, b_hidden, self.inward, self.recurrent, self.bias)
+
+
+class WeightGradients:
+    """The step from the gradient of the gates' pre-activations to that of the two weight matrices.
+
+    One product for both: torch's BLAS, which is the faster one where a product is a long sum, likes it wide.
+
+    :param buffers: of L steps of B environments, after the backward pass.
+    :param scratch: of the shape that :meth:`scratch_shape` returns.
+    """
+
+    def __init__(self, buffers: LstmBuffers, scratch: Tensor) -> None:
+        size, before = buffers.hidden.shape[-1], buffers.hidden[:-1].flatten(0, 1)
+        self._gates, self._before = buffers.gates.flatten(2).flatten(0, 1).T, before  # [4 H, L B], [L B, H]
+        self._z, self._both = scratch[: len(before)], scratch[len(before) :]
+        self._of_hidden, self._of_input = self._both[:, :size], self._both[:, size:]
+
+    @staticmethod
+    def scratch_shape(rows: int, envs: int, n_inputs: int, size: int) -> tuple[int, int]:
+        """Return the shape of both inputs of every step side by side, and below them the gradient of both matrices."""
+        return rows * envs + 4 * size, size + n_inputs
+
+    def fill(self, inputs: Tensor, grad_w_input: Tensor, grad_w_hidden: Tensor) -> None:
+        """Fill the gradients of the weights.
+
+        :param inputs: ``[L B, D]``.
+        """
+        torch.cat((self._before, inputs), dim=1, out=self._z)
+        torch.mm(self._gates, self._z, out=self._both)
+        grad_w_input.copy_(self._of_input)
+        grad_w_hidden.copy_(self._of_hidden)
 
 
 def lstm_weights(numbers: Tensor, flat: FlatParameters, trunk: str, size: int) -> list[Tensor]:
-    """Where the four parameters of a trunk's first layer stand in `numbers`, which are laid out as `flat`: views, in shape."""
+    """Return the four parameters of a trunk's first layer as shaped views of `numbers`, which are laid out as `flat`."""
     names = [f"{trunk}.lstm.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     shapes = [(4 * size, -1), (4 * size, size), (4 * size,), (4 * size,)]
     return [numbers[flat.slices[name]].view(shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 class CompiledLstm:
-    """One layer of memory.
+    """One LSTM layer.
+
+    Whoever knows the loss fills :attr:`grad_features` before :meth:`backward`.
 
     :param flat: all parameters.
     :param name: of the trunk among them.
-    :param size: H.
-    :param memory: to work in, shared with other trunks.
+    :param size: of the hidden state, H.
+    :param workspace: shared with other trunks.
     """
 
-    def __init__(self, flat: FlatParameters, name: str, size: int, memory: Memory) -> None:
-        self._memory = memory
-        self._weights = [one.numpy() for one in lstm_weights(flat.tensor.detach(), flat, name, size)]
-        *self._into_weights, into_bias, into_other = lstm_weights(flat.gradient, flat, name, size)
-        self._into_bias, self._into_other = into_bias.numpy(), into_other.numpy()
+    def __init__(self, flat: FlatParameters, name: str, size: int, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._weights = [weight.numpy() for weight in lstm_weights(flat.tensor.detach(), flat, name, size)]
+        *self._grad_weights, grad_b_input, grad_b_hidden = lstm_weights(flat.gradient, flat, name, size)
+        self._grad_b_input, self._grad_b_hidden = grad_b_input.numpy(), grad_b_hidden.numpy()
         self._size, self._n_inputs = size, self._weights[0].shape[1]
         self._shape: tuple[int, ...] = (-1, -1)
 
-    def _make_room(self, rows: int, envs: int) -> None:
-        take, size = self._memory, self._size
+    def _allocate(self, rows: int, envs: int) -> None:
+        take, size = self._workspace, self._size
         named = zip(LstmBuffers._fields, LstmBuffers.shapes(rows, rows, envs, size), strict=True)
         buffers = LstmBuffers(*(take.tensor(name, *shape) for name, shape in named))
-        self._gates, self._cells, self._hidden = (one.numpy() for one in buffers)
+        self._gates, self._cells, self._hidden = (buffer.numpy() for buffer in buffers)
         packed = zip(PackedWeights._fields, PackedWeights.shapes(envs, self._n_inputs, size), strict=True)
         self._packed = PackedWeights(*(take.array(name, *shape) for name, shape in packed))
         scratch = take.tensor("both", *WeightGradients.scratch_shape(rows, envs, self._n_inputs, size))
         self._weight_gradients = WeightGradients(buffers, scratch)
         self._aligned = take.array("aligned", 4 * size, size)
-        self._state_slopes = take.array("into_hidden", envs, size), take.array("into_cell", envs, size)
-        self.into_features: Array = take.array("into_features", rows * envs, size)
-        self._slopes = self.into_features.reshape(rows, envs, size)
+        self._grad_state = take.array("grad_hidden", envs, size), take.array("grad_cell", envs, size)
+        self.grad_features: Array = take.array("grad_features", rows * envs, size)
+        self._grad_output = self.grad_features.reshape(rows, envs, size)
         self._features: Array = self._hidden[1:].reshape(rows * envs, size)
         self._shape = rows, envs
 
     def forward(self, inputs: Array, resets: Array, hidden: Array, cell: Array) -> Array:
-        """Features ``[L B, H]`` of L steps, see :func:`tailguard.ppo.compiled.lstm.lstm_layer`; `blanks` are ``[L, B]``."""
+        """Return the features ``[L B, H]`` of L steps, as :func:`lstm_layer` does; `resets` are ``[L, B]``."""
         if resets.shape != self._shape:
-            self._make_room(*resets.shape)
+            self._allocate(*resets.shape)
         self._packed.fill(*self._weights)
         self._inputs, self._cells[0], self._hidden[0] = inputs, cell, hidden
         kernels.lstm_forward(inputs, resets, *self._packed, self._gates, self._cells, self._hidden)
         return self._features
 
-    def backward(self) -> None:
-        """From the gradient of the features, :attr:`into_features`, to that of the weights."""
+    def _backward_to_gates(self) -> None:
+        """Replace the gates by the gradient of their pre-activations, given :attr:`grad_features`."""
         self._aligned[:] = self._weights[1]
-        kernels.lstm_backward(self._slopes, self._aligned, self._gates, self._cells, *self._state_slopes, self._into_bias)
-        self._into_other[:] = self._into_bias
+        kernels.lstm_backward(self._grad_output, self._aligned, self._gates, self._cells, *self._grad_state, self._grad_b_input)
+
+    def backward(self) -> None:
+        """Write the gradient of the weights into the flat gradient, given :attr:`grad_features`."""
+        self._backward_to_gates()
+        self._grad_b_hidden[:] = self._grad_b_input
         inputs = torch.from_numpy(self._inputs.reshape(-1, self._n_inputs))
-        self._weight_gradients.fill(inputs, *self._into_weights)
+        self._weight_gradients.fill(inputs, *self._grad_weights)
+
+
+def lstm_layer(inputs: Tensor, resets: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Run L steps of one layer as a function that torch's autograd can differentiate.
+
+    Everything but float32 on the CPU is left to ``torch.lstm`` (trunk.py), against which this is tested.
+
+    :param inputs: ``[L, B, D]``, float32 on the CPU.
+    :param resets: ``[L, B, 1]``, 1 where the state is reset.
+    :param hidden: ``[B, H]`` before the first step.
+    :param cell: ``[B, H]`` before the first step.
+    :param weights: of input and hidden state, ``[4 H, D]`` and ``[4 H, H]``, and the two biases, as ``nn.LSTM`` orders them.
+    :return: hidden and cell states after each step, ``[L, B, H]``; gradients flow through the hidden ones.
+    """
+    return cast(tuple[Tensor, Tensor], _Layer.apply(inputs, resets, hidden, cell, *weights))  # type: ignore[no-untyped-call]
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        resets: Tensor,
+        hidden: Tensor,
+        cell: Tensor,
+        w_input: Tensor,
+        w_hidden: Tensor,
+        b_input: Tensor,
+        b_hidden: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        (rows, envs, n_inputs), size = inputs.shape, w_hidden.shape[1]
+        needs_grad, x = any(ctx.needs_input_grad), inputs.contiguous()
+        shapes = LstmBuffers.shapes(rows, rows if needs_grad else min(FEW, rows), envs, size)
+        buffers = LstmBuffers(*map(torch.empty, shapes))
+        packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(envs, n_inputs, size))))
+        packed.fill(*_arrays(*(weight.contiguous() for weight in (w_input, w_hidden, b_input, b_hidden))))
+        buffers.cells[0], buffers.hidden[0] = cell, hidden
+        given = _arrays(x, resets.reshape(rows, envs).contiguous())
+        kernels.lstm_forward(*given, *packed, *_arrays(*buffers))  # type: ignore[call-arg]  # mypy cannot count them
+        ctx.save_for_backward(w_input, w_hidden, x, *(buffers if needs_grad else ()))
+        after = buffers.hidden[1:], buffers.cells[1:]
+        ctx.mark_non_differentiable(after[1])
+        ctx.spent = False
+        return after
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        w_input, w_hidden, x, *saved = ctx.saved_tensors
+        if ctx.spent:
+            raise RuntimeError("the gradient of this sequence has been taken already; run it forward again to take another")
+        ctx.spent = True  # the gates are overwritten
+        buffers, size, n_inputs = LstmBuffers(*saved), w_hidden.shape[1], w_input.shape[1]
+        grad_state = torch.empty(2, *buffers.cells.shape[1:]).unbind()
+        grad_bias = torch.empty(4 * size)
+        given = grad_output.contiguous(), w_hidden.contiguous(), buffers.gates, buffers.cells, *grad_state, grad_bias
+        kernels.lstm_backward(*_arrays(*given))
+        grad_inputs = None
+        if ctx.needs_input_grad[0]:
+            grad_inputs = (buffers.gates.flatten(2).flatten(0, 1) @ w_input).view(*grad_output.shape[:-1], n_inputs)
+        if not any(ctx.needs_input_grad[4:]):  # an adversary perturbs inputs and needs no other gradient
+            return grad_inputs, None, *grad_state, None, None, None, None
+        grad_weights = torch.empty_like(w_input), torch.empty_like(w_hidden)
+        scratch = torch.empty(WeightGradients.scratch_shape(x.shape[0], x.shape[1], n_inputs, size))
+        WeightGradients(buffers, scratch).fill(x.flatten(0, 1), *grad_weights)
+        return grad_inputs, None, *grad_state, *grad_weights, grad_bias, grad_bias.clone()
+
+
+def _arrays(*tensors: Tensor) -> Any:
+    return (tensor.detach().numpy() for tensor in tensors)

@@ -1,165 +1,215 @@
 """The gradient of a minibatch in compiled passes from end to end, for the networks that most agents have.
 
-It computes what ``Update`` computes with torch's autograd, in the same order and with the same measures: trunks, heads, the
-policy's loss, the critics' loss, and back. What it does not cover goes the other way; :func:`compiled_gradient` is the one
-place where that is decided, once per model.
+It computes what ``Update`` computes with torch's autograd, in the same order and with the same metrics: trunks, heads, the
+policy's loss (loss.py), the critics' loss, and back. ``applies.py`` says when it applies.
+
+The critics' loss (quantiles.py, critic.py) with its gradient is one pass over the samples::
+
+    mean:       sum_m w_m (v_m - y_m)^2 / 2
+    quantiles:  sum_m w_m mean_i sum_j p_j u (tau_i - 1{u < 0}),   u = y_mj - q_mi
+
+The second is quantile regression with the pinball loss, kappa = 0: tau S - S_below with S the mean of u and S_below that of
+min(u, 0), and the gradient in q_i is the mass of the targets below it times 1 - tau less the mass above it times tau. Targets
+that equal q_i count in neither. Samples of weight 0 are skipped. Every target meets every quantile: a search in sorted ones is
+slower, since its steps cannot be predicted, and a vector unit does eight pairs meanwhile.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tailguard.ppo.actions import Categorical
-from tailguard.ppo.compiled import losses as losses
-from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Memory, has_kernel
-from tailguard.ppo.critic import CriticConfig
-from tailguard.ppo.experience import Batch
+from tailguard.jit import REORDER_SUMS, decorators
+from tailguard.ppo.compiled import kernels as kernels
+from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Workspace
+from tailguard.ppo.critic import QuantileReturns
 from tailguard.ppo.loss import Coefficients, policy_rows
 from tailguard.ppo.networks import FlatParameters
-from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
-from tailguard.ppo.return_distribution import MeanReturn, QuantileReturns
+from tailguard.ppo.policy import DistributionalPolicy
+from tailguard.ppo.rollout import Batch
 
 Array = NDArray[np.float32]
-NOTHING: Array = np.empty((0, 0), np.float32)
+EMPTY: Array = np.empty((0, 0), np.float32)
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
+# Targets that are looked at together, which spares three of four passes over the sums.
+TOGETHER, LINE = 4, kernels.LINE
+
+compiled, inlined = decorators(REORDER_SUMS)
 
 
-def compiled_gradient(policy: DistributionalPolicy, flat: FlatParameters, critic: CriticConfig) -> "CompiledGradient | None":
-    """The compiled gradient for this policy, or None where torch has to find it.
+@compiled
+def mean_loss(values: Array, targets: Array, weights: Array, scale: float, grad_values: Array) -> float:
+    """Return the squared loss of ``values[M, 1]`` against ``targets[M, 1]``; fill its gradient times `scale`."""
+    total = 0.0
+    for m in range(len(weights)):
+        error = values[m, 0] - targets[m, 0]
+        grad_values[m, 0] = np.float32(scale) * weights[m] * error if weights[m] != ZERO else ZERO
+        if weights[m] != ZERO:
+            total += weights[m] * np.float64(error) * error
+    return 0.5 * total
 
-    Covered: float32 on the CPU; LSTM trunks of one layer, or none; heads with tanh or ReLU; any actions but those with a
-    state-dependent std; critics of one number, or of quantiles with kappa = 0; no clipping of the critics.
-    """
-    plain = type(policy) in (DistributionalPolicy, RecurrentDistributionalPolicy)  # a subclass may compute something else
-    in_memory = flat.tensor.dtype == torch.float32 and flat.tensor.is_cpu
-    trunks = [one for one in (policy.actor_trunk, policy.critic_trunk) if one is not None]
-    heads = [policy.actor, *policy.critics]
-    actions = isinstance(policy.distribution, Categorical) or policy.free_std
-    law = policy.law
-    learnt = type(law) is MeanReturn or (type(law) is QuantileReturns and law.kappa == 0.0)
-    covered = (
-        policy.compiled
-        and plain
-        and in_memory
-        and all(trunk.n_layers == 1 for trunk in trunks)
-        and all(isinstance(head, nn.Sequential) and has_kernel(head) for head in heads)
-        and actions
-        and learnt
-        and critic.clip_range is None
-    )
-    return CompiledGradient(policy, flat) if covered else None
+
+@inlined
+def _padded(values: Array, multiple: int) -> Array:
+    """Return the values followed by zeros up to the next multiple of `multiple`."""
+    longer = np.zeros(-(-len(values) // multiple) * multiple, np.float32)
+    longer[: len(values)] = values
+    return longer
+
+
+@inlined
+def _count(y: Array, p: Array, q: Array, below: Array, negative: Array, above: Array) -> None:
+    """Add up for each q the mass of the targets below it, p min(y - q, 0), and the mass of the targets above it."""
+    for j in range(0, len(y), TOGETHER):
+        y0, y1, y2, y3 = y[j], y[j + 1], y[j + 2], y[j + 3]
+        p0, p1, p2, p3 = p[j], p[j + 1], p[j + 2], p[j + 3]
+        for i in range(len(q)):
+            u0, u1, u2, u3 = y0 - q[i], y1 - q[i], y2 - q[i], y3 - q[i]
+            low0, low1 = p0 if u0 < ZERO else ZERO, p1 if u1 < ZERO else ZERO
+            low2, low3 = p2 if u2 < ZERO else ZERO, p3 if u3 < ZERO else ZERO
+            below[i] += (low0 + low1) + (low2 + low3)
+            negative[i] += (low0 * u0 + low1 * u1) + (low2 * u2 + low3 * u3)
+        for i in range(len(q)):
+            high0, high1 = p0 if y0 > q[i] else ZERO, p1 if y1 > q[i] else ZERO
+            high2, high3 = p2 if y2 > q[i] else ZERO, p3 if y3 > q[i] else ZERO
+            above[i] += (high0 + high1) + (high2 + high3)
+
+
+@compiled
+def quantile_loss(
+    quantiles: Array, targets: Array, masses: Array, levels: Array, weights: Array, scale: float, grad_quantiles: Array
+) -> float:
+    """Return the pinball loss of ``quantiles[M, N]`` for ``targets[M, J]`` of masses ``[J]``; fill its scaled gradient."""
+    (rows, n), whole, total = quantiles.shape, masses.sum(), 0.0
+    p, q = _padded(masses, TOGETHER), _padded(quantiles[0], LINE)  # targets of no mass, quantiles that nobody reads
+    y, below, negative, above = np.zeros_like(p), np.empty_like(q), np.empty_like(q), np.empty_like(q)
+    for m in range(rows):
+        weight, grad = weights[m], grad_quantiles[m]
+        if weight == ZERO:
+            grad[:] = ZERO
+            continue
+        below[:], negative[:], above[:], mean = ZERO, ZERO, ZERO, ZERO
+        for i in range(n):
+            q[i] = quantiles[m, i]
+        for j in range(len(masses)):
+            y[j] = targets[m, j]
+            mean += p[j] * y[j]
+        _count(y, p, q, below, negative, above)
+        share, loss = np.float32(scale / n) * weight, ZERO
+        for i in range(n):
+            grad[i] = share * ((ONE - levels[i]) * below[i] - levels[i] * above[i])
+        for i in range(n):
+            loss += levels[i] * (mean - whole * q[i]) - negative[i]
+        total += np.float64(weight) * loss / n
+    return total
 
 
 class Rows(NamedTuple):
-    """A minibatch as arrays: M samples, or those of strips ``[L, B]`` one row after the other, M = L B.
+    """A minibatch as arrays: M samples, or those of sequences ``[L, B]`` one row after the other, M = L B.
 
-    :param obs: ``[M, D]``, or ``[L, B, D]`` with memory.
+    :param obs: ``[M, D]``, or ``[L, B, D]`` for a recurrent policy.
     :param actions: ``[M, A]``.
-    :param outputs: ``[M, n]``.
+    :param dist_params: ``[M, n]`` of the policy that acted.
     :param advantages: ``[M]``.
     :param share: ``[M]``, each sample's share of the minibatch.
     :param targets: ``[K, M, J]``.
-    :param blanks: ``[L, B]``.
-    :param memory: hidden and cell states of actor and critics before the first row, ``[B, H]`` each; empty without memory.
+    :param resets: ``[L, B]``, 1 at reset steps.
+    :param states: hidden and cell states of actor and critics before the first row, ``[B, H]`` each; none without LSTM.
     """
 
     obs: Array
     actions: Array
-    outputs: Array
+    dist_params: Array
     advantages: Array
     share: Array
     targets: Array
     resets: Array
-    memory: list[Array]
+    states: list[Array]
 
     @classmethod
     def of(cls, batch: Batch, total_weight: float) -> "Rows":
-        """On the same memory, but for the shares of the samples, whose weights have this sum."""
-        obs, actions, outputs, advantages, weights, targets, _, resets, *states = (one.numpy() for one in batch)
+        """Return views of the batch's tensors, and the share of each sample in the total weight."""
+        weights, targets, resets = batch.weights.numpy(), batch.targets.numpy(), batch.resets.numpy()
+        states = batch.actor_hidden, batch.actor_cell, batch.critic_hidden, batch.critic_cell
         m = weights.size
         return cls(
-            obs,
-            actions.reshape(m, -1),
-            outputs.reshape(m, -1),
-            advantages.reshape(m),
+            batch.obs.numpy(),
+            batch.actions.numpy().reshape(m, -1),
+            batch.dist_params.numpy().reshape(m, -1),
+            batch.advantages.numpy().reshape(m),
             np.divide(weights.reshape(m), np.float32(total_weight), dtype=np.float32),
             targets.reshape(len(targets), m, -1),
-            resets.reshape(weights.shape) if resets.size else NOTHING,
-            [state[0] for state in states if state.size],
+            resets.reshape(weights.shape) if resets.size else EMPTY,
+            [state.numpy()[0] for state in states if state.numel()],
         )
 
 
 class CompiledGradient:
-    """Writes the gradient of PPO's loss into the flat gradient; made by :func:`compiled_gradient`.
+    """The gradient of PPO's loss, written into the flat gradient, for policies for which :func:`update_applies`.
 
-    :param policy: that it covers.
+    :param policy: to learn.
     :param flat: its parameters and their gradients.
     """
 
     def __init__(self, policy: DistributionalPolicy, flat: FlatParameters) -> None:
         self._policy = policy
-        memory = Memory()
+        workspace = Workspace()
         self._actor_trunk, self._critic_trunk = (
-            None if trunk is None else CompiledLstm(flat, name, trunk.hidden_size, memory)
+            None if trunk is None else CompiledLstm(flat, name, trunk.hidden_size, workspace)
             for name, trunk in (("actor_trunk", policy.actor_trunk), ("critic_trunk", policy.critic_trunk))
         )
-        self._actor = CompiledMlp(flat, "actor", policy.actor, memory)
+        self._actor = CompiledMlp(flat, "actor", policy.actor, workspace)
         named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
-        self._critics = [CompiledMlp(flat, name, head, memory) for name, head in named.items()]
+        self._critics = [CompiledMlp(flat, name, head, workspace) for name, head in named.items()]
         self._log_std = None if policy.log_std is None else policy.log_std.detach().numpy()
-        self._log_std_slope = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
-        law = policy.law
-        self._levels = law.levels.numpy() if isinstance(law, QuantileReturns) else None
-        self._masses = law.masses.numpy()
-
-    def is_needed_whole(self) -> bool:
-        """Whether everything is learnt, and nobody has hung a hook on a parameter: only autograd leaves out and calls."""
-        return all(one.requires_grad and not one._backward_hooks for one in self._policy.parameters())
+        self._grad_log_std = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
+        return_dist = policy.return_dist
+        self._levels = return_dist.levels.numpy() if isinstance(return_dist, QuantileReturns) else None
+        self._masses = return_dist.masses.numpy()
 
     def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> list[float]:
-        """Fill the gradient of a minibatch's loss; returns the policy's measures and the critics' loss.
+        """Fill the gradient of a minibatch's loss; return the policy's metrics and the critics' loss.
 
         :param total_weight: the sum of the minibatch's weights.
         :param vf_coef: weight of the critics' loss.
         """
         rows = Rows.of(batch, total_weight)
         actor, critic = self._actor_trunk, self._critic_trunk
-        features, into = rows.obs, NOTHING
+        features, grad_features = rows.obs, EMPTY
         if actor is not None:
-            features, into = actor.forward(rows.obs, rows.resets, *rows.memory[:2]), actor.into_features
+            features, grad_features = actor.forward(rows.obs, rows.resets, *rows.states[:2]), actor.grad_features
         measures = self._policy_loss(rows, features, coefficients)
-        self._actor.backward(into)
+        self._actor.backward(grad_features)
         if critic is not None and actor is not None:
             actor.backward()
-            features, into = critic.forward(rows.obs, rows.resets, *rows.memory[2:]), critic.into_features
+            features, grad_features = critic.forward(rows.obs, rows.resets, *rows.states[2:]), critic.grad_features
         critic_loss = 0.0
         for k, head in enumerate(self._critics):
             critic_loss += self._critic_loss(head, features, rows.targets[k], rows.share, vf_coef / len(self._critics))
-            head.backward(into, add=k > 0 or critic is None)
+            head.backward(grad_features, add=k > 0 or critic is None)
         last = critic or actor
         if last is not None:
             last.backward()
         return [*measures.tolist(), critic_loss / len(self._critics)]
 
-    def _policy_loss(self, rows: "Rows", features: Array, coefficients: Coefficients) -> NDArray[np.float64]:
-        """Outputs of the actor, and what its loss says of them."""
+    def _policy_loss(self, rows: Rows, features: Array, coefficients: Coefficients) -> NDArray[np.float64]:
+        """Run the actor's head and its loss: return the metrics, and fill the gradient of the head's outputs."""
         raw = self._actor.forward(features)
-        outputs, slopes = raw, self._actor.into_outputs
+        dist_params, grad_dist_params = raw, self._actor.grad_outputs
         if self._log_std is not None:
-            outputs, slopes = np.empty(rows.outputs.shape, np.float32), np.empty(rows.outputs.shape, np.float32)
-            losses.beside_constant(raw, self._log_std, outputs)
-        given = rows.outputs, rows.actions, rows.advantages, rows.share
-        measures = policy_rows(self._policy.distribution, outputs, *given, coefficients, slopes)
-        if self._log_std_slope is not None:
-            losses.apart_from_constant(slopes, self._actor.into_outputs, self._log_std_slope)
+            dist_params, grad_dist_params = (np.empty(rows.dist_params.shape, np.float32) for _ in range(2))
+            kernels.gaussian_params(raw, self._log_std, dist_params)
+        given = rows.dist_params, rows.actions, rows.advantages, rows.share
+        measures = policy_rows(self._policy.action_dist, dist_params, *given, coefficients, grad_dist_params)
+        if self._grad_log_std is not None:
+            kernels.gaussian_params_backward(grad_dist_params, self._actor.grad_outputs, self._grad_log_std)
         return measures
 
-    def _critic_loss(self, head: CompiledMlp, features: Array, wanted: Array, share: Array, scale: float) -> float:
-        """The loss of one critic; its gradient, times `scale`, is ready for the way back."""
+    def _critic_loss(self, head: CompiledMlp, features: Array, targets: Array, share: Array, scale: float) -> float:
+        """Return the loss of one critic; fill the gradient of its outputs, times `scale`."""
         outputs = head.forward(features)
         if self._levels is None:
-            return losses.mean_loss(outputs, wanted, share, scale, head.into_outputs)
-        masses = self._masses if wanted.shape[1] > 1 else np.ones(1, np.float32)
-        return losses.quantile_loss(outputs, wanted, masses, self._levels, share, scale, head.into_outputs)
+            return mean_loss(outputs, targets, share, scale, head.grad_outputs)
+        masses = self._masses if targets.shape[1] > 1 else np.ones(1, np.float32)
+        return quantile_loss(outputs, targets, masses, self._levels, share, scale, head.grad_outputs)

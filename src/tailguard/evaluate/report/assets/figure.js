@@ -65,8 +65,8 @@ class Figure {
   wayBack(host) {
     if (!this.spec.panels.some((panel) => panel.x && panel.x.kind === "time")) return null;
     const bar = element("div", "closer", host);
-    element("span", "hint", bar, "Drag to look closer");
-    const back = element("button", "quiet", bar, "Back to the whole time");
+    element("span", "hint", bar, "Drag to zoom in");
+    const back = element("button", "quiet", bar, "Reset zoom");
     back.type = "button";
     back.hidden = true;
     back.addEventListener("click", () => this.zoom(null));

@@ -1,7 +1,7 @@
 // A panel is one chart with its axes: drawn for the width that it has, read by a cursor that mouse, finger and keys move.
 
 const WIDE = 560; // from here on lines are labelled at their ends; below, the legend above does it
-let tallness = 1; // of all charts; paper has less room than a screen
+let tallness = 1; // of all charts; paper has less space than a screen
 const LETTER = 6.3; // width of a small letter, for margins before anything is drawn
 
 function element(name, className, parent, text) {
@@ -172,7 +172,7 @@ class Panel extends Readable {
     this.tip.hidden = true;
   }
 
-  // Looked at closely, lines go on beyond the axes and have to be cut there.
+  // When zoomed in, lines continue beyond the axes and have to be clipped there.
   clip(chart) {
     const { left, right, top, bottom } = this.box;
     clips += 1;
@@ -249,9 +249,9 @@ class Panel extends Readable {
     this.tip.hidden = found.length === 0;
     const ratio = this.svg.getBoundingClientRect().width / this.svg.viewBox.baseVal.width;
     const where = this.x(at) * ratio;
-    const room = this.host.clientWidth - this.tip.offsetWidth;
+    const space = this.host.clientWidth - this.tip.offsetWidth;
     const left = where + 14 + this.tip.offsetWidth <= this.host.clientWidth ? where + 14 : where - 14 - this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(0, Math.min(left, room))}px`;
+    this.tip.style.left = `${Math.max(0, Math.min(left, space))}px`;
   }
 
   hide() {

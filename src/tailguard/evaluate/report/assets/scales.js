@@ -42,8 +42,8 @@ function timeTicks(low, high, count) {
   const ticks = [];
   for (const years of [10, 5, 2, 1]) {
     if (span / (years * 365.25 * DAY) >= Math.min(count, 3) - 1e-9 || (years === 1 && span > 2 * 365 * DAY)) {
-      const room = Math.ceil(span / (365.25 * DAY) / count);
-      const step = [1, 2, 5, 10, 20].find((one) => one >= room) || 50;
+      const least = Math.ceil(span / (365.25 * DAY) / count);
+      const step = [1, 2, 5, 10, 20].find((years) => years >= least) || 50;
       for (let y = Math.ceil(utc(low).getUTCFullYear() / step) * step; Date.UTC(y, 0) / 1000 <= high; y += step) {
         if (Date.UTC(y, 0) / 1000 >= low) ticks.push(Date.UTC(y, 0) / 1000);
       }

@@ -1,1 +1,1 @@
-"""The sections of the report, one idea each. A section that has nothing to show is None."""
+"""The sections of the report. A section function returns None if there is nothing to show."""

@@ -1,30 +1,30 @@
-"""The verdict and the key figures: what a reader needs who reads nothing else."""
+"""The top of the page: the verdict, its reasons and the key statistics."""
 
 import re
 
-from tailguard.evaluate.record import Evaluation, Figure
-from tailguard.evaluate.report.formatting import MINUS, capital, day, duration, interval, plain, say, years
+from tailguard.evaluate.record import Estimate, Evaluation
+from tailguard.evaluate.report.charts import title_of
+from tailguard.evaluate.report.formatting import MINUS, capital, day, duration, interval, readable, say, years
 from tailguard.evaluate.report.glossary import term
-from tailguard.evaluate.report.markup import Html, join, tag
-from tailguard.evaluate.report.series import title_of
+from tailguard.evaluate.report.page import Html, join, tag
 
-KEY_FIGURES = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
+KEY_STATISTICS = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
 MEANINGS = {
-    "evidence of skill": "The agent earned more than luck, the market and its hurdles explain. Past data cannot promise more.",
-    "no evidence of skill": "What the agent earned can be explained without any skill. Do not trade it in the hope of more.",
-    "worse than": "Something simpler did better, by more than chance explains. Prefer the simpler thing.",
-    "too little data to tell": "The test is too short to tell skill from luck. Neither a good nor a bad result means much yet.",
+    "evidence of skill": "Luck and the market do not explain the return. That is no promise for the future.",
+    "no evidence of skill": "Luck, the market or average exposure can explain the return: no reason to trade the agent.",
+    "worse than": "A simpler strategy did significantly better. Prefer the simpler one.",
+    "too little data to tell": "The test is too short to separate skill from luck, whether the result is good or bad.",
 }
 MARKS = {"evidence of skill": "yes", "no evidence of skill": "no", "worse than": "no", "too little data to tell": "open"}
 GAUGE = 150.0
 
 
 def overview(evaluation: Evaluation) -> Html:
-    """The top of the page."""
+    """Return the top of the page."""
     verdict, times = evaluation.verdict, evaluation.agent.times
     span = f"{day(times[0])} to {day(times[-1])}"
-    where = f"{evaluation.source} · {span} · {len(times):,} unseen bars · {_trainings(evaluation)}"
-    headline = capital(in_words(evaluation, verdict.headline))
+    where = f"{evaluation.source} · {span} · {len(times):,} test bars · {_trainings(evaluation)}"
+    headline = capital(with_page_names(evaluation, verdict.headline))
     return tag(
         "header",
         tag("p", "Tailguard", tag("span", evaluation.title), class_="masthead"),
@@ -37,18 +37,18 @@ def overview(evaluation: Evaluation) -> Html:
         tag("p", MEANINGS[verdict.outcome], class_="standfirst"),
         tag("p", _story(evaluation), class_="story"),
         tag("p", where, class_="where"),
-        key_figures(evaluation),
-        _reasons([in_words(evaluation, reason) for reason in verdict.reasons]),
+        key_statistics(evaluation),
+        _reasons([with_page_names(evaluation, reason) for reason in verdict.reasons]),
         class_="top",
         id="verdict",
     )
 
 
-def key_figures(evaluation: Evaluation) -> Html:
-    """Six numbers with their intervals, each beside the market's."""
+def key_statistics(evaluation: Evaluation) -> Html:
+    """Return six statistics with their intervals, each beside that of the market."""
     agent, market = evaluation.statistics[evaluation.agent.name], evaluation.statistics[evaluation.market]
     market_name = title_of(evaluation.market)
-    cards = [_card(key, agent[key], market.get(key), market_name) for key in KEY_FIGURES if key in agent]
+    cards = [_card(key, agent[key], market.get(key), market_name) for key in KEY_STATISTICS if key in agent]
     return tag("dl", *cards, class_="figures")
 
 
@@ -58,36 +58,36 @@ def _trainings(evaluation: Evaluation) -> str:
 
 
 def _story(evaluation: Evaluation) -> str:
-    agent, market = evaluation.agent, evaluation.track(evaluation.market)
+    agent, market = evaluation.agent, evaluation.history(evaluation.market)
     fall = evaluation.statistics[agent.name]["max_drawdown"].value
     length = duration(years(agent.times)) if len(agent.times) > 1 else "one bar"
     return (
-        f"Over {length} that it had never seen, the agent turned 1.00 into {say(agent.equity[-1])} after all costs; "
-        f"{title_of(market.name)} turned it into {say(market.equity[-1])}. "
-        f"On the way the agent lost up to {say(fall, 'percent')} from a peak."
+        f"Over {length} of data that it was not trained on, the agent turned 1.00 into {say(agent.equity[-1])} after all "
+        f"costs; {title_of(market.name)} turned it into {say(market.equity[-1])}. The agent's maximum drawdown was "
+        f"{say(fall, 'percent')}."
     )
 
 
-def _card(key: str, figure: Figure, market: Figure | None, market_name: str) -> Html:
+def _card(key: str, estimate: Estimate, market: Estimate | None, market_name: str) -> Html:
     words = term(key)
-    ends = interval(figure, words.kind)
+    ends = interval(estimate, words.kind)
     against = "" if market is None else f"{capital(market_name)}: {say(market.value, words.kind)}"
-    sure = tag("span", "95% interval ", tag("b", ends)) if ends else tag("span", "A count, not an estimate: no interval")
+    sure = tag("span", "95% interval ", tag("b", ends)) if ends else tag("span", "Measured, not estimated: no interval")
     return tag(
         "div",
         tag("dt", words.label),
-        tag("dd", say(figure.value, words.kind), class_="value", data_statistic=key),
-        tag("dd", _gauge(figure, market), sure, class_="ends"),
+        tag("dd", say(estimate.value, words.kind), class_="value", data_statistic=key),
+        tag("dd", _gauge(estimate, market), sure, class_="ends"),
         tag("dd", against, class_="against"),
         tag("dd", words.meaning, class_="meaning"),
     )
 
 
-def _gauge(figure: Figure, market: Figure | None) -> Html:
-    """The interval as a bar with the value on it, zero and the market as marks: for the eye only, the words say it all."""
-    if figure.low is None or figure.high is None:
+def _gauge(estimate: Estimate, market: Estimate | None) -> Html:
+    """Draw the interval with the value, zero and the market; the text beside it states the same numbers."""
+    if estimate.low is None or estimate.high is None:
         return Html("")
-    shown = [figure.low, figure.high, figure.value, 0.0] + ([] if market is None else [market.value])
+    shown = [estimate.low, estimate.high, estimate.value, 0.0] + ([] if market is None else [market.value])
     low, high = min(shown), max(shown)
     if not high - low < float("inf") or high == low:
         return Html("")
@@ -96,21 +96,21 @@ def _gauge(figure: Figure, market: Figure | None) -> Html:
         return f"{4.0 + (GAUGE - 8.0) * (value - low) / (high - low):.1f}"
 
     marks = [tag("line", x1=at(0.0), x2=at(0.0), y1="1", y2="15", class_="gauge-zero")]
-    marks.append(tag("line", x1=at(figure.low), x2=at(figure.high), y1="8", y2="8", class_="range c-agent"))
+    marks.append(tag("line", x1=at(estimate.low), x2=at(estimate.high), y1="8", y2="8", class_="range c-agent"))
     if market is not None:
         marks.append(tag("line", x1=at(market.value), x2=at(market.value), y1="3", y2="13", class_="gauge-market"))
-    marks.append(tag("circle", cx=at(figure.value), cy="8", r="4", class_="dot c-agent"))
+    marks.append(tag("circle", cx=at(estimate.value), cy="8", r="4", class_="dot c-agent"))
     return tag("svg", *marks, viewBox=f"0 0 {GAUGE:g} 16", class_="gauge", aria_hidden="true")
 
 
-def in_words(evaluation: Evaluation, sentence: str) -> str:
-    """A sentence of the verdict with the page's names of the accounts and true minus signs."""
-    for name in sorted((track.name for track in evaluation.tracks), key=len, reverse=True):
-        if name != plain(name):
+def with_page_names(evaluation: Evaluation, sentence: str) -> str:
+    """Return a sentence of the verdict with the page's names of the accounts and true minus signs."""
+    for name in sorted((history.name for history in evaluation.histories), key=len, reverse=True):
+        if name != readable(name):
             sentence = sentence.replace(name, title_of(name))
     return re.sub(r"(?<![\w.])-(?=\d)", MINUS, sentence)
 
 
 def _reasons(reasons: list[str]) -> Html:
     items = join(*(tag("li", reason) for reason in reasons))
-    return tag("div", tag("h2", "Why"), tag("ol", items), class_="why")
+    return tag("div", tag("h2", "Reasons"), tag("ol", items), class_="why")

@@ -1,0 +1,107 @@
+"""Out-of-sample calibration of the critic: its predicted return distribution compared with realised returns.
+
+The critic predicts, at every decision, the distribution of the discounted sum of future rewards (changes of log equity) of its
+own policy. Out of sample, h bars later, that sum is known but for a remainder with weight gamma^h; h is the first number of
+bars with gamma^h <= 5 %, 59 bars at gamma = 0.95. So the prediction at bar t is compared with sum_{k < h} gamma^k r_{t+k}.
+Decisions that are h bars apart share no reward; only those are compared, because the tests take outcomes as independent.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from tailguard.evaluate.record import CriticCalibration
+from tailguard.evaluate.stats import risk_tests
+from tailguard.evaluate.stats.risk_tests import ShortfallTest
+from tailguard.evaluate.stats.series import Floats
+from tailguard.validation import require
+
+REMAINDER = 0.05
+TAILS = (0.05, 0.1)
+FEWEST_OUTCOMES = 20
+
+
+def outcome_horizon(gamma: float) -> int | None:
+    """Return the bars after which a discounted sum is known but for :data:`REMAINDER`; None if it never is (gamma = 1)."""
+    if gamma >= 1.0:
+        return None
+    return 1 if gamma <= REMAINDER else math.ceil(math.log(REMAINDER) / math.log(gamma))
+
+
+def discounted_sums(rewards: ArrayLike, gamma: float, bars: int) -> Floats:
+    """Compute sum_{k < bars} gamma^k r_{t+k} for every t that has as many rewards, ``[T - bars + 1]``.
+
+    :param rewards: ``[T]``.
+    :param gamma: discount in [0, 1].
+    :param bars: of each sum, from 1 to T.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    require(1 <= bars <= len(values), "bars", bars, f"from 1 to the number of rewards, {len(values)}")
+    weights = gamma ** np.arange(bars)
+    return np.asarray(np.lib.stride_tricks.sliding_window_view(values, bars) @ weights)
+
+
+def calibrate(
+    times: pd.DatetimeIndex, rewards: ArrayLike, quantiles: ArrayLike, levels: ArrayLike, gamma: float, fold_rows: list[int]
+) -> CriticCalibration | None:
+    """Compare predictions with outcomes at every h-th decision of each fold.
+
+    :param times: ``[n]`` of the bars after the decisions.
+    :param rewards: ``[n]`` of the agent over these bars.
+    :param quantiles: ``[n, N]`` predicted at the decisions; NaN after a ruin, where there are no decisions.
+    :param levels: ``[N]``.
+    :param gamma: discount of the agent.
+    :param fold_rows: ``[F]`` number of rows of each fold; no outcome extends beyond the end of its fold.
+    :return: None if there are too few independent outcomes, or if gamma is 1.
+    """
+    earned, predicted = np.asarray(rewards, dtype=np.float64), np.asarray(quantiles, dtype=np.float64)
+    require(sum(fold_rows) == len(earned), "the sum of fold_rows", sum(fold_rows), f"{len(earned)}, the number of rewards")
+    bars = outcome_horizon(gamma)
+    if bars is None:
+        return None
+    rows: list[NDArray[np.int64]] = []
+    outcomes: list[Floats] = []
+    first = 0
+    for n in fold_rows:
+        if n >= bars:
+            sums = discounted_sums(earned[first : first + n], gamma, bars)[::bars]
+            rows.append(first + bars * np.arange(len(sums)))
+            outcomes.append(sums)
+        first += n
+    chosen, values = np.concatenate([*rows, np.zeros(0, np.int64)]), np.concatenate([*outcomes, np.zeros(0)])
+    predicts = np.isfinite(predicted[chosen]).all(axis=1)
+    if predicts.sum() < FEWEST_OUTCOMES:
+        return None
+    chosen = chosen[predicts]
+    return _compare(bars, times[chosen], values[predicts], predicted[chosen], np.asarray(levels, dtype=np.float64))
+
+
+def _compare(bars: int, times: pd.DatetimeIndex, outcomes: Floats, quantiles: Floats, levels: Floats) -> CriticCalibration:
+    ordered = np.sort(quantiles, axis=1)
+    tails = [tail for tail in TAILS if tail > levels[0]]
+    transforms = risk_tests.probability_transform(outcomes, ordered, levels)
+    return CriticCalibration(
+        horizon=bars,
+        levels=levels,
+        times=times,
+        outcomes=outcomes,
+        quantiles=ordered,
+        transforms=transforms,
+        realised=risk_tests.realised_levels(outcomes, ordered, levels),
+        coverage={tail: risk_tests.kupiec(outcomes, _quantile_column(ordered, levels, tail), tail) for tail in tails},
+        shortfall={tail: test for tail in tails if (test := _shortfall(outcomes, ordered, levels, tail)) is not None},
+        uniformity=risk_tests.uniformity(transforms),
+    )
+
+
+def _quantile_column(quantiles: Floats, levels: Floats, tail: float) -> Floats:
+    return np.array([np.interp(tail, levels, row) for row in quantiles])
+
+
+def _shortfall(outcomes: Floats, quantiles: Floats, levels: Floats, tail: float) -> ShortfallTest | None:
+    """Run the shortfall test; None if some predicted tail is no loss: the test divides losses by the predicted ones."""
+    if bool((_quantile_column(quantiles, levels, tail) >= 0.0).any()):
+        return None
+    return risk_tests.acerbi_szekely(outcomes, quantiles, levels, tail)

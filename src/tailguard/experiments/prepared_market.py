@@ -1,0 +1,129 @@
+"""The one place where a market is built: bars, features scaled by what the training rows say, and the split into rows."""
+
+import hashlib
+from dataclasses import dataclass
+
+import pandas as pd
+
+from tailguard.config import Config, TrainingConfig
+from tailguard.evaluate.folds import Fold
+from tailguard.market.data import load_source
+from tailguard.market.env import TradingVecEnv
+from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features
+from tailguard.market.rules import TradingSettings
+from tailguard.validation import require
+
+# First row and last row plus one.
+Rows = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows that an agent learns from and the rows that it is tested on.
+
+    :param train: rows of the training.
+    :param test: rows over which returns are earned in a test; nothing about the agent has seen them.
+    """
+
+    train: Rows
+    test: Rows
+
+    def __post_init__(self) -> None:
+        """Refuse rows that are empty or overlap."""
+        ordered = 0 <= self.train[0] < self.train[1] <= self.test[0] < self.test[1]
+        if not ordered:
+            raise ValueError(f"the test must come after the training and neither be empty, got {self}")
+
+    @property
+    def fold(self) -> Fold:
+        """The split as the only fold of a walk-forward."""
+        return Fold(0, self.train, self.test)
+
+    @property
+    def span(self) -> Rows:
+        """Rows that are played in a test: the row of the first decision, at its close, and the test rows."""
+        return self.fold.span
+
+
+def default_split(n_rows: int, config: TrainingConfig) -> Split:
+    """Return the split of a training: the last rows are the test, as many as ``test_share`` says."""
+    first_unseen = round(n_rows * (1.0 - config.test_share))
+    return Split((0, first_unseen), (first_unseen, n_rows))
+
+
+def split_off_validation(split: Split, share: float) -> tuple[Split, Rows]:
+    """Take the last part of the training rows away, to score the members of a population on.
+
+    :param split: training and test.
+    :param share: of the training rows, in (0, 1).
+    :returns: the split with fewer training rows and the same test, and the rows between.
+    """
+    first, last = split.train
+    cut = last - round(share * (last - first))
+    require(first < cut < last, "validation_share", share, f"one that leaves rows on both sides: there are {last - first}")
+    return Split((first, cut), split.test), (cut, last)
+
+
+@dataclass(frozen=True)
+class Market:
+    """A market as an agent sees it: bars, scaled features, rules, and the split into training and test.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param features: of all bars, standardised with mean and standard deviation of the training rows.
+    :param scaler: these means and standard deviations; they are part of the agent.
+    :param trading: the rules, with the length of a training episode.
+    :param split: rows of training and test.
+    """
+
+    bars: pd.DataFrame
+    features: FeatureSet
+    scaler: FeatureScaler
+    trading: TradingSettings
+    split: Split
+
+    def training_env(self, n_envs: int, seed: int) -> TradingVecEnv:
+        """Return accounts that trade the training rows side by side."""
+        return TradingVecEnv(
+            self.bars, n_envs=n_envs, seed=seed, features=self.features, span=self.split.train, **self.trading.model_dump()
+        )
+
+
+def load_market(source: str, config: Config) -> Market:
+    """Read bars and prepare them for a training with the default split.
+
+    :param source: as :func:`tailguard.market.data.load_source` understands it.
+    :param config: every setting.
+    """
+    bars = load_source(source)
+    return prepare_market(bars, config, default_split(len(bars), config.training))
+
+
+def prepare_market(bars: pd.DataFrame, config: Config, split: Split, features: FeatureSet | None = None) -> Market:
+    """Compute the features, fit their scale on the training rows and on nothing else, and choose the length of episodes.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param config: its sections ``features`` and ``trading``.
+    :param split: rows of training and test.
+    :param features: of the bars, not yet scaled, if they were computed before.
+    """
+    features = build_features(bars, config.features) if features is None else features
+    first, last = split.train
+    end = bars.index[last] if last < len(bars) else bars.index[-1] + pd.Timedelta(1)
+    scaler = FeatureScaler(bars.index[first], end).fit(features[first:last])
+    trading = config.trading
+    if trading.episode_length is None:
+        usable = last - max(first, features.warmup)
+        trading = trading.model_copy(update={"episode_length": min(256, max(usable // 2, 1))})
+    return Market(bars, scaler.transform(features), scaler, trading, split)
+
+
+def scaled_features(bars: pd.DataFrame, config: FeatureConfig, scaler: FeatureScaler) -> FeatureSet:
+    """Compute the features that an agent sees of bars, with the scale of its training."""
+    return scaler.transform(build_features(bars, config))
+
+
+def fingerprint(bars: pd.DataFrame) -> str:
+    """Return a hash of every time, name and number of a table."""
+    digest = hashlib.sha256(repr(list(bars.columns)).encode())
+    digest.update(pd.util.hash_pandas_object(bars, index=True).to_numpy().tobytes())
+    return digest.hexdigest()

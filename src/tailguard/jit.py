@@ -1,0 +1,41 @@
+"""The decorators of all code that numba compiles.
+
+numba keeps machine code on disk, and looks only at the file of the function that was compiled: not at the functions that it
+calls, nor at the constants that it uses. So functions that call each other stand in one file. Where sums may be reordered, a
+caller of a compiled function is also not the same machine code fresh and out of the cache, and a run would differ from its
+resumption in the last bits. So a function that only compiled ones call is `inlined`, and only what Python calls is `compiled`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Sums may be reordered, which vector code needs; NaN and infinities keep their meaning.
+REORDER_SUMS = frozenset({"reassoc", "nsz", "contract"})
+# Besides, a division may become a product with the reciprocal.
+SHARE_DIVISIONS = REORDER_SUMS | {"arcp"}
+
+
+class Decorator(Protocol):
+    """A decorator that keeps the signature of a function."""
+
+    def __call__(self, function: Function, /) -> Function:
+        """Return the compiled function."""
+
+
+def decorators(fastmath: frozenset[str] = frozenset()) -> tuple[Decorator, Decorator]:
+    """Return the decorators `compiled`, for functions that Python calls, and `inlined`, for those that only they call.
+
+    :param fastmath: what the compiler may do to floating-point arithmetic, in LLVM's words; nothing by default.
+    """
+
+    def compiled(function: Function) -> Function:
+        return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath=set(fastmath))(function))
+
+    def inlined(function: Function) -> Function:
+        return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath=set(fastmath))(function))
+
+    return compiled, inlined

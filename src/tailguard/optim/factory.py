@@ -1,0 +1,46 @@
+"""The optimizer that the settings describe, with the noise that suits variance-based gradient scaling."""
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from tailguard.optim.adam import Adam
+from tailguard.optim.config import MOMENTS, SETTINGS, OptimizerConfig
+from tailguard.optim.layout import kernels_apply
+from tailguard.optim.upgd import UPGD, UPGDW, AdaptiveUPGD
+
+PPO_EPS = 1e-5
+VGS_SIGMA = 0.0005
+
+
+def build_optimizer(
+    config: OptimizerConfig, params: ParamsT, lr: float, *, vgs: bool, generator: torch.Generator | None = None
+) -> Optimizer:
+    """Return the optimizer that the settings describe.
+
+    :param config: the settings.
+    :param params: the parameters that it moves.
+    :param lr: learning rate.
+    :param vgs: True if a :class:`VarianceGradientScaler` will act on it; noise then adapts unless the settings say otherwise.
+    :param generator: of the noise.
+    """
+    name = config.name
+    options: dict[str, Any] = config.model_dump(exclude={"name"}, exclude_none=True)
+    if SETTINGS[name] >= MOMENTS:
+        options.setdefault("eps", PPO_EPS)
+    if name in ("adam", "adamw", "upgdw"):
+        options["betas"] = options.pop("beta1", 0.9), options.pop("beta2", 0.999)
+    if name in ("adam", "adamw", "sgd"):
+        given: list[Any] = list(params)
+        compiled = name == "adam" and all(isinstance(param, torch.Tensor) for param in given) and kernels_apply(given)
+        classes: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        made: Optimizer = (Adam if compiled else classes[name])(given, lr=lr, fused=True, **options)
+        return made
+    if vgs:
+        options.setdefault("adaptive_noise", True)
+        options.setdefault("sigma", VGS_SIGMA)
+    own: dict[str, Any] = {"upgd": UPGD, "adaptive_upgd": AdaptiveUPGD, "upgdw": UPGDW}
+    optimizer: Optimizer = own[name](params, lr=lr, generator=generator, **options)
+    return optimizer
