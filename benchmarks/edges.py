@@ -1,0 +1,179 @@
+"""Planted edges through the front door: how much of what the oracle earns do agents find in a CSV, with default settings?
+
+    python benchmarks/edges.py [--families ar volume ...] [--sharpe 1 2] [--bars 2500 5000] [--draws 5] [--first-draw 0]
+                               [--set training.steps=60000 ...] [--folder edges] [--name default]
+
+Each case writes a market of `tailguard.market.planted` to a CSV and gives it to `tailguard walkforward` with 2 folds x 2
+seeds and, unless --set says otherwise, default settings. Rivals (edge_rivals.py) learn on the same folds with the same
+features. The oracle trades the conditional mean with the no-trade threshold that is best in hindsight on the test bars.
+Every account is simulated by the same accounting. Finished cases are kept in the folder: a run that was stopped continues
+where it was.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from edge_rivals import RIVALS
+
+from tailguard.config import load_config
+from tailguard.evaluate.folds import longest_lookback, make_folds
+from tailguard.market import build_features, simulate
+from tailguard.market.features import FeatureScaler
+from tailguard.market.planted import FAMILIES, best_threshold, open_returns, oracle_weights, planted_market
+
+FEE = 0.0005
+PER_YEAR = 252.0
+FRONT_DOOR = ["walkforward.folds=2", "walkforward.seeds=2", f"trading.fee={FEE}", "training.tensorboard=null"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--sharpe", nargs="+", type=float, default=[1.0, 2.0], help="of the oracle, after costs")
+    parser.add_argument("--bars", nargs="+", type=int, default=[5000])
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument(
+        "--first-draw", type=int, default=0, help="settings are chosen on draws from 100, and reported on those from 0"
+    )
+    parser.add_argument("--drift", type=float, default=0.0, help="mean log return per year beside the edge")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="override of the configuration")
+    parser.add_argument("--name", default="default", help="of these settings, in the folder")
+    parser.add_argument("--folder", type=Path, default=Path("artifacts/edges"))
+    options = parser.parse_args()
+    results = []
+    for bars in options.bars:
+        for sharpe in options.sharpe:
+            for family in options.families:
+                for draw in range(options.first_draw, options.first_draw + options.draws):
+                    results.append(case(options, family, sharpe, bars, draw))
+                    print(line(results[-1]), file=sys.stderr, flush=True)
+    print(table(results))
+
+
+def case(options, family, sharpe, n_bars, draw):
+    """One market: agent, oracle and rivals on the same test bars; read from the folder where it is finished."""
+    market_name = f"{family}-{sharpe:g}-{n_bars}-{draw}" + (f"-drift{options.drift:g}" if options.drift else "")
+    rivals_file = options.folder / "rivals" / f"{market_name}.json"
+    agent_file = options.folder / options.name / f"{market_name}.json"
+    if not rivals_file.exists() or not agent_file.exists():
+        market = planted_market(family, n_bars, sharpe=sharpe, fee=FEE, drift=options.drift, seed=draw)
+        for path, measure in ((rivals_file, measure_rivals), (agent_file, measure_agent)):
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(measure(market, path.with_suffix(""), options)), encoding="utf-8")
+    key = {"family": family, "sharpe": sharpe, "bars": n_bars, "draw": draw}
+    return key | json.loads(rivals_file.read_text()) | json.loads(agent_file.read_text())
+
+
+def folds_of(market, config):
+    features = build_features(market.bars, config.features)
+    return features, make_folds(len(market.bars), features.warmup, longest_lookback(config.features), config.walkforward)
+
+
+def measure_rivals(market, _, options):
+    """Net Sharpe ratios of the oracle and of each rival over the test bars, and of the oracle over the training bars."""
+    features, folds = folds_of(market, load_config(None, FRONT_DOOR))
+    earned = open_returns(market.bars)
+    first, last = folds[0].span[0], folds[-1].test[1]
+    span, before = slice(first, last), slice(features.warmup, folds[0].train[1])
+    oracle = {}
+    for name, rows in (("oracle", span), ("oracle_in_sample", before)):
+        threshold = best_threshold(market.expected[rows], earned[rows], FEE)
+        oracle[name] = account(market.bars.iloc[rows], oracle_weights(market.expected[rows], threshold))["sharpe"]
+    found = {}
+    for name, rival in RIVALS.items():
+        started, weights = time.process_time(), []
+        for fold in folds:
+            scaler = FeatureScaler(market.bars.index[0], market.bars.index[fold.train[1]]).fit(features[: fold.train[1]])
+            rows = (max(fold.train[0], features.warmup), fold.train[1])
+            test = (
+                fold.span[0],
+                fold.span[1] - (fold is not folds[-1]),
+            )  # the last row of a fold is the first decision of the next
+            weights.append(rival(scaler.transform(features).values.astype(np.float64), earned, rows, test, FEE))
+        found[name] = account(market.bars.iloc[span], np.concatenate(weights))["sharpe"]
+        found[f"{name}_seconds"] = time.process_time() - started
+    return {"oracle": oracle["oracle"], "oracle_in_sample": oracle["oracle_in_sample"], "rivals": found}
+
+
+def measure_agent(market, run, options):
+    """The command of the guide, from a CSV; figures from what it wrote."""
+    csv = run.with_suffix(".csv")
+    write_csv(market.bars, csv)
+    started = time.time()
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    sources = "+".join(str(path) for path in ([csv] if market.bars.columns.nlevels == 1 else two_csvs(market.bars, csv)))
+    overrides = [part for setting in (*FRONT_DOOR, *options.settings) for part in ("--set", setting)]
+    command = [sys.executable, "-m", "tailguard", "walkforward", "--data", sources, "--run", str(run), *overrides]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = json.loads((run / "evaluation" / "metrics.json").read_text(encoding="utf-8"))
+    agent = metrics["statistics"]["agent"]
+    coverage = (metrics.get("calibration") or {}).get("coverage", {})
+    return {
+        "agent": agent["sharpe"]["value"],
+        "turnover": agent["turnover"]["value"],
+        "mix": metrics["statistics"]["own_mix"]["sharpe"]["value"],
+        "outcome": metrics["verdict"]["outcome"],
+        "coverage": coverage,
+        "seconds": time.time() - started,
+    }
+
+
+def write_csv(bars, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bars.to_csv(path if bars.columns.nlevels == 1 else path.with_suffix(".both.csv"))
+
+
+def two_csvs(bars, path):
+    paths = []
+    for symbol in bars.columns.get_level_values(0).unique():
+        paths.append(path.with_name(f"{path.stem}-{symbol}.csv"))
+        bars[symbol].to_csv(paths[-1])
+    return paths
+
+
+def account(bars, weights):
+    """Net Sharpe ratio of target weights under the accounting of the environment."""
+    result = simulate(bars, weights if weights.shape[1] > 1 else weights[:, 0], fee=FEE)
+    returns = np.diff(result.equity) / result.equity[:-1]
+    spread = returns.std()
+    return {"sharpe": float(returns.mean() / spread * np.sqrt(PER_YEAR)) if spread > 0.0 else 0.0}
+
+
+def line(result):
+    rivals = {name: round(result["rivals"][name], 2) for name in RIVALS}
+    return (
+        f"{result['family']} {result['sharpe']:g} {result['bars']} draw {result['draw']}: oracle {result['oracle']:.2f}, agent "
+        f"{result['agent']:.2f} ({result['outcome']}), turnover {result['turnover']:.0f}, {rivals}, {result['seconds']:.0f} s"
+    )
+
+
+def table(results):
+    """One row for each family, strength and length: medians over the draws, and the share of verdicts that claim skill."""
+    frame = pd.DataFrame(results)
+    frame["share"] = frame["agent"] / frame["oracle"]
+    for name in RIVALS:
+        frame[name] = [rivals[name] for rivals in frame["rivals"]]
+    heads = ("market", "oracle", "agent", "share of the oracle [range]", *RIVALS, "turnover", "skill claimed", "seconds")
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for key, part in frame.groupby(["family", "sharpe", "bars"], sort=False):
+        median = part.median(numeric_only=True)
+        skill = (part["outcome"] == "evidence of skill").mean()
+        spread = f"{median['share']:.2f} [{part['share'].min():.2f}, {part['share'].max():.2f}]"
+        rivals = " | ".join(f"{median[name]:.2f}" for name in RIVALS)
+        rows.append(
+            f"| {key[0]}, Sharpe {key[1]:g}, {key[2]:,} bars | {median['oracle']:.2f} | {median['agent']:.2f} | {spread} "
+            f"| {rivals} | {median['turnover']:.0f} | {skill:.0%} | {median['seconds']:.0f} |"
+        )
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()
