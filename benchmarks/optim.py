@@ -17,7 +17,7 @@ from torch import nn
 
 from tailguard.optim import UPGD, AdaptiveUPGD, VarianceGradientScaler
 from tailguard.optim.adam import Adam
-from tailguard.ppo.networks import FlatParameters
+from tailguard.optim.layout import FlatParameters
 
 # ---------------------------------------------------------------------------------------------------------- gradients
 

@@ -241,3 +241,116 @@ def test_init_writes_a_file_that_loads_and_never_overwrites(tmp_path):
     assert refused.returncode == 2
     assert "exists already" in refused.stderr
     assert path.read_text() == "data: []\n"
+
+
+TINY = ["training.steps=256", "training.n_envs=4", "training.n_steps=32", "training.tensorboard=null"]
+POPULATION = """population={population_size: 2, perturbation_interval: 1, intervals: 1, validation_blocks: BLOCKS,
+    hyperparams: [
+    {name: learning_rate, min_value: 1.0e-4, max_value: 1.0e-3, is_log_scale: true}]}"""
+
+
+def set_options(*settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+@pytest.mark.parametrize("command", ["train", "walkforward", "population"])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trading.episode_length=5000", "not enough bars: episodes of 5000 steps"),
+        ("training.adversary.perturbable=[nonsense]", "training.adversary.perturbable: feature is 'nonsense'"),
+        ("training.adversary.perturbable=[999]", "perturbable is (999,)"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_leave_no_folder(command, setting, message, tmp_path):
+    data, folder = tmp_path / "walk.csv", tmp_path / "run"
+    random_walk(1200, seed=1).to_csv(data)
+    options = set_options(*TINY, POPULATION.replace("BLOCKS", "2"), "walkforward.folds=2", "walkforward.seeds=1", setting)
+    result = run(command, "--data", str(data), "--run", str(folder), *options, "--quiet")
+    assert result.returncode == 2
+    assert message in result.stderr.splitlines()[-1]
+    assert not folder.exists()
+
+
+def test_more_blocks_than_bars_leave_no_folder(own_file, tmp_path):
+    options = set_options(*TINY, POPULATION.replace("BLOCKS", "400"))
+    result = run("population", "--data", str(own_file), "--run", str(tmp_path / "run"), *options, "--quiet")
+    assert "population.validation_blocks is 400, but it must be at most" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "walkforward"])
+def test_a_run_needs_a_folder_and_not_a_file(command, own_file):
+    before = own_file.read_bytes()
+    options = set_options(*TINY, "walkforward.warmup=0", "walkforward.folds=1", "features.drawdown_window=20")
+    result = run(command, "--data", str(own_file), "--run", str(own_file), *options, "--quiet")
+    assert result.returncode == 2
+    assert f"error: {own_file} is a file, but --run must name a folder\n" in result.stderr
+    assert own_file.read_bytes() == before
+
+
+def test_train_takes_the_data_of_the_configuration(own_file, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"data: [{own_file}]\n")
+    result = run("train", "--config", str(config), "--run", str(tmp_path / "run"), *set_options(*TINY), "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"] == str(own_file)
+    assert "no data: name a shipped set or a file with --data" in run("train").stderr
+
+
+def test_a_walk_forward_does_not_overwrite_a_run(trained, own_file):
+    folder, _, _ = trained
+    before = (folder / "evaluation" / "metrics.json").read_bytes()
+    options = set_options(*TINY, "walkforward.warmup=0", "walkforward.folds=1", "features.drawdown_window=20")
+    result = run("walkforward", "--data", str(own_file), "--run", str(folder), *options, "--quiet")
+    assert result.returncode == 2
+    assert "is not empty: it holds no walk-forward" in result.stderr
+    assert (folder / "evaluation" / "metrics.json").read_bytes() == before
+    assert not (folder / "walkforward.json").exists()
+
+
+def test_a_population_is_not_resumed_with_other_settings(own_file, tmp_path):
+    settings = [*TINY, POPULATION.replace("BLOCKS", "2")]
+    command = ["population", "--data", str(own_file), "--run", str(tmp_path / "run"), "--engine", "serial", "--quiet"]
+    first = run(*command, *set_options(*settings))
+    assert first.returncode == 0, first.stderr
+    assert run(*command, *set_options(*settings)).stdout == first.stdout
+    assert run(*command).stdout == first.stdout
+    refused = run(*command, *set_options(*settings, "training.gamma=0.5"))
+    assert refused.returncode == 2
+    assert "holds a population of other settings" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", [], "no decision: 0 bars are too few"),
+        ("time,open,high,low,close\n2020-01-01,1,1,1,1\n", [], "no decision: 1 bars are too few"),
+        ("time,close\n2020-01-01,1,1,1,1\n2020-01-02,1\n2020-01-03,1,2,3,4,5,6\n", [], "not bars in CSV under the heading"),
+        ("", ["--since", "someday"], "--since is 'someday', but it must be a time in ISO 8601"),
+    ],
+)
+def test_bars_that_no_agent_can_act_on_end_with_one_line(trained, tmp_path, text, options, message):
+    bars = tmp_path / "bars.csv"
+    bars.write_text(text)
+    result = run("act", str(trained[0]), "--bars", str(bars), *options)
+    assert (result.returncode, result.stderr.count("\n"), result.stdout) == (2, 1, "")
+    assert message in result.stderr
+
+
+def test_decisions_may_be_asked_for_since_a_time_with_a_zone(trained, own_file):
+    bars = ["--bars", str(own_file), "--since"]
+    zoned, plain = (run("act", str(trained[0]), *bars, f"2001-01-31T00:00{zone}") for zone in ("+00:00", ""))
+    assert zoned.returncode == 0, zoned.stderr
+    assert zoned.stdout == plain.stdout != ""
+
+
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+def test_an_export_that_cannot_be_written_ends_with_one_line(trained, tmp_path, form):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    result = run("export", str(trained[0]), "--format", form, "--output", str(blocked / "agent"))
+    assert result.returncode == 2
+    assert str(blocked) in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == ["file"]

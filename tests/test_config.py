@@ -146,6 +146,16 @@ def test_overrides_win_over_the_file_and_leave_the_rest(tmp_path):
     assert (config.trading.fee, config.trading.slippage) == (0.003, 0.001)
 
 
+def test_a_section_that_is_off_is_switched_on_by_its_keys(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("training: {adversary: null, vgs: null}\n")
+    config = load_config(path, ["training.adversary.epsilon=0.2", "training.vgs.beta=0.9"])
+    assert config.training.adversary.epsilon == 0.2
+    assert config.training.vgs.beta == 0.9
+    with pytest.raises(ValueError, match="steps is not a section"):
+        load_config(None, ["training.steps=5", "training.steps.deep=1"])
+
+
 def test_an_empty_file_is_the_defaults(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("")

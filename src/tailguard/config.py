@@ -254,8 +254,8 @@ class Config(BaseModel):
         for hyperparam in self.population.hyperparams if self.population is not None else ():
             name, key = hyperparam.name, "population.hyperparams"
             require(name in SEARCHABLE, key, name, f"one of {', '.join(sorted(SEARCHABLE))}")
-            threatened = self.training.adversary is not None
-            require(name not in ADVERSARIAL or threatened, key, name, "left out, or training.adversary set: there is none")
+            has_adversary = self.training.adversary is not None
+            require(name not in ADVERSARIAL or has_adversary, key, name, "left out, or training.adversary set: there is none")
             fixed = name == "gamma" and self.training.risk.return_augmented
             require(not fixed, key, name, "left alone where the objective looks at the return of an episode")
         return self
@@ -310,7 +310,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ValueError(f"--set {override!r}: {text!r} is not a YAML value") from None
     node = values
     for key in path[:-1]:
-        node = node.setdefault(key, {})
+        if node.get(key) is None:  # a section that is switched off, such as training.vgs, is switched on by its keys
+            node[key] = {}
+        node = node[key]
         if not isinstance(node, dict):
             raise ValueError(f"--set {override!r}: {key} is not a section")
     node[path[-1]] = value

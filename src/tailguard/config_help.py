@@ -120,12 +120,12 @@ def _summary(model: type[BaseModel]) -> str:
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
     """The text of every ``:param``, of the class before those that it inherits from."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for ancestor in model.__mro__:
         for part in re.split(r"^:param ", inspect.cleandoc(ancestor.__doc__ or ""), flags=re.MULTILINE)[1:]:
             name, _, text = part.partition(":")
-            found.setdefault(name, plain(text))
-    return found
+            meanings.setdefault(name, plain(text))
+    return meanings
 
 
 def _meaning(name: str, field: FieldInfo, meanings: dict[str, str]) -> str:

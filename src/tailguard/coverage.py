@@ -17,6 +17,9 @@ def kupiec_ratio(breaches: ArrayLike, n: int, expected: float) -> NDArray[np.flo
     return np.maximum(2.0 * (log_likelihood(breaches, n, observed) - log_likelihood(breaches, n, expected)), 0.0)
 
 
-def kupiec_p_value(ratio: float) -> float:
-    """Return the asymptotic p-value of a ratio: chi-square with one degree of freedom."""
-    return float(chdtrc(1, ratio))
+def kupiec_p_value(breaches: int, n: int, expected: float) -> float:
+    """Return the p-value of `breaches` in `n` where a share of `expected` was predicted.
+
+    It is the asymptotic one: the ratio is chi-square with one degree of freedom.
+    """
+    return float(chdtrc(1, kupiec_ratio(breaches, n, expected)))

@@ -130,11 +130,11 @@ def _keys(model: type[BaseModel], location: Location) -> tuple[tuple[str, ...], 
     return tuple(keys), sections_of(annotation), tagged
 
 
-def _merged(found: list[_Mistake]) -> Iterator[str]:
+def _merged(mistakes: list[_Mistake]) -> Iterator[str]:
     """Yield one text per path; of the tries of a union, those that came farthest."""
     by_path: dict[tuple[str, ...], list[_Mistake]] = {}
-    for mistake in found:
-        if not (mistake.tagged and any(_below(other, mistake) for other in found)):
+    for mistake in mistakes:
+        if not (mistake.tagged and any(_below(other, mistake) for other in mistakes)):
             by_path.setdefault(mistake.path, []).append(mistake)
     for first, *others in by_path.values():
         yield " or ".join([first.text, *(other.reason for other in others)])

@@ -77,7 +77,7 @@ def test_the_best_mean_ruins_the_tail() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"fractions": 5}, {"fractions": 3, "rounds": 7, "win_probability": 0.75}])
 @pytest.mark.parametrize("alpha", [None, 0.01, 0.05, 0.2, 0.5, 0.8])
-def test_the_law_of_the_result_agrees_with_the_dynamic_program(settings: dict[str, Any], alpha: float | None) -> None:
+def test_the_distribution_of_the_result_agrees_with_the_dynamic_program(settings: dict[str, Any], alpha: float | None) -> None:
     solution = BettingGame(**settings).solve(alpha)
     assert solution.cvar() == pytest.approx(solution.objective, abs=1e-9)
     assert solution.probabilities.sum() == pytest.approx(1.0, abs=1e-12)
@@ -127,7 +127,7 @@ def play(game: BettingGame, solution: BettingSolution) -> np.ndarray:
 
 @pytest.mark.parametrize("settings", [{}, {"fractions": 5, "win_probability": 0.7}])
 @pytest.mark.parametrize("alpha", [None, 0.2, 0.05])
-def test_the_policy_has_its_law_in_play(settings: dict[str, Any], alpha: float | None) -> None:
+def test_the_policy_has_its_distribution_in_play(settings: dict[str, Any], alpha: float | None) -> None:
     n = 40_000
     game = BettingGame(n, seed=1, **settings)
     solution = game.solve(alpha)

@@ -33,7 +33,7 @@ def test_no_position_has_a_higher_cvar(settings: dict[str, float], alpha: float)
         assert market.cvar(position, alpha) == pytest.approx(value, abs=1e-12)
 
 
-def test_play_has_the_law_that_was_solved() -> None:
+def test_play_has_the_distribution_that_was_solved() -> None:
     market = CrashMarket(200_000, seed=1)
     market.reset()
     position = 0.3

@@ -38,7 +38,7 @@ def test_without_cost_a_hidden_signal_is_worth_its_belief(phi: float, beta: floa
 
 
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.3])
-def test_without_memory_only_the_next_return_counts(cost: float) -> None:
+def test_without_autocorrelation_only_the_next_return_counts(cost: float) -> None:
     """With phi = 0 holding has no future, s(x) = beta x, and the optimum is an integral over the normal tail."""
     solution = SignalMarket(phi=0.0, beta=0.1, cost=cost).solve()
     z = cost / 0.1
@@ -169,7 +169,7 @@ def test_rewards_positions_and_observations_follow_the_rules() -> None:
         position = np.full(1000, held)
 
 
-def test_signal_and_returns_have_their_law_from_the_first_step() -> None:
+def test_signal_and_returns_have_their_distribution_from_the_first_step() -> None:
     settings: dict[str, Any] = {"phi": 0.7, "beta": 0.5, "sigma": 0.8, "seed": 1}
     n, still = 200_000, np.zeros((200_000, 1))
     shown, hidden = SignalMarket(n, **settings), SignalMarket(n, hidden=True, **settings)

@@ -69,13 +69,13 @@ def test_costs_as_tested_are_one_times_the_costs(window, coin):
     curve = sanity.cost_curve(window, coin)
     own = window.trade("agent", coin)
     at = {point.multiple: point for point in curve}
-    assert at[1.0].total_return == sanity.total_return(own)
+    assert at[1.0].total_return == own.total_return
     assert at[1.0].sharpe == performance.sharpe(own.returns, window.periods_per_year)
     assert [point.multiple for point in curve] == [0.0, 0.5, 1.0, 2.0, 3.0, 5.0]
     returns = [point.total_return for point in curve]
     assert returns == sorted(returns, reverse=True)
     free = replace(window, rules=TradingRules(fee=0.0)).trade("agent", coin)
-    assert at[0.0].total_return == sanity.total_return(free)
+    assert at[0.0].total_return == free.total_return
 
 
 def test_at_the_break_even_cost_nothing_is_left(window, prophet):
@@ -94,11 +94,11 @@ def test_a_prophet_who_is_late_is_none(window, prophet):
     delay = sanity.delayed(window, prophet, agent)
     assert delay.sharpe_before > 10.0
     assert abs(delay.sharpe) < 3.0
-    assert (delay.bars, delay.total_return_before) == (1, sanity.total_return(agent))
+    assert (delay.bars, delay.total_return_before) == (1, agent.total_return)
     by_hand = np.roll(prophet, 2, axis=0)
     by_hand[:2] = 0.0
     two = sanity.delayed(window, prophet, agent, bars=2)
-    assert two.total_return == sanity.total_return(window.trade("x", by_hand))
+    assert two.total_return == window.trade("x", by_hand).total_return
     with pytest.raises(ValueError, match="bars is 0"):
         sanity.delayed(window, prophet, agent, bars=0)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from tailguard.market import FeatureConfig, TradingEnv, TradingRules, align_bars
 from tailguard.market.accounting import bar_array
 from tailguard.market.data import symbols_of
 from tailguard.market.kernel import IMPACT
-from tailguard.market.rules import FILLS
+from tailguard.market.rules import Fill
 from tailguard.market.synthetic import random_walk
 
 ROWS = 420
@@ -28,7 +29,7 @@ GARBAGE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "negative": lambda bars: -bars,
 }
 every_garbage = pytest.mark.parametrize("garbage", GARBAGE)
-every_fill = pytest.mark.parametrize("fill", FILLS)
+every_fill = pytest.mark.parametrize("fill", get_args(Fill))
 
 
 @cache

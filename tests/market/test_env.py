@@ -4,7 +4,7 @@ import math
 import pickle
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -28,9 +28,9 @@ from tailguard.market import (
     random_walk,
     simulate,
 )
-from tailguard.market.rules import FILLS
+from tailguard.market.rules import Fill
 
-every_fill = pytest.mark.parametrize("fill", FILLS)
+every_fill = pytest.mark.parametrize("fill", get_args(Fill))
 
 
 @cache

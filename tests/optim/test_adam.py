@@ -38,7 +38,7 @@ def test_weights_and_state_are_torchs(options):
             torch.testing.assert_close(value, expected[key][name], atol=1e-7, rtol=1e-5)
 
 
-def test_either_goes_on_from_the_others_state():
+def test_either_continues_from_the_others_state():
     for first, second in ((Adam, torch.optim.Adam), (torch.optim.Adam, Adam)):
         state = run(first, {}, 7)[1].state_dict()
         same, other = (run(kind, {}, 5, start=state)[0] for kind in (first, second))

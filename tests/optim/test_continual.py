@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tailguard.ppo.networks import FlatParameters
+from tailguard.optim.layout import FlatParameters
 
 
 @pytest.fixture(scope="module")

@@ -407,7 +407,7 @@ def test_state_keys(cls):
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("way", ["torch.save", "pickle", "deepcopy"])
-def test_training_goes_on_bit_identically(cls, way):
+def test_training_continues_bit_identically(cls, way):
     """R071: through a file that weights_only=True can read, through a pickle, and as a copy."""
     params = parameters()
     make = {"lr": 0.01, "sigma": 0.1, "adaptive_noise": True, "instant_noise_scale": False}

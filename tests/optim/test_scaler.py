@@ -15,7 +15,7 @@ from torch import nn
 
 from tailguard.optim import VarianceGradientScaler
 from tailguard.optim.config import VGSConfig
-from tailguard.ppo.networks import FlatParameters
+from tailguard.optim.layout import FlatParameters
 
 ESTIMATORS = ["elementwise", "mean", "norm"]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from tailguard.optim.adam import Adam
-from tailguard.ppo.networks import FlatParameters
+from tailguard.optim.layout import FlatParameters
 
 SIZES = {"actor": [(4, 3), (3,)], "critics": [(6, 2)], "trunk": [(5,)]}
 OPTIMIZERS = {

@@ -52,7 +52,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @every_kind
-def test_kl_of_a_law_with_itself_is_zero_and_otherwise_positive(kind):
+def test_kl_of_a_distribution_with_itself_is_zero_and_otherwise_positive(kind):
     action_dist, dist_params = KINDS[kind]
     old, new = dist_params(200, seed=0), dist_params(200, seed=7)
     torch.testing.assert_close(action_dist.kl(old, old), torch.zeros(200, dtype=torch.float64))
@@ -70,7 +70,7 @@ def test_the_gradient_of_kl_is_zero_where_nothing_moved_and_else_that_of_differe
 
 
 @every_kind
-def test_kl_is_the_mean_log_ratio_under_the_old_law(kind):
+def test_kl_is_the_mean_log_ratio_under_the_old_distribution(kind):
     action_dist, dist_params = KINDS[kind]
     torch.manual_seed(0)
     old, new = dist_params(1).expand(200_000, -1), (dist_params(1) + 0.3 * dist_params(1, seed=7)).expand(200_000, -1)
@@ -118,7 +118,7 @@ def test_gaussian_is_torchs():
 
 
 @pytest.mark.parametrize("squash", [False, True])
-def test_gaussian_samples_follow_the_law(squash):
+def test_gaussian_samples_follow_the_distribution(squash):
     action_dist = Gaussian(box(1), squash=squash)
     torch.manual_seed(0)
     samples = action_dist.sample(torch.tensor([[0.4, -0.7]]).expand(20_000, -1))[:, 0].numpy()
@@ -135,7 +135,7 @@ def test_components_are_drawn_independently():
 
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.3, -0.5), (2.0, 0.3), (-4.0, 0.2), (0.9, -2.0)])
-def test_censored_law_is_that_of_clipped_draws(mean, log_std):
+def test_the_censored_distribution_is_that_of_clipped_draws(mean, log_std):
     """Ends have the mass beyond them, all masses make 1, and entropy is that of ends and density together."""
     action_dist, dist_params = CensoredGaussian(box(1)), torch.tensor([mean, log_std], dtype=torch.float64)
     normal = stats.norm(mean, math.exp(log_std))
@@ -309,7 +309,7 @@ def test_a_single_choice_is_torchs():
     torch.testing.assert_close(action_dist.entropy(dist_params), reference.entropy())
 
 
-def test_categorical_samples_follow_the_law_choice_by_choice():
+def test_categorical_samples_follow_the_distribution_choice_by_choice():
     action_dist, dist_params = Categorical([4, 3], single=False, start=np.zeros(2, np.int64)), random(1, 7)
     torch.manual_seed(0)
     samples = action_dist.sample(dist_params.expand(20_000, -1)).long()

@@ -263,7 +263,7 @@ def test_the_certificate_bounds_what_the_attack_finds():
     assert adversary_of(model("MlpLstmPolicy")).certificate(batch) == {}
 
 
-def test_it_goes_on_where_it_stopped():
+def test_it_continues_where_it_stopped():
     agent = model("MlpPolicy", {"epsilon": 0.0, "epsilon_final": 0.2, "schedule": "linear", "warmup_updates": 0})
     agent.learn(3 * STEPS * ENVS)
     state = agent.adversary.state_dict()
@@ -289,7 +289,7 @@ def test_metrics_say_what_happened():
     assert metrics["sa_ppo/robust_kl"] > 0.0
 
 
-def test_a_saved_agent_goes_on_with_its_adversary_where_it_stopped(tmp_path):
+def test_a_saved_agent_continues_with_its_adversary_where_it_stopped(tmp_path):
     def env():
         return TradingVecEnv(random_walk(300, seed=0), n_envs=ENVS, episode_length=20, seed=0)
 

@@ -217,7 +217,7 @@ class SlowCritic:
 
 @every_model
 @pytest.mark.parametrize("aggregate", ["mean", "min"])
-def test_values_bootstraps_and_carried_memory_are_those_of_a_slow_loop(kind, aggregate):
+def test_values_bootstraps_and_carried_states_are_those_of_a_slow_loop(kind, aggregate):
     env = Script()
     model = make(kind, env, gae_lambda=0.0, critic={"aggregate": aggregate}, normalize_obs=True)
     slow = SlowCritic(model, env)
@@ -818,7 +818,7 @@ def test_the_entropy_decay_starts_at_a_plateau_of_the_episode_returns():
 # Recurrent state between rollouts.
 
 
-def test_a_new_training_begins_with_an_empty_memory():
+def test_a_new_training_begins_with_the_initial_state():
     """learn() resets the environments, so what was remembered of the old episodes is stale."""
     starts = []
 
@@ -856,7 +856,7 @@ def stopped_and_resumed(env):
     return model
 
 
-def test_a_training_that_a_callback_stopped_goes_on_where_it_stopped():
+def test_a_training_that_a_callback_stopped_continues_where_it_stopped():
     env = Script()
     model = stopped_and_resumed(env)
     np.testing.assert_array_equal(model.rollout_buffer.obs[0], env.obs[T + 6])

@@ -172,7 +172,7 @@ def test_compiled_and_torch_show_the_same(policy, actions):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_saved_agent_goes_on_as_if_nothing_had_happened(policy, tmp_path):
+def test_a_saved_agent_continues_as_if_nothing_had_happened(policy, tmp_path):
     def env():
         return TradingVecEnv(random_walk(300, seed=0), n_envs=ENVS, episode_length=20, seed=0)
 

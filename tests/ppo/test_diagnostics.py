@@ -9,7 +9,8 @@ from gymnasium.vector import AutoresetMode
 from scipy import stats
 
 from tailguard import DistributionalPPO
-from tailguard.ppo.diagnostics import Calibration, EpisodeEnd, kupiec, pinball_score
+from tailguard.coverage import kupiec_p_value
+from tailguard.ppo.diagnostics import Calibration, EpisodeEnd, pinball_score
 
 M = 200
 LEVELS = (np.arange(M) + 0.5) / M
@@ -79,10 +80,10 @@ def test_the_score_is_its_definition(seed):
 def test_kupiec_by_hand_and_its_size():
     n, x, p = 250, 20, 0.05
     ratio = 2 * (x * np.log(x / n) + (n - x) * np.log(1 - x / n) - x * np.log(p) - (n - x) * np.log(1 - p))
-    assert kupiec(x, n, p) == pytest.approx(stats.chi2.sf(ratio, 1))
-    assert kupiec(0, 100, 0.05) < 0.01
+    assert kupiec_p_value(x, n, p) == pytest.approx(stats.chi2.sf(ratio, 1))
+    assert kupiec_p_value(0, 100, 0.05) < 0.01
     draws = np.random.default_rng(0).binomial(1000, p, 2000)
-    assert np.mean([kupiec(int(k), 1000, p) < 0.05 for k in draws]) == pytest.approx(0.05, abs=0.02)
+    assert np.mean([kupiec_p_value(int(k), 1000, p) < 0.05 for k in draws]) == pytest.approx(0.05, abs=0.02)
 
 
 class NormalReward(gym.vector.VectorEnv):
@@ -113,7 +114,7 @@ class NormalReward(gym.vector.VectorEnv):
         return self._obs(), rewards, done, np.zeros(self.num_envs, bool), info
 
 
-def test_the_critics_learn_a_known_law_and_calibration_says_so():
+def test_the_critics_learn_a_known_distribution_and_calibration_says_so():
     model = DistributionalPPO("MlpPolicy", NormalReward(64), n_steps=16, n_epochs=6, gamma=1.0, learning_rate=1e-3, seed=0)
     model.learn(64 * 16 * 60)
     start = model.policy.raw_atoms(torch.zeros(1, 1)).mean(0).sort(-1).values.detach().flatten()

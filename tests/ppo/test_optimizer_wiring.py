@@ -31,8 +31,8 @@ def noisy(**settings):
 def test_every_parameter_belongs_to_exactly_one_head(kind):
     model = make(kind)
     heads = model.policy.heads()
-    memories = {"mlp": set(), "shared lstm": {"actor_trunk"}}.get(kind, {"actor_trunk", "critic_trunk"})
-    assert set(heads) == {"actor", "critic1", "critic2"} | memories
+    trunks = {"mlp": set(), "shared lstm": {"actor_trunk"}}.get(kind, {"actor_trunk", "critic_trunk"})
+    assert set(heads) == {"actor", "critic1", "critic2"} | trunks
     listed = [id(parameter) for head in heads.values() for parameter in head]
     assert sorted(listed) == sorted(id(parameter) for parameter in model.policy.parameters())
     assert any(parameter is model.policy.log_std for parameter in heads["actor"])
@@ -247,7 +247,7 @@ def test_a_microbatch_without_weight_is_harmless(kind):
     assert weights(model.policy).isfinite().all()
 
 
-def test_a_gradient_that_is_not_finite_does_not_spoil_the_noise_scale():
+def test_a_gradient_that_is_not_finite_does_not_change_the_noise_scale():
     model = make(vgs=noisy(), batch_size=2 * T, microbatch_size=T)
     spoilt = iter([float("inf")])
     model.policy.actor[0].weight.register_hook(lambda gradient: gradient * next(spoilt, 1.0))
@@ -272,7 +272,7 @@ def test_an_early_stop_leaves_no_open_minibatch_behind():
 
 
 @pytest.mark.parametrize("name", ["adam", "adaptive_upgd", "upgd", "sgd"])
-def test_the_scaler_survives_saving_and_goes_on_acting(name, tmp_path):
+def test_the_scaler_survives_saving_and_continues_acting(name, tmp_path):
     """Loaded twice from one file; in one of them the gain is 0. Both play and learn the same, but for the factors."""
     options = {"name": name} | ({} if name == "sgd" else QUIET if "upgd" in name else {})
     model = update(make(vgs=noisy(action="step"), optimizer=options, **NO_CLIP, **QUARTERS), 2)

@@ -58,7 +58,7 @@ def test_raw_predictions_of_both_critics_survive_a_change_of_scale(distribution,
         torch.testing.assert_close(policy.raw_atoms(features), before, atol=1e-5, rtol=1e-5)
 
 
-def test_actor_and_critics_have_a_memory_each_unless_they_share_one():
+def test_actor_and_critics_have_an_lstm_each_unless_they_share_one():
     separate, shared = recurrent(), recurrent(shared_lstm=True)
     assert not torch.equal(separate.actor_trunk.lstm.weight_ih_l0, separate.critic_trunk.lstm.weight_ih_l0)
     assert shared.critic_trunk is None
@@ -175,18 +175,18 @@ def test_deterministic_is_the_mode_and_repeats_itself():
 
 def test_observations_are_normalised_exactly_once():
     plain, normalised = make(), make(obs_norm=ObsNormConfig())
-    normalised.load_state_dict(plain.state_dict(), strict=False)
-    normalised.normalizer.load_moments(np.array([1.0, 2.0, 3.0]), np.array([4.0, 0.25, 1.0]), 100.0)
+    moments = {"normalizer.mean": torch.tensor([1.0, 2.0, 3.0]), "normalizer.var": torch.tensor([4.0, 0.25, 1.0])}
+    normalised.load_state_dict(plain.state_dict() | moments, strict=False)
     obs = observations(5)
     expected, _ = plain.predict((obs - [1.0, 2.0, 3.0]) / [2.0, 0.5, 1.0], deterministic=True)
     np.testing.assert_allclose(normalised.predict(obs, deterministic=True)[0], expected, rtol=1e-5)
 
 
-# Memory in predict.
+# The recurrent state in predict.
 
 
 @pytest.mark.parametrize("n_layers", [1, 2])
-def test_memory_has_sb3s_shape(n_layers):
+def test_the_state_has_sb3s_shape(n_layers):
     policy = recurrent(n_lstm_layers=n_layers)
     for obs, n in ((observations(), 1), (observations(5), 5)):
         _, state = policy.predict(obs)
@@ -194,7 +194,7 @@ def test_memory_has_sb3s_shape(n_layers):
         assert all(isinstance(part, np.ndarray) for part in state)
 
 
-def test_memory_is_carried_from_call_to_call():
+def test_the_state_is_carried_from_call_to_call():
     policy, obs = recurrent(), observations(6, 2)
     state, actions = None, []
     for row in obs:
@@ -221,7 +221,7 @@ def test_an_episode_start_forgets_in_that_environment_only():
     np.testing.assert_allclose(mixed[1], fresh[1], atol=1e-7)
 
 
-def test_no_state_is_the_initial_state_and_no_episode_start_goes_on():
+def test_no_state_is_the_initial_state_and_no_episode_start_continues():
     policy, obs = recurrent(), observations(3)
     _, from_none = policy.predict(obs)
     _, from_zeros = policy.predict(obs, (np.zeros((1, 3, 4), np.float32), np.zeros((1, 3, 4), np.float32)), np.ones(3, bool))
@@ -231,7 +231,7 @@ def test_no_state_is_the_initial_state_and_no_episode_start_goes_on():
     np.testing.assert_array_equal(on[0], on_too[0])
 
 
-def test_predict_leaves_the_given_memory_alone():
+def test_predict_does_not_change_the_state_that_it_is_given():
     policy = recurrent()
     _, state = policy.predict(observations(3))
     before = [part.copy() for part in state]
@@ -240,7 +240,7 @@ def test_predict_leaves_the_given_memory_alone():
         np.testing.assert_array_equal(part, copy)
 
 
-def test_memory_of_another_number_of_environments_is_refused():
+def test_a_state_of_another_number_of_environments_is_refused():
     policy = recurrent()
     _, state = policy.predict(observations(3))
     with pytest.raises(ValueError, match=r"\(1, 2, 4\), got \(1, 3, 4\)"):

@@ -222,7 +222,7 @@ def trained_on_poles():
     return ReferencePPO(poles(64), settings).learn(20 * 32 * 64)
 
 
-# A random agent falls after 22 steps, and of agents without memory none of those that were tried got beyond 50.
+# A random agent falls after 22 steps, and of agents without a recurrent state none of those that were tried got beyond 50.
 REMEMBERED = 150
 
 
@@ -230,7 +230,7 @@ def test_it_balances_a_pole_whose_velocity_it_must_remember():
     assert balanced(trained_on_poles()) > REMEMBERED
 
 
-def test_without_memory_the_pole_falls(monkeypatch):
+def test_without_a_recurrent_state_the_pole_falls(monkeypatch):
     unroll = reference.unroll
     monkeypatch.setattr(
         reference, "unroll", lambda cell, inputs, starts, state: unroll(cell, inputs, torch.ones_like(starts), state)

@@ -169,7 +169,7 @@ def test_weights_of_mean_and_tail_follow_from_the_objective():
     assert constrained.weights(columns) == pytest.approx((1.0, 20.0))
 
 
-def test_with_a_dial_each_state_has_the_weight_of_its_own_tail():
+def test_conditioned_on_alpha_each_state_has_the_weight_of_its_own_tail():
     risk = objective(1.0, objective="mean_cvar", weight=0.5, alpha=(0.1, 0.4), anneal=0.0)
     columns = double([[[0.0, 1.0, 0.1], [0.0, 1.0, 0.4]]])
     mean, tail = risk.weights(columns)

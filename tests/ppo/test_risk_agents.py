@@ -206,7 +206,7 @@ def test_the_first_step_of_every_update_reports_no_kl(kind, masked):
 # Around the agent.
 
 
-def test_the_environment_is_watched_once():
+def test_the_environment_is_return_augmented_once():
     for env in (ReturnObserver(Script(), 0.99), VecMonitor(ReturnObserver(Script(), 0.99))):
         model = make(env=env, risk={"objective": "cvar"})
         assert model.env is env
@@ -273,7 +273,7 @@ def test_a_tail_out_of_range_is_refused(alpha):
         conditioned_agent().set_risk(alpha)
 
 
-def test_an_agent_of_one_objective_has_no_dial():
+def test_an_agent_of_one_objective_cannot_change_its_alpha():
     for risk in ({"objective": "cvar"}, {"objective": "neutral", "alpha": (0.1, 0.4)}, None):
         with pytest.raises(ValueError, match="one objective"):
             make(env=Script(), risk=risk).set_risk(0.2)
@@ -334,7 +334,7 @@ def test_a_loaded_agent_takes_the_environment_that_it_was_made_with(tmp_path, wr
     DistributionalPPO.load(path, env=wrap(Script())).learn(T * B)
 
 
-def test_a_loaded_agent_takes_a_watched_environment(tmp_path):
+def test_a_loaded_agent_takes_a_return_augmented_environment(tmp_path):
     _, path = saved(tmp_path)
     loaded = DistributionalPPO.load(path, env=ReturnObserver(Script(), 0.99))
     before = weights(loaded.policy)
@@ -342,7 +342,7 @@ def test_a_loaded_agent_takes_a_watched_environment(tmp_path):
     assert not torch.equal(weights(loaded.policy), before)
 
 
-def test_the_dial_is_saved_as_it_stands(tmp_path):
+def test_the_alpha_that_was_set_is_saved(tmp_path):
     model = conditioned_agent()
     model.set_risk(0.3)
     model.save(tmp_path / "model")

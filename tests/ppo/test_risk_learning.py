@@ -95,7 +95,7 @@ def test_the_policy_can_tell_small_budgets_apart() -> None:
     assert np.isfinite(plenty)
 
 
-def test_every_tail_of_a_dial_has_advantages_of_one_scale() -> None:
+def test_every_alpha_has_advantages_of_one_scale() -> None:
     generator = torch.Generator().manual_seed(0)
     alphas = torch.tensor([0.05, 0.5]).repeat(40, 8)
     advantages = torch.randn(40, 16, generator=generator) * torch.where(alphas < 0.1, 0.01, 30.0) + alphas

@@ -148,7 +148,7 @@ def test_a_gymnasium_vector_env_is_taken_wherever_an_env_is(tmp_path):
     DistributionalPPO.load(tmp_path / "model", env=vector_poles()).learn(T * B)
 
 
-def test_learning_goes_on_after_set_env():
+def test_learning_continues_after_set_env():
     model = make("MlpLstmPolicy", copies(seed=0)).learn(T * B)
     other = copies(seed=9)
     model.set_env(other)
@@ -285,7 +285,7 @@ def test_the_table_on_the_screen_can_be_printed(capsys):
 
 
 @both
-def test_evaluate_policy_plays_with_memory_as_a_loop_over_predict_does(policy):
+def test_evaluate_policy_carries_the_state_as_a_loop_over_predict_does(policy):
     model = make(policy).learn(T * B)
     env = copies(1)
     env.seed(3)
@@ -370,7 +370,7 @@ def test_a_model_with_copied_parameters_keeps_its_predictions():
     torch.testing.assert_close(raw_quantiles(target), before, rtol=1e-4, atol=1e-4)
 
 
-def test_a_loaded_model_goes_on_with_its_optimizer(tmp_path):
+def test_a_loaded_model_continues_with_its_optimizer(tmp_path):
     model = make().learn(2 * T * B)
     model.save(tmp_path / "model")
     loaded = DistributionalPPO.load(tmp_path / "model", env=copies())

@@ -194,7 +194,7 @@ class TestEntropy:
             assert restored.step(*measurement) == schedule.step(*measurement)
         assert restored.state_dict() == schedule.state_dict()
 
-    def test_new_settings_go_on_from_the_old_state(self):
+    def test_new_settings_continue_from_the_old_state(self):
         waiting = EntropySchedule(EntropyConfig(initial=1.0, final=0.0, decay_steps=4, plateau_window=3))
         for performance in (1.0, 5.0, 9.0):
             waiting.step(performance, GOOD)

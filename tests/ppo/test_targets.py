@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tailguard.ppo.quantiles import level_masses, mean_of, quantile_huber_loss, tail_levels, uniform_levels
+from tailguard.ppo.quantiles import level_masses, quantile_huber_loss, tail_levels, uniform_levels
 from tailguard.ppo.targets import gae, sr_lambda_targets
 
 
@@ -217,8 +217,9 @@ class TestSRLambda:
         copies, lam, levels = 20_000, 0.7, tail_levels(6, 0.2, 3, torch.float64)
         rewards, _, quantiles, terminated, truncated = rollout(8, 1, seed=5, atoms=6)
         masses, values = level_masses(levels), torch.zeros_like(rewards)
-        values[1:] = mean_of(quantiles, levels)[:-1]
-        returns = gae(rewards, values, mean_of(quantiles, levels), terminated, truncated, 0.9, lam) + values
+        next_values = quantiles @ masses
+        values[1:] = next_values[:-1]
+        returns = gae(rewards, values, next_values, terminated, truncated, 0.9, lam) + values
         wide = [x.expand(8, copies, *x.shape[2:]) for x in (rewards, quantiles, terminated, truncated)]
         means = (sr_lambda_targets(*wide, 0.9, lam, seeded()) * masses).sum(-1)  # [8, copies]
         error = means.std(-1) / math.sqrt(copies)

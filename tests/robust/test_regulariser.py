@@ -72,6 +72,6 @@ def test_a_schedule_needs_an_end_and_a_constant_has_none():
         epsilon_at(config(), -1, 5)
 
 
-def test_a_mixed_batch_spoils_memory_too():
+def test_a_mixed_batch_perturbs_the_recurrent_state_too():
     with pytest.raises(ValidationError, match='memory must be "whole"'):
         SAPPOConfig(mode="mix", memory="step")

@@ -99,7 +99,7 @@ def test_finished_environments_are_reset_and_no_others(n_layers):
     assert (states[-1][0][:, 0] != 0.0).all()
 
 
-def test_one_environment_never_changes_the_memory_of_another():
+def test_one_environment_never_changes_the_state_of_another():
     """R034: bit for bit, with other observations and another end in env 1."""
     plain, other = Script(), Script()
     other.obs[:, 1] += 3.0
@@ -112,7 +112,7 @@ def test_one_environment_never_changes_the_memory_of_another():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_changing_a_memory_in_place_does_not_touch_the_initial_state(shared):
+def test_changing_a_state_in_place_does_not_touch_the_initial_state(shared):
     """R029: the initial state is cloned, never lent."""
     model = make(shared_lstm=shared)
     for state in (model._actor_state, model._critic_state):
@@ -190,7 +190,7 @@ def test_lstm_metrics_are_logged_under_the_names_of_all_seeds(n_layers):
             assert logged[f"lstm/critic_layer{i}_{name}"] == logged[f"lstm/critic_hidden_layer{i}_{name}"]
 
 
-def test_a_model_without_memory_logs_none():
+def test_a_model_without_a_recurrent_state_logs_none():
     model = DistributionalPPO("MlpPolicy", Script(), n_steps=T, seed=0)
     assert not [name for name in update(model) if name.startswith("lstm/")]
 
@@ -207,7 +207,7 @@ def kill(trunk):
         trunk.lstm.bias_ih_l0[3 * H :] = -30.0
 
 
-def test_a_saturated_memory_is_visible():
+def test_a_saturated_state_is_visible():
     """R042."""
     healthy, sick = make(Script(ends=False)), make(Script(ends=False))
     saturate(sick.policy.actor_trunk)
@@ -221,14 +221,14 @@ def test_a_saturated_memory_is_visible():
     assert normal["lstm/critic_hidden_layer1_norm"] < 0.1 * logged["lstm/critic_hidden_layer1_norm"]
 
 
-def test_a_vanished_memory_is_visible():
+def test_a_vanished_state_is_visible():
     """R042."""
     model = make(Script(ends=False))
     kill(model.policy.actor_trunk)
     assert update(model)["lstm/h_norm_layer0"] < 1e-6
 
 
-def test_a_saturated_memory_is_visible_when_every_episode_ends_with_the_rollout():
+def test_a_saturated_state_is_visible_when_every_episode_ends_with_the_rollout():
     """R042: measured after the reset, every state would look empty."""
     env = Script(ends=False)
     env.truncated[T - 1] = True

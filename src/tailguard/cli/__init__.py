@@ -30,8 +30,8 @@ app.command("export")(runs.run_export)
 app.command("act")(runs.run_act)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         sys.stdout.write(f"tailguard {__version__}\n")
         raise typer.Exit
 
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(arguments or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (--help shows what is possible)")
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except ValueError as error:
         _fail(str(error))
     except Interrupted as stopped:
         sys.stderr.write(f"{stopped}\n")

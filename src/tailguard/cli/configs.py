@@ -12,7 +12,7 @@ from tailguard.config_help import explain_key
 
 # Every value is the default, but for the data: a test holds them equal.
 STARTING_FILE = """\
-# Settings of a run: `tailguard train --config FILE --data ...`, `tailguard walkforward FILE`.
+# Settings of a run: `tailguard train --config FILE`, `tailguard walkforward FILE`.
 # What is left out keeps its default. `tailguard config` prints all settings, `tailguard config --explain training.risk`
 # says what they mean, and docs/config.md is the whole reference.
 

@@ -49,8 +49,8 @@ def run_walkforward(
     source = single_source(data, tree)
     bars, folder = load_source(source), folder or free_folder("walkforward", source)
     console(stderr=True).print(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", highlight=False)
-    with progress_bar("walk-forward", quiet) as shown:
-        evaluation = walkforward(bars, tree, tree.walkforward, folder, source=source, report=shown)
+    with progress_bar("walk-forward", quiet) as report_progress:
+        evaluation = walkforward(bars, tree, tree.walkforward, folder, source=source, report=report_progress)
     _show(evaluation, folder)
 
 
@@ -71,10 +71,10 @@ def run_attack(
 
     opened = Run.open(run)
     plan = build(AttackPlan, {"steps": steps} | ({"epsilons": tuple(epsilon)} if epsilon else {}))
-    with progress_bar("attacks", quiet) as shown:
-        table = attack_run(opened, plan, shown)
-    wide = table.pivot_table(index=["attack", "epsilon"], columns="statistic", values="value", sort=False)
-    console().print(wide.to_string(float_format=lambda value: f"{value:+.4f}"), highlight=False, soft_wrap=True)
+    with progress_bar("attacks", quiet) as report_progress:
+        table = attack_run(opened, plan, report_progress)
+    pivoted = table.pivot_table(index=["attack", "epsilon"], columns="statistic", values="value", sort=False)
+    console().print(pivoted.to_string(float_format=lambda value: f"{value:+.4f}"), highlight=False, soft_wrap=True)
     _evaluate(opened)
 
 

@@ -39,17 +39,19 @@ def run_population(
     """Train a population whose members copy better ones and change their hyperparameters; the winner is an ordinary run."""
     from tailguard.experiments.population_run import PopulationRun
 
-    if folder is not None and folder.exists():
+    tree = load_config(config, settings or [])
+    if folder is not None and folder.is_dir() and any(folder.iterdir()):
         population = PopulationRun.open(folder)
+        if config is not None or settings:
+            population.require_same(tree)
     else:
-        tree = load_config(config, settings or [])
         source = single_source(data, tree)
         population = PopulationRun.create(folder or free_folder("populations", source), tree, source)
     path, terminal = population.run.path, console(stderr=True)
     terminal.print(f"population: {path} (after a stop, --run {path} resumes it)", highlight=False)
     with Live(console=terminal, transient=True, auto_refresh=not quiet) as live:
-        shown = None if quiet or not terminal.is_terminal else lambda standing: live.update(_table(standing), refresh=True)
-        population.train(engine.value, shown, address=address, parallel=parallel, store=store)
+        report = None if quiet or not terminal.is_terminal else lambda standing: live.update(_table(standing), refresh=True)
+        population.train(engine.value, report, address=address, parallel=parallel, store=store)
     console().print(_table(population.standing()))
     winner = population.run.info["winner"]
     advice = f"`tailguard evaluate {path}` evaluates it on bars that no member has seen"

@@ -12,6 +12,7 @@ import typer
 
 from tailguard.cli.terminal import (
     ConfigOption,
+    DataOption,
     Format,
     FormatOption,
     QuietOption,
@@ -22,6 +23,7 @@ from tailguard.cli.terminal import (
     free_folder,
     print_rows,
     progress_bar,
+    single_source,
 )
 from tailguard.config import load_config
 
@@ -37,7 +39,7 @@ class ExportFormat(StrEnum):
 
 
 def run_train(
-    data: Annotated[str, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")],
+    data: DataOption = None,
     folder: Annotated[
         Path | None, typer.Option("--run", "-r", help="New folder for the run; by default artifacts/runs/DATA-N.")
     ] = None,
@@ -51,8 +53,9 @@ def run_train(
     from tailguard.experiments.run import Run
 
     tree = load_config(config, settings or [])
-    market = load_market(data, tree)
-    _train(Run.create(folder or free_folder("runs", data), tree, data, market), output, quiet)
+    source = single_source(data, tree)
+    run = Run.create(folder or free_folder("runs", source), tree, source, load_market(source, tree))
+    _train(run, output, quiet)
 
 
 def run_resume(run: RunArgument, output: FormatOption = Format.TABLE, quiet: QuietOption = False) -> None:
@@ -68,8 +71,8 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
     from tailguard.experiments.run import train
 
     console(stderr=True).print(f"run: {run.path}", highlight=False)
-    with progress_bar("training", quiet) as shown:
-        model = train(run, shown)
+    with progress_bar("training", quiet) as report_progress:
+        model = train(run, report_progress)
     market = run.market()
     rows = backtest_agent(model, market, run.config.walkforward.warmup)
     dictionaries = [{"data": run.info["data"], **asdict(row)} for row in rows]
@@ -113,10 +116,12 @@ def run_act(
 
     opened = Run.open(run)
     trader = Trader(opened.trained_model(), opened.scaler, opened.config.features, opened.config.trading)
-    first = pd.Timestamp.min if since is None else pd.Timestamp(since)
+    first = pd.Timestamp.min if since is None else _parse_time("--since", since)
+    decided = False
     with sys.stdin if bars is None else bars.open(encoding="utf-8") as stream:
         for chunk in bar_chunks(stream, follow):
             for decision in trader.add(chunk):
+                decided = True
                 if decision.time >= first:
                     names = [symbol or "weight" for symbol in symbols_of(chunk)]
                     weights = dict(zip(names, decision.weights.tolist(), strict=True))
@@ -125,3 +130,17 @@ def run_act(
             sys.stdout.flush()
             if trader.ruined:
                 raise ValueError("the paper account of the agent was liquidated: there is nothing left to trade with")
+    if not decided:
+        n_bars = 0 if trader.bars is None else len(trader.bars)
+        raise ValueError(
+            f"no decision: {n_bars} bars are too few for the look-backs of the features; give earlier bars as well"
+        )
+
+
+def _parse_time(name: str, text: str) -> pd.Timestamp:
+    """Return a time as bars have it: in UTC, without a time zone."""
+    try:
+        time = pd.Timestamp(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}, but it must be a time in ISO 8601, such as 2020-12-31T16:00") from None
+    return time if time.tzinfo is None else time.tz_convert("UTC").tz_localize(None)

@@ -196,9 +196,9 @@ class GuardedMaze(BatchedEnv):
         cell = self._moves[self._cell, actions]
         meets_guard = (cell == self._guard) & (self._cell != self._guard)
         arrives = cell == self._goal
-        given = self.guard_mean + self.guard_std * self.np_random.standard_normal(self.num_envs)
+        guard_rewards = self.guard_mean + self.guard_std * self.np_random.standard_normal(self.num_envs)
         rewards = np.where(self._elapsed < self.deduction_limit, -self.step_cost, 0.0)
-        rewards = rewards + np.where(meets_guard, given, 0.0) + np.where(arrives, self.goal_reward, 0.0)
+        rewards = rewards + np.where(meets_guard, guard_rewards, 0.0) + np.where(arrives, self.goal_reward, 0.0)
         self._cell = cell
         self._elapsed += 1
         self._return += rewards

@@ -123,11 +123,12 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper, Stateful):
 
     def _with_running_return(self, obs: NDArray[Any], which: Any) -> NDArray[np.float32]:
         own = obs.shape[1]
-        shown = np.empty((len(obs), *cast(tuple[int, ...], self.observation_space.shape)), np.float32)
-        shown[:, :own], shown[:, own], shown[:, own + 1] = obs, self.running.total[which], self.running.discount[which]
+        augmented = np.empty((len(obs), *cast(tuple[int, ...], self.observation_space.shape)), np.float32)
+        augmented[:, :own] = obs
+        augmented[:, own], augmented[:, own + 1] = self.running.total[which], self.running.discount[which]
         if self.alphas is not None:
-            shown[:, own + 2] = self.alpha[which]
-        return shown
+            augmented[:, own + 2] = self.alpha[which]
+        return augmented
 
 
 class ReturnAugmentedEnv(gym.Wrapper[NDArray[Any], Any, NDArray[Any], Any]):

@@ -165,8 +165,8 @@ class SignalMarket(BatchedEnv):
         self._elapsed[rows] = 0
 
     def _observe(self) -> NDArray[np.float32]:
-        shown = self._last_return if self.hidden else self._signal
-        return np.column_stack([shown, self._position]).astype(np.float32)
+        visible = self._last_return if self.hidden else self._signal
+        return np.column_stack([visible, self._position]).astype(np.float32)
 
     def _advance(self, actions: NDArray[np.float64]) -> StepOutcome:
         eta, eps = self.np_random.standard_normal((2, self.num_envs))

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from tailguard.evaluate import sanity
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.record import AccountHistory, CriticCalibration, Estimate, Evaluation, Provenance, Sanity
+from tailguard.evaluate.record import AccountHistory, CriticCalibration, Dispersion, Estimate, Evaluation, Provenance, Sanity
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import METRICS, Bootstrap, bootstrap
 from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta
@@ -87,17 +87,17 @@ def assess(
     agent = window.trade(AGENT, ensemble)
     seeds = [window.trade(name, target) for name, target in weights.items()]
     permuted_sharpes, permuted = sanity.permutations(window, ensemble, effort.permutations, effort.seed)
-    others = sanity.baselines(window, agent, permuted, effort.seed)
-    market = next(history for history in others if history.name == sanity.MARKET)
+    baselines = sanity.baselines(window, agent, permuted, effort.seed)
+    market = next(history for history in baselines if history.name == sanity.MARKET)
     periods, trials = window.periods_per_year, context.provenance.trials
-    everyone = [agent, *seeds, *others]
+    accounts = [agent, *seeds, *baselines]
     resamples = bootstrap(
-        {history.name: history.returns for history in everyone}, periods, draws=effort.draws, seed=effort.seed
+        {history.name: history.returns for history in accounts}, periods, draws=effort.draws, seed=effort.seed
     )
     returns = context.trial_returns
     verdict = judge(
         agent.returns,
-        {history.name: history.returns for history in others},
+        {history.name: history.returns for history in baselines},
         periods,
         market=sanity.MARKET,
         rules=rules,
@@ -107,7 +107,6 @@ def assess(
         permuted_sharpes=permuted_sharpes,
         resamples=resamples,
     )
-    reached = float((permuted_sharpes >= performance.sharpe(agent.returns, periods)).sum())
     return Evaluation(
         title=context.title,
         source=context.source,
@@ -115,19 +114,11 @@ def assess(
         prices=window.prices,
         agent=agent,
         seeds=seeds,
-        baselines=others,
+        baselines=baselines,
         market=sanity.MARKET,
-        statistics={history.name: account_statistics(history, market, periods, trials, resamples) for history in everyone},
+        statistics={history.name: account_statistics(history, market, periods, trials, resamples) for history in accounts},
         verdict=verdict,
-        sanity=Sanity(
-            cost_curve=sanity.cost_curve(window, ensemble),
-            break_even_cost=sanity.break_even_cost(window, ensemble),
-            delay=sanity.delayed(window, ensemble, agent),
-            regimes=sanity.regimes(window, agent, market),
-            dispersion=sanity.dispersion(seeds, fold_rows, periods),
-            permutation_p=(1.0 + reached) / (len(permuted_sharpes) + 1.0),
-            permutation_block=sanity.permutation_block(len(ensemble)),
-        ),
+        sanity=_sanity(window, ensemble, agent, market, sanity.dispersion(seeds, fold_rows, periods), permuted_sharpes),
         calibration=context.calibration,
         folds=context.folds,
         training=context.training,
@@ -135,6 +126,27 @@ def assess(
         warnings=context.warnings,
         attack=context.attack,
         lineage=context.lineage,
+    )
+
+
+def _sanity(
+    window: BacktestWindow,
+    targets: Floats,
+    agent: AccountHistory,
+    market: AccountHistory,
+    dispersion: Dispersion | None,
+    permuted_sharpes: Floats,
+) -> Sanity:
+    """Run the sanity checks of the agent's target weights."""
+    reached = float((permuted_sharpes >= performance.sharpe(agent.returns, window.periods_per_year)).sum())
+    return Sanity(
+        cost_curve=sanity.cost_curve(window, targets),
+        break_even_cost=sanity.break_even_cost(window, targets),
+        delay=sanity.delayed(window, targets, agent),
+        regimes=sanity.regimes(window, agent, market),
+        dispersion=dispersion,
+        permutation_p=(1.0 + reached) / (len(permuted_sharpes) + 1.0),
+        permutation_block=sanity.permutation_block(len(targets)),
     )
 
 
@@ -151,19 +163,18 @@ def account_statistics(
     """
     intervals = {metric: resamples.interval(metric, history.name) for metric in METRICS}
     table = {metric: Estimate(interval.estimate, interval.low, interval.high) for metric, interval in intervals.items()}
-    equity, paid = history.equity, float((history.costs * history.equity[:-1]).sum())
     moves = float(np.std(history.returns)) > ROUNDING
     relation = _relation(history, market, periods)
     table |= {
-        "total_return": Estimate(float(equity[-1]) - 1.0),
+        "total_return": Estimate(history.total_return),
         "lo_sharpe": Estimate(performance.lo_sharpe(history.returns, periods)),
-        "cdar_5": Estimate(performance.cdar(equity, 0.05)),
+        "cdar_5": Estimate(performance.cdar(history.equity, 0.05)),
         "turnover": Estimate(performance.turnover(history.turnover, periods)),
         "exposure": Estimate(performance.exposure(history.weights)),
         "net_exposure": Estimate(performance.net_exposure(history.weights)),
         "hit_rate": Estimate(performance.hit_rate(history.returns)),
-        "costs": Estimate(paid),
-        "cost_share": Estimate(performance.cost_share(float(equity[-1]) - 1.0, paid)),
+        "costs": Estimate(history.total_costs),
+        "cost_share": Estimate(performance.cost_share(history.total_return, history.total_costs)),
         "alpha": Estimate(relation.alpha if relation else math.nan),
         "alpha_t": Estimate(relation.alpha_t if relation else math.nan),
         "beta": Estimate(relation.beta if relation else math.nan),

@@ -5,7 +5,6 @@ cell is the agent of the evaluation. Intervals come from blocks of bars drawn wi
 drawing the agents (seeds of a training) with replacement as well.
 """
 
-import csv
 import json
 import math
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import Interval, bootstrap, return_block_length, stationary_indices
 from tailguard.evaluate.stats.series import Floats
+from tailguard.io.atomic import atomic
 from tailguard.market.features import FeatureSet, market_columns
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -130,20 +130,22 @@ class AttackReport:
         """
         require(path.suffix in (".json", ".csv"), "path", str(path), "a name that ends in .json or .csv")
         if path.suffix == ".json":
-            path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            return
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            ends = [f"{figure}{end}" for figure in FIGURES for end in ("", "_low", "_high", "_change")]
-            writer.writerow(["kind", "strength", "total_return", *ends])
-            for row in self.rows:
-                numbers = [
-                    number
-                    for figure in FIGURES
-                    for interval in [row.figures[figure]]
-                    for number in (interval.estimate, interval.low, interval.high, row.against_clean[figure].estimate)
-                ]
-                writer.writerow([row.kind, row.strength, row.total_return, *numbers])
+            text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        else:
+            text = self._table().to_csv(index=False)
+        with atomic(path) as file:
+            file.write(text.encode())
+
+    def _table(self) -> pd.DataFrame:
+        rows = []
+        for row in self.rows:
+            cell: dict[str, Any] = {"kind": row.kind, "strength": row.strength, "total_return": row.total_return}
+            for figure in FIGURES:
+                interval, change = row.figures[figure], row.against_clean[figure].estimate
+                cell[figure], cell[f"{figure}_low"], cell[f"{figure}_high"] = interval.estimate, interval.low, interval.high
+                cell[f"{figure}_change"] = change
+            rows.append(cell)
+        return pd.DataFrame(rows)
 
 
 class UnseenRows(Protocol):
@@ -202,11 +204,11 @@ def attack_market(
                 report(before + bar, len(passes) * bars, text)
 
         victim = AttackedPolicy(agent.policy, kind, np.asarray(kinds[kind]), search, plan.seed)
-        played = play(
+        trajectories = play(
             victim, market.bars, market.features, market.trading, [window.span] * len(kinds[kind]),
             return_gamma=return_gamma_of(agent), warmup=warmup, report=tell,
         )  # fmt: skip
-        for strength, account in zip(kinds[kind], played, strict=True):
+        for strength, account in zip(kinds[kind], trajectories, strict=True):
             cells.setdefault((kind, strength), []).append(window.trade(kind, account.targets))
     cells |= _worst(cells, plan)
     names = tuple(market.features.names[column] for column in columns)

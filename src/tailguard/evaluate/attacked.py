@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.ppo.adversary import least_likely_actions, values
+from tailguard.ppo.networks import State, reset_state
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.trunk import State, reset_state
 from tailguard.robust.attacks import Objective, StatePerturbation, divergence, frozen, low_value, toward
 from tailguard.robust.config import PerturbationConfig
 from tailguard.validation import require
@@ -126,9 +126,9 @@ class AttackedPolicy:
         with frozen(self.policy.parameters()):
             n = self.restarts
             objective = self._objective(inputs, state, starts)
-            found = self.perturbation.attack(inputs.repeat(n, 1), objective, self.strength.repeat(n, 1))
-        gain = cast(Tensor, found.gain).reshape(n, -1)  # [restarts, B]
-        return found.inputs.reshape(n, *inputs.shape)[gain.argmax(0), torch.arange(len(inputs))]
+            perturbed = self.perturbation.attack(inputs.repeat(n, 1), objective, self.strength.repeat(n, 1))
+        gain = cast(Tensor, perturbed.gain).reshape(n, -1)  # [restarts, B]
+        return perturbed.inputs.reshape(n, *inputs.shape)[gain.argmax(0), torch.arange(len(inputs))]
 
     def _objective(self, inputs: Tensor, state: State, starts: NDArray[np.bool_]) -> Objective:
         policy, n = self.policy, self.restarts

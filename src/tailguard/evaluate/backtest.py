@@ -62,17 +62,18 @@ def backtest_row(window: BacktestWindow, name: str, targets: ArrayLike) -> Backt
     :param name: of the row.
     :param targets: ``[n, assets]``, see :meth:`BacktestWindow.simulate`.
     """
-    history, periods = window.trade(name, targets), window.periods_per_year
+    result, periods = window.simulate(targets), window.periods_per_year
+    history = window.history(name, result)
     equity = history.equity
     return BacktestRow(
         strategy=name,
-        total_return=float(equity[-1]) - 1.0,
+        total_return=history.total_return,
         cagr=statistics.cagr(equity, periods),
         volatility=statistics.volatility(history.returns, periods),
         sharpe=statistics.sharpe(history.returns, periods),
         max_drawdown=statistics.max_drawdown(equity),
         cvar_5=statistics.cvar(history.returns, 0.05),
         turnover=statistics.turnover(history.turnover, periods),
-        costs=float((history.costs * equity[:-1]).sum()),
-        ruined=window.simulate(targets).ruined_at is not None,
+        costs=history.total_costs,
+        ruined=result.ruined_at is not None,
     )

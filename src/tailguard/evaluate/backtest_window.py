@@ -72,7 +72,7 @@ class BacktestWindow:
 
         :param name: of the account.
         """
-        return self._history(name, self.simulate(targets))
+        return self.history(name, self.simulate(targets))
 
     def simulate(self, targets: ArrayLike) -> SimulationResult:
         """Trade target weights; the result has an entry for the row of the first decision, too.
@@ -106,7 +106,11 @@ class BacktestWindow:
         rules = TradingRules(**self.rules.model_dump(include=set(TradingRules.model_fields)) | costs)
         return replace(self, rules=rules)
 
-    def _history(self, name: str, result: SimulationResult) -> AccountHistory:
+    def history(self, name: str, result: SimulationResult) -> AccountHistory:
+        """Return what :meth:`simulate` returned as the history of an account.
+
+        :param name: of the account.
+        """
         equity = result.equity.copy()
         equity[0] = self.rules.cash  # with close fills the first trade is paid before the first bar: it is the first return's
         costs, turnover = result.costs[1:].copy(), result.turnover[1:].copy()

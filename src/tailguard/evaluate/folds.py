@@ -91,7 +91,9 @@ def make_folds(rows: int, unusable: int, lookback: int, config: WalkforwardConfi
     """
     least = least_embargo(lookback, config.warmup)
     embargo = least if config.embargo is None else config.embargo
-    require(embargo >= least, "embargo", embargo, f"at least {least}: look-back {lookback} and warm-up {config.warmup}")
+    require(
+        embargo >= least, "walkforward.embargo", embargo, f"at least {least}: look-back {lookback} and warm-up {config.warmup}"
+    )
     first_test = unusable + round((rows - unusable) * config.train_share)
     trained = first_test - embargo - unusable  # rows of the first training that have features
     tested = rows - first_test

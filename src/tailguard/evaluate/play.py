@@ -38,7 +38,7 @@ class Agent(Protocol):
     ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]: ...
 
 
-class Played(NamedTuple):
+class Trajectory(NamedTuple):
     """An agent's pass over the n bars of a span, after w bars of warm-up.
 
     :param targets: ``[n, assets]`` weights that the agent asked for at the close before each bar; 0 after a ruin.
@@ -86,9 +86,9 @@ class AgentSession:
         :param starts: ``[B]`` true where recurrent state and running return start anew.
         """
         self.restart_returns(starts)
-        seen = obs if self._running is None else np.concatenate((obs, self._running.columns()), axis=1)
-        self.actions, self._state = self.agent.predict(seen, self._state, starts, True)
-        return seen
+        observed = obs if self._running is None else np.concatenate((obs, self._running.columns()), axis=1)
+        self.actions, self._state = self.agent.predict(observed, self._state, starts, True)
+        return observed
 
     def step(self, accounts: AccountBatch) -> BatchStep:
         """Trade the chosen actions over one bar."""
@@ -113,7 +113,7 @@ def play(
     return_gamma: float | None = None,
     warmup: int = 0,
     report: Callable[[int], None] | None = None,
-) -> list[Played]:
+) -> list[Trajectory]:
     """Trade one account over each span, all at the same time.
 
     Through the warm-up the agent trades an account that nobody counts, so that its recurrent state and what it sees of itself
@@ -143,9 +143,11 @@ def play(
     steps: list[_Step] = []
     while playing.any():
         session.restart_returns(row == first)
-        seen = session.act(obs, starts)
+        observed = session.act(obs, starts)
         step = session.step(accounts)
-        steps.append(_Step(seen, starts, session.actions, step.rewards, accounts.accounts[:, EQUITY].copy(), playing.copy()))
+        steps.append(
+            _Step(observed, starts, session.actions, step.rewards, accounts.accounts[:, EQUITY].copy(), playing.copy())
+        )
         ruined |= playing & step.terminated & (row >= first)
         playing &= ~(ruined | step.truncated)
         row += 1
@@ -159,7 +161,7 @@ def play(
     lengths = np.sum([step.playing for step in steps], axis=0)
     columns = _Step(*(np.stack(column) for column in zip(*steps, strict=True)))
     return [
-        _played(columns, i, int(lengths[i]), int(first[i] - begin[i]), int(last[i] - 1 - first[i]), rules, bool(ruined[i]))
+        _trajectory(columns, i, int(lengths[i]), int(first[i] - begin[i]), int(last[i] - 1 - first[i]), rules, bool(ruined[i]))
         for i in range(n)
     ]
 
@@ -175,19 +177,19 @@ class _Step(NamedTuple):
     playing: NDArray[np.bool_]
 
 
-def _played(
+def _trajectory(
     columns: _Step, account: int, length: int, warmup: int, bars: int, settings: TradingSettings, ruined: bool
-) -> Played:
+) -> Trajectory:
     """Return the pass of one account.
 
     :param length: steps until it was done.
     :param warmup: steps that are not counted.
     :param bars: of its span.
     """
-    chosen = target_weights(columns.actions[warmup:length, account], settings)
-    targets = np.zeros((bars, chosen.shape[1]))
-    targets[: len(chosen)] = chosen
-    return Played(
+    weights = target_weights(columns.actions[warmup:length, account], settings)
+    targets = np.zeros((bars, weights.shape[1]))
+    targets[: len(weights)] = weights
+    return Trajectory(
         targets=targets,
         observations=columns.observations[:length, account],
         rewards=columns.rewards[:length, account],

@@ -75,6 +75,16 @@ class AccountHistory:
         """The equity curve ``[n + 1]``, which starts at 1."""
         return equity_of(self.returns)
 
+    @property
+    def total_return(self) -> float:
+        """The gain over the whole history, as a share of the start."""
+        return float(self.equity[-1]) - 1.0
+
+    @property
+    def total_costs(self) -> float:
+        """The fees and slippage paid over the whole history, as a share of the start."""
+        return float((self.costs * self.equity[:-1]).sum())
+
 
 class CostPoint(NamedTuple):
     """The result of the agent's decisions at other costs.
@@ -268,9 +278,9 @@ class Evaluation:
 
     def history(self, name: str) -> AccountHistory:
         """Return an account by its name."""
-        found = {history.name: history for history in self.histories}
-        require(name in found, "the account", name, f"one of {', '.join(found)}")
-        return found[name]
+        histories = {history.name: history for history in self.histories}
+        require(name in histories, "the account", name, f"one of {', '.join(histories)}")
+        return histories[name]
 
 
 def save_record(evaluation: Evaluation, folder: Path) -> Path:
@@ -281,7 +291,8 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     :return: the folder. `metrics.json` is written last: a folder that has it is complete.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("calibration.csv", "attack.csv", "lineage.jsonl"):
+    # The old metrics go first: a folder that has them is complete.
+    for name in (METRICS_FILE, "calibration.csv", "attack.csv", "lineage.jsonl"):
         (folder / name).unlink(missing_ok=True)
     _write_table(folder / "tracks.csv", _histories_table(evaluation))
     _write_table(folder / "prices.csv", evaluation.prices.rename_axis("time").reset_index())
@@ -306,7 +317,8 @@ def load_record(folder: Path) -> Evaluation:
     :raises ValueError: if the folder holds no record, or one of an unknown format.
     """
     if not (folder / METRICS_FILE).exists():
-        raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}")
+        advice = "`tailguard evaluate` and `tailguard walkforward` write it"
+        raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}; {advice}")
     numbers = _numbered(json.loads((folder / METRICS_FILE).read_text(encoding="utf-8")))
     if numbers.get("format") != FORMAT:
         raise ValueError(f"{folder / METRICS_FILE} has format {numbers.get('format')!r}; this version reads {FORMAT}")
@@ -384,7 +396,7 @@ def _histories_table(evaluation: Evaluation) -> pd.DataFrame:
 
 def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
     table = _read_table(path, times=("time",))
-    found: dict[str, list[AccountHistory]] = {}
+    histories: dict[str, list[AccountHistory]] = {}
     for (kind, name), rows in table.groupby(["kind", "track"], sort=False):
         weights = rows[[column for column in rows.columns if column.startswith("weight ")]]
         history = AccountHistory(
@@ -395,8 +407,8 @@ def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
             turnover=rows["turnover"].to_numpy(dtype=np.float64),
             costs=rows["costs"].to_numpy(dtype=np.float64),
         )
-        found.setdefault(str(kind), []).append(history)
-    return found
+        histories.setdefault(str(kind), []).append(history)
+    return histories
 
 
 def _calibration_table(calibration: CriticCalibration) -> pd.DataFrame:

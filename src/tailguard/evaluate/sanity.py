@@ -104,7 +104,7 @@ def cost_curve(window: BacktestWindow, targets: ArrayLike, multiples: Sequence[f
     points = []
     for multiple in multiples:
         history = window.at_costs(multiple).trade("agent", targets)
-        points.append(CostPoint(multiple, performance.sharpe(history.returns, window.periods_per_year), total_return(history)))
+        points.append(CostPoint(multiple, performance.sharpe(history.returns, window.periods_per_year), history.total_return))
     return points
 
 
@@ -131,7 +131,7 @@ def delayed(window: BacktestWindow, targets: ArrayLike, agent: AccountHistory, b
     late = window.trade("agent", np.concatenate([np.zeros_like(weights[:bars]), weights[:-bars]]))
     periods = window.periods_per_year
     sharpes = [performance.sharpe(history.returns, periods) for history in (late, agent)]
-    return Delay(bars, sharpes[0], total_return(late), sharpes[1], total_return(agent))
+    return Delay(bars, sharpes[0], late.total_return, sharpes[1], agent.total_return)
 
 
 def regimes(window: BacktestWindow, agent: AccountHistory, market: AccountHistory) -> pd.DataFrame:
@@ -196,11 +196,6 @@ def interquartile_mean(values: ArrayLike) -> float:
     ends = np.arange(n + 1) / n
     weights = np.clip(np.minimum(ends[1:], 0.75) - np.maximum(ends[:-1], 0.25), 0.0, None)
     return float(ordered @ weights / weights.sum())
-
-
-def total_return(history: AccountHistory) -> float:
-    """Return the gain over the whole history, as a share of the start."""
-    return float(history.equity[-1]) - 1.0
 
 
 def _regime(

@@ -133,11 +133,11 @@ def gather_evidence(
     require(market in baselines, "market", market, f"one of {', '.join(baselines)}")
     unknown = sorted(set(hurdles) - set(baselines))
     require(not unknown, "hurdles", unknown, f"some of {', '.join(baselines)}")
-    everyone = {AGENT: values, **baselines}
+    returns = {AGENT: values, **baselines}
     if resamples is None:
-        block = return_block_length(everyone) if block is None else block
-        resamples = bootstrap(everyone, periods, draws=draws, block=block, seed=seed)
-    resamples = resamples.only(list(everyone))
+        block = return_block_length(returns) if block is None else block
+        resamples = bootstrap(returns, periods, draws=draws, block=block, seed=seed)
+    resamples = resamples.only(list(returns))
     spread = 1.0 / math.sqrt(len(values) - 1) if trial_deviation is None else trial_deviation
     moves = float(np.std(values)) > ROUNDING
     return Evidence(
@@ -180,8 +180,8 @@ def _edge(resamples: Bootstrap, baseline: str, trials: int, hurdle: bool) -> Edg
 
 def _better_baselines(resamples: Bootstrap, size: float) -> tuple[str, ...]:
     estimates, draws = resamples.estimates["sharpe"], resamples.draws["sharpe"]
-    found = step_down(estimates[1:] - estimates[0], draws[:, 1:] - draws[:, :1], size)
-    return tuple(name for name, is_better in zip(resamples.names[1:], found, strict=True) if is_better)
+    significant = step_down(estimates[1:] - estimates[0], draws[:, 1:] - draws[:, :1], size)
+    return tuple(name for name, is_better in zip(resamples.names[1:], significant, strict=True) if is_better)
 
 
 VerdictOutcome = Literal["evidence of skill", "no evidence of skill", "worse than", "too little data to tell"]
@@ -292,10 +292,10 @@ def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
     seeds_agree, about_seeds = _seeds(evidence)
     failed = [gate.reason for gate in gates if not gate.passed] + ([] if seeds_agree else about_seeds)
     passed = [gate.reason for gate in gates if gate.passed] + (about_seeds if seeds_agree else [])
-    findings, remarks = [*failed, *passed], [*_others(evidence), *_cautions(evidence)]
+    findings, remarks = [*failed, *passed], [*_other_leads(evidence), *_cautions(evidence)]
     length = f"The test has {evidence.bars:,} bars ({_years(evidence.bars / evidence.periods)})."
     power = min(_power(gate, rules) for gate in gates)
-    found = f"It would have detected a true Sharpe ratio lead of {rules.worthwhile:g} with a probability of {power:.0%}."
+    detection = f"It would have detected a true Sharpe ratio lead of {rules.worthwhile:g} with a probability of {power:.0%}."
 
     if evidence.bars < rules.fewest_bars:
         length = f"{length} No statistical test is reliable below {rules.fewest_bars} bars."
@@ -307,10 +307,10 @@ def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
     if not failed:
         return Verdict("evidence of skill", "evidence of skill", (*findings, length, *remarks))
     if power < rules.power and not _excluded(gates, rules):
-        return _too_little(evidence, gates, rules, f"{length} {found}", findings + remarks)
+        return _too_little(evidence, gates, rules, f"{length} {detection}", findings + remarks)
     if power < rules.power:
-        found = f"That is short, but enough to rule out a Sharpe ratio lead of {rules.worthwhile:g}."
-    reasons = (*findings, f"{length} {found}", *_if_real(evidence, gates), *remarks)
+        detection = f"That is short, but enough to rule out a Sharpe ratio lead of {rules.worthwhile:g}."
+    reasons = (*findings, f"{length} {detection}", *_if_real(evidence, gates), *remarks)
     return Verdict("no evidence of skill", "no evidence of skill", reasons)
 
 
@@ -319,11 +319,11 @@ def _luck_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
         idle = "The account never moved: the agent did not trade."
         return _Gate(False, idle, 0.0, evidence.error, evidence.chance, rules.size)
     sharpe, passed = evidence.sharpe, evidence.deflated > 1.0 - rules.size
-    said = "more than luck can explain" if passed else "not more than luck can explain"
+    claim = "more than luck can explain" if passed else "not more than luck can explain"
     best = f" for {evidence.trials:,} trials, the best of which reaches {evidence.chance:.2f} by luck"
     best = "" if evidence.trials == 1 else best
     confidence = f"deflated Sharpe ratio {evidence.deflated:.3f}{best}; above {1.0 - rules.size:.2f} passes"
-    reason = f"Sharpe {sharpe.estimate:.2f} per year [{sharpe.low:.2f}, {sharpe.high:.2f}]: {said} ({confidence})."
+    reason = f"Sharpe {sharpe.estimate:.2f} per year [{sharpe.low:.2f}, {sharpe.high:.2f}]: {claim} ({confidence})."
     return _Gate(passed, reason, sharpe.estimate, evidence.error, evidence.chance, rules.size)
 
 
@@ -332,25 +332,25 @@ def _market_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
     alpha, error = evidence.alpha, math.sqrt(evidence.periods / evidence.bars)
     luck = expected_max_sharpe(evidence.trials, 1.0)
     passed = bool(ndtr(luck - alpha.alpha_t) < rules.size / 2.0)
-    said = "Significant positive alpha" if passed else "No significant positive alpha"
+    claim = "Significant positive alpha" if passed else "No significant positive alpha"
     numbers = f"{alpha.alpha:+.2%} per year (t = {alpha.alpha_t:.2f}), beta {alpha.beta:.2f}"
-    reason = f"{said} over {evidence.market}: {numbers}."
+    reason = f"{claim} over {evidence.market}: {numbers}."
     return _Gate(passed, reason, alpha.alpha_t * error, error, luck * error, rules.size / 2.0)
 
 
 def _hurdle_gate(edge: Edge, trials: int, rules: VerdictRules) -> _Gate:
     passed = edge.p_value < rules.size / 2.0
-    said = "Better" if passed else "Not shown to be better"
-    reason = f"{said} than {edge.baseline}: Sharpe ratio lead {_lead(edge)}, p = {edge.p_value:.3f}."
+    claim = "Better" if passed else "Not shown to be better"
+    reason = f"{claim} than {edge.baseline}: Sharpe ratio lead {_lead(edge)}, p = {edge.p_value:.3f}."
     error = edge.difference.error
     return _Gate(passed, reason, edge.difference.estimate, error, expected_max_sharpe(trials, error), rules.size / 2.0)
 
 
 def _timing_gate(timing: Timing, rules: VerdictRules) -> _Gate:
     passed = timing.p_value < rules.size / 2.0
-    said = "The timing is more than chance" if passed else "The timing may be chance"
+    claim = "The timing is more than chance" if passed else "The timing may be chance"
     numbers = f"Sharpe ratio lead {timing.lead:+.2f} over the same positions in shuffled order, p = {timing.p_value:.3f}"
-    return _Gate(passed, f"{said}: {numbers}.", timing.lead, timing.error, timing.luck, rules.size / 2.0)
+    return _Gate(passed, f"{claim}: {numbers}.", timing.lead, timing.error, timing.luck, rules.size / 2.0)
 
 
 def _seeds(evidence: Evidence) -> tuple[bool, list[str]]:
@@ -359,9 +359,9 @@ def _seeds(evidence: Evidence) -> tuple[bool, list[str]]:
         return True, []
     low, middle, high = np.quantile(evidence.seed_edges, [0.25, 0.5, 0.75])
     agree = bool(middle > 0.0 and high - low <= middle)
-    said = "agree on a lead" if agree else "do not agree on a lead"
+    claim = "agree on a lead" if agree else "do not agree on a lead"
     spread = f"median lead {middle:+.2f} in Sharpe ratio, interquartile range {low:+.2f} to {high:+.2f}"
-    return agree, [f"The {len(evidence.seed_edges)} training seeds {said}: {spread}."]
+    return agree, [f"The {len(evidence.seed_edges)} training seeds {claim}: {spread}."]
 
 
 def _too_little(evidence: Evidence, gates: list[_Gate], rules: VerdictRules, length: str, findings: list[str]) -> Verdict:
@@ -375,7 +375,7 @@ def _too_little(evidence: Evidence, gates: list[_Gate], rules: VerdictRules, len
     return Verdict("too little data to tell", headline, (length, demand, *findings), years_needed=years)
 
 
-def _others(evidence: Evidence) -> list[str]:
+def _other_leads(evidence: Evidence) -> list[str]:
     rest = [f"{edge.baseline} {_lead(edge)}" for edge in evidence.edges if not edge.hurdle]
     other = "the other baselines" if len(rest) < len(evidence.edges) else "the baselines"
     return [f"Sharpe ratio lead over {other}: {', '.join(rest)}."] if rest else []

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+import torch
 
 from tailguard.config import Config, dump_config
 from tailguard.evaluate.assessment import Context, Effort, assess
@@ -25,6 +26,7 @@ from tailguard.evaluate.verdict import VerdictRules
 from tailguard.experiments.population_run import FOLDER, LINEAGE
 from tailguard.experiments.prepared_market import Market, Rows, fingerprint
 from tailguard.experiments.run import Run
+from tailguard.io.atomic import atomic
 from tailguard.market.baselines import STRATEGIES, strategy
 from tailguard.population.lineage import read as read_lineage
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -69,18 +71,18 @@ def out_of_sample_decisions(model: DistributionalPPO, market: Market, span: Rows
     :param span: the row of the first decision, and the last row plus one.
     :param warmup: rows before it over which the recurrent state is filled.
     """
-    (played,) = play(
+    (trajectory,) = play(
         model, market.bars, market.features, market.trading, [span], return_gamma=return_gamma_of(model), warmup=warmup
     )
     levels = model.policy.return_levels()
-    n, survived = len(played.targets), len(played.rewards) - played.warmup
+    n, survived = len(trajectory.targets), len(trajectory.rewards) - trajectory.warmup
     rewards = np.zeros(n)
-    rewards[:survived] = played.rewards[played.warmup :]
+    rewards[:survived] = trajectory.rewards[trajectory.warmup :]
     if levels is None:
-        return Decisions(played.targets, rewards, np.zeros((n, 0)), np.zeros(0))
+        return Decisions(trajectory.targets, rewards, np.zeros((n, 0)), np.zeros(0))
     quantiles = np.full((n, len(levels)), np.nan)  # a ruined account has nothing to expect
-    quantiles[:survived] = model.policy.predict_return_atoms(played.observations, played.starts)[played.warmup :]
-    return Decisions(played.targets, rewards, quantiles, levels.double().numpy())
+    quantiles[:survived] = model.policy.predict_return_atoms(trajectory.observations, trajectory.starts)[trajectory.warmup :]
+    return Decisions(trajectory.targets, rewards, quantiles, levels.double().numpy())
 
 
 def backtest_agent(model: DistributionalPPO, market: Market, warmup: int) -> list[BacktestRow]:
@@ -173,9 +175,11 @@ def attack_run(run: Run, plan: AttackPlan, report: ReportProgress | None = None)
     :param report: called with the bars done, the bars in all, and a line.
     :returns: a row per kind, strength and statistic, which :func:`evaluate_run` makes part of the report.
     """
+    torch.set_num_threads(1)  # small networks are slower on more, on a busy machine ten times
     result = attack_market(run.trained_model(), run.market(), plan, report, run.config.walkforward.warmup)
     table = attack_table(result)
-    table.to_csv(run.path / ATTACK_TABLE, index=False)
+    with atomic(run.path / ATTACK_TABLE) as file:
+        file.write(table.to_csv(index=False).encode())
     result.write(run.path / ATTACK_GRID)
     return table
 

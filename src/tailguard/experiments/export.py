@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tailguard import __version__
+from tailguard.io.atomic import atomic
 from tailguard.market.features import FeatureScaler
 from tailguard.ppo.actions import ActionDistribution, Categorical, Gaussian
 from tailguard.ppo.policy import DistributionalPolicy
@@ -92,7 +93,6 @@ def export(
     """
     path = Path(path)
     path = path if path.suffix else path.with_suffix(SUFFIXES[form])
-    path.parent.mkdir(parents=True, exist_ok=True)
     policy.set_training_mode(False)
     step = ActingStep(policy, scaler).eval()
     inputs, names = _example(policy)
@@ -101,10 +101,12 @@ def export(
         # Both exporters warn of what they call themselves; there is nothing that a caller could do about it.
         warnings.simplefilter("ignore")
         if form == "onnx":
-            _write_onnx(step, inputs, names, path, facts)
+            graph = _onnx_graph(step, inputs, names, facts)
         else:
             frozen = torch.jit.freeze(torch.jit.trace(step, inputs, check_trace=False))
-            frozen.save(str(path), _extra_files={"tailguard.json": facts})
+            graph = frozen.save_to_buffer(_extra_files={"tailguard.json": facts})
+    with atomic(path) as file:
+        file.write(graph)
     return path
 
 
@@ -126,7 +128,7 @@ def _example(policy: DistributionalPolicy) -> tuple[tuple[Tensor, ...], list[str
     return (observation, *policy.initial_state(2)), ["observation", "hidden", "cell"]
 
 
-def _write_onnx(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], path: Path, facts: str) -> None:
+def _onnx_graph(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], facts: str) -> bytes:
     try:
         import onnx
         import onnxscript  # noqa: F401 (torch's exporter needs it and would say so less clearly)
@@ -148,4 +150,4 @@ def _write_onnx(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], 
     assert program is not None
     model = program.model_proto
     onnx.helper.set_model_props(model, {"tailguard": facts})
-    onnx.save_model(model, str(path))
+    return bytes(model.SerializeToString())

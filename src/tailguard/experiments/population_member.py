@@ -66,9 +66,9 @@ class MarketLearner:
         training = config.training.model_copy(update={"seed": seed, "tensorboard": None})
         with self._randomness.active():
             self.model = build_model(market, training)
-        others = {name: value for name, value in hyperparams.items() if name != LEARNING_RATE}
-        self._tunables = TunableHyperparameters(self.model, tuple(others))
-        self._tunables.apply(others)
+        tunables = {name: value for name, value in hyperparams.items() if name != LEARNING_RATE}
+        self._tunables = TunableHyperparameters(self.model, tuple(tunables))
+        self._tunables.apply(tunables)
         if LEARNING_RATE in hyperparams:
             self.model.lr.set(float(hyperparams[LEARNING_RATE]))
 
@@ -167,14 +167,16 @@ def _mapped(market: Market, validation: Rows, config: Config, path: Path) -> Mar
 def blocks(rows: Rows, number: int) -> list[Rows]:
     """Cut rows into parts of (nearly) the same length."""
     edges = np.linspace(rows[0], rows[1], number + 1).round().astype(int).tolist()
-    require(min(np.diff(edges)) >= 3, "validation_blocks", number, f"at most {(rows[1] - rows[0]) // 3}: three bars each")
+    require(
+        min(np.diff(edges)) >= 3, "population.validation_blocks", number, f"at most {(rows[1] - rows[0]) // 3}: three bars each"
+    )
     return list(pairwise(edges))
 
 
 def equity_paths(model: DistributionalPPO, market: Market, spans: Sequence[Rows]) -> list[Floats]:
     """Return the equity of the agent bar by bar, when it starts in cash at each span."""
-    played = play(model, market.bars, market.features, market.trading, spans, return_gamma=return_gamma_of(model))
-    return [account.equity for account in played]
+    trajectories = play(model, market.bars, market.features, market.trading, spans, return_gamma=return_gamma_of(model))
+    return [account.equity for account in trajectories]
 
 
 def log_growth(equity: Floats) -> float:

@@ -18,7 +18,7 @@ import torch
 from stable_baselines3.common.logger import Logger, configure
 
 from tailguard.config import Config
-from tailguard.experiments.population_member import MarketFactory, population_of
+from tailguard.experiments.population_member import MarketFactory, blocks, population_of
 from tailguard.experiments.prepared_market import default_split, prepare_market, split_off_validation
 from tailguard.experiments.run import INFO, Run
 from tailguard.io.atomic import atomic
@@ -100,13 +100,10 @@ class PopulationRun:
         :param config: with a section ``population``. ``training.steps`` follows from it.
         :param source: the data, as :func:`tailguard.market.data.load_source` understands it.
         """
-        population, training = population_of(config), config.training
-        updates = population.intervals * population.perturbation_interval
-        config = config.model_copy(
-            update={"training": training.model_copy(update={"steps": updates * training.n_steps * training.n_envs})}
-        )
+        population, config = population_of(config), _with_steps(config)
         bars = load_source(source)
-        split, validation = split_off_validation(default_split(len(bars), training), population.validation_share)
+        split, validation = split_off_validation(default_split(len(bars), config.training), population.validation_share)
+        blocks(validation, population.validation_blocks)  # refuses more than there are bars for: no folder yet
         run = Run.create(path, config, source, prepare_market(bars, config, split))
         _note(run, {"validation": list(validation)})
         return cls(run)
@@ -121,6 +118,11 @@ class PopulationRun:
         if "validation" not in run.info:
             raise ValueError(f"{path} is a run of one agent, not one of a population")
         return cls(run)
+
+    def require_same(self, config: Config) -> None:
+        """Raise a :class:`ValueError` if the population was created with other settings than these."""
+        if _with_steps(config) != self.run.config:
+            raise ValueError(f"{self.run.path} holds a population of other settings: name none to resume it, or another --run")
 
     @property
     def lineage(self) -> Path:
@@ -149,7 +151,7 @@ class PopulationRun:
         :param parallel: processes that train at the same time; None takes one per core.
         :param store: folder or URL for the states of the members; None is the folder of the run. A cluster without a common
             disk needs a URL such as ``s3://bucket/run``.
-        :raises ValueError: when every member has died.
+        :raises ValueError: when every member has died, or none has a finite score.
         """
         torch.set_num_threads(1)
         with self.run.locked(), _logged_to(self.folder / LOG):
@@ -195,8 +197,8 @@ class PopulationRun:
         from tailguard.population.engines.ray import RayEngine, connect
 
         connect(address)
-        travelling = MarketFactory(factory.market, factory.validation, factory.config)  # other machines lack the mapped file
-        return RayEngine(self.scheduler, travelling, store, resources={"num_cpus": self.config.cpus_per_member})
+        factory = MarketFactory(factory.market, factory.validation, factory.config)  # other machines lack the mapped file
+        return RayEngine(self.scheduler, factory, store, resources={"num_cpus": self.config.cpus_per_member})
 
     def _begin_or_resume(self, engine: Engine) -> None:
         if engine.store.read_population() is not None:
@@ -230,13 +232,21 @@ class PopulationRun:
         """Make the best member the model of the run, and write down how many were tried to find it."""
         best = self.scheduler.best
         if best is None or best.checkpoint_path is None or best.performance is None:
-            raise RuntimeError("no member has a finite score, so there is no winner")
+            raise ValueError(f"no member has a finite score, so there is no winner; {self.folder / LOG} says what happened")
         learner = factory(best.member_id, best.hyperparams, self.scheduler.seed_of(best.member_id))
         learner.load(engine.store.read(best.checkpoint_path))
         self.run.checkpoints.save(learner.model.num_timesteps, learner.model_tree(), best.performance)
         winner = {"member": best.member_id, "score": best.performance, "hyperparams": dict(best.hyperparams)}
         _note(self.run, {"trials": self.trials, "winner": winner})
         logger.info("Member %d wins with %s %.6g", best.member_id, self.config.metric_name, best.performance)
+
+
+def _with_steps(config: Config) -> Config:
+    """Return the configuration with ``training.steps`` as they follow from the section ``population``."""
+    population, training = population_of(config), config.training
+    updates = population.intervals * population.perturbation_interval
+    steps = updates * training.n_steps * training.n_envs
+    return config.model_copy(update={"training": training.model_copy(update={"steps": steps})})
 
 
 @contextmanager

@@ -60,7 +60,12 @@ def split_off_validation(split: Split, share: float) -> tuple[Split, Rows]:
     """
     first, last = split.train
     cut = last - round(share * (last - first))
-    require(first < cut < last, "validation_share", share, f"one that leaves rows on both sides: there are {last - first}")
+    require(
+        first < cut < last,
+        "population.validation_share",
+        share,
+        f"one that leaves rows on both sides: there are {last - first}",
+    )
     return Split((first, cut), split.test), (cut, last)
 
 

@@ -29,7 +29,7 @@ from tailguard.experiments.callbacks import (
     stopped_by_signals,
 )
 from tailguard.experiments.prepared_market import Market, Split, fingerprint, prepare_market
-from tailguard.experiments.training import build_model, resolve_adversary, train_model
+from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic
 from tailguard.io.checkpoint_folder import Checkpoints
@@ -64,12 +64,11 @@ class Run:
         :param config: every setting.
         :param source: the data, as :func:`tailguard.market.data.load_source` understands it.
         :param market: prepared from this data.
-        :raises ValueError: when the folder is not empty.
+        :raises ValueError: when the folder is not empty, or when the settings do not fit the data. Nothing is written then.
         """
         path = Path(path)
-        if path.exists() and any(path.iterdir()):
-            raise ValueError(f"{path} is not empty: `tailguard resume {path}` continues a run, another --run starts a new one")
-        resolve_adversary(config.training.adversary, market.features.names)  # refuses unknown features: no folder yet
+        require_free(path, f"`tailguard resume {path}` continues a run, another --run starts a new one")
+        build_model(market, config.training)  # settings that do not fit the data are refused while there is no folder yet
         info = {
             "data": _located(source),
             "fingerprint": fingerprint(market.bars),
@@ -184,6 +183,17 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
         except Interrupted as stopped:
             raise Interrupted(f"{stopped}; {resume}") from None
     return model
+
+
+def require_free(path: Path, advice: str) -> None:
+    """Raise a :class:`ValueError` for a path that is a file or a folder with something in it.
+
+    :param advice: what to do then.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file, but --run must name a folder")
+    if path.exists() and any(path.iterdir()):
+        raise ValueError(f"{path} is not empty: {advice}")
 
 
 def _located(source: str) -> str:

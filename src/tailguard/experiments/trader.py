@@ -122,7 +122,11 @@ def bar_chunks(stream: TextIO, follow: bool = False) -> Iterator[pd.DataFrame]:
 
 def _table(heading: str | None, lines: list[str]) -> pd.DataFrame:
     if heading is not None:
-        return load_bars(pd.read_csv(io.StringIO("".join([heading, *lines]))))
+        try:
+            table = pd.read_csv(io.StringIO("".join([heading, *lines])))
+        except pd.errors.ParserError as error:
+            raise DataError(f"not bars in CSV under the heading {heading.strip()!r} ({error})") from None
+        return load_bars(table)
     rows = [_parsed(line) for line in lines]
     symbols = sorted({key for row in rows for key, value in row.items() if isinstance(value, dict)})
     if not symbols:

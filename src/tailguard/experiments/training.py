@@ -31,9 +31,10 @@ def train_model(
     """
     horizon = steps if horizon is None else max(horizon, steps)
     stop = [StopAt(steps)] if steps < horizon else []
-    to_go = horizon - model.num_timesteps
     with suppress(StopTraining):
-        model.learn(to_go, callback=[*callbacks, *stop], reset_num_timesteps=False, tb_log_name=log_name)
+        model.learn(
+            horizon - model.num_timesteps, callback=[*callbacks, *stop], reset_num_timesteps=False, tb_log_name=log_name
+        )
 
 
 def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = None) -> DistributionalPPO:
@@ -77,8 +78,11 @@ def resolve_adversary(config: AdversaryConfig | None, names: tuple[str, ...]) ->
     """
     if config is None:
         return None
-    given = config.perturbable
-    columns = tuple(column for column in given or () if isinstance(column, int))
+    perturbable = config.perturbable
+    columns = tuple(column for column in perturbable or () if isinstance(column, int))
     if not columns:
-        columns = market_columns(names, None if given is None else [str(name) for name in given])
+        try:
+            columns = market_columns(names, None if perturbable is None else [str(name) for name in perturbable])
+        except ValueError as error:
+            raise ValueError(f"training.adversary.perturbable: {error}") from None
     return SAPPOConfig(**config.model_dump(exclude={"perturbable"}), perturbable=columns)

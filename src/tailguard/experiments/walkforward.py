@@ -40,6 +40,7 @@ from tailguard.experiments.evaluation import (
     warnings_of,
 )
 from tailguard.experiments.prepared_market import Split, fingerprint, prepare_market
+from tailguard.experiments.run import require_free
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic
@@ -115,8 +116,6 @@ def walkforward(
     report: ReportProgress | None = None,
     rules: VerdictRules | None = None,
     effort: Effort | None = None,
-    lineage: list[dict[str, Any]] | None = None,
-    attack: pd.DataFrame | None = None,
 ) -> Evaluation:
     """Train and test fold by fold and seed by seed, evaluate the ensemble of the seeds, and write the record.
 
@@ -129,15 +128,15 @@ def walkforward(
     :param report: called with the steps done, the steps in all, and a line.
     :param rules: of the verdict.
     :param effort: of the computation.
-    :param lineage: events of a population.
-    :param attack: table of attacks.
-    :raises ValueError: if the folder holds a walk-forward of other data or another configuration.
+    :raises ValueError: if the settings do not fit the data, or if the folder holds anything else than this walk-forward.
     """
     features = build_features(bars, config.features)
     unusable = features.warmup
     folds = make_folds(len(bars), unusable, max(longest_lookback(config.features), unusable), settings)
     seeds = tuple(config.training.seed + i for i in range(settings.seeds))
     pairs = [Pair(fold, seed) for fold in folds for seed in seeds]
+    # Settings that do not fit the data are refused while there is no folder yet; the first fold has the fewest rows.
+    build_model(prepare_market(bars, config, Split(folds[0].train, folds[0].test), features), config.training)
     _claim(folder, config, settings, bars)
     run = WalkforwardRun(bars, config, settings.warmup, folder, features)
     train_pairs(run, pairs, settings.jobs or os.cpu_count() or 1, report or _silent)
@@ -153,8 +152,6 @@ def walkforward(
         provenance=provenance(config, bars, seeds, settings.trials),
         warnings=[line for key in results for line in warnings_of(results[key].curves, f"fold {key[0]}, seed {key[1]}")],
         calibration=calibration_of(window, by_seed[seeds[0]], config.training.gamma),
-        lineage=lineage,
-        attack=attack,
     )
     targets = {f"seed {seed}": np.concatenate([part.targets for part in parts]) for seed, parts in by_seed.items()}
     evaluation = assess(window, targets, fold_rows, context, rules, effort)
@@ -281,15 +278,15 @@ class PairProgress:
 
 
 # Given to a worker process once, so that it does not travel with every pair.
-_given: list[tuple[WalkforwardRun, "Queue[tuple[str, int]]"]] = []
+_shared: list[tuple[WalkforwardRun, "Queue[tuple[str, int]]"]] = []
 
 
 def _start_worker(run: WalkforwardRun, messages: "Queue[tuple[str, int]]") -> None:
-    _given[:] = [(run, messages)]
+    _shared[:] = [(run, messages)]
 
 
 def _work(pair: Pair) -> str:
-    run, messages = _given[0]
+    run, messages = _shared[0]
     train_pair(run, pair, lambda name, done: messages.put((name, done)))
     return pair.name
 
@@ -317,6 +314,7 @@ def _claim(folder: Path, config: Config, settings: WalkforwardConfig, bars: pd.D
     """Refuse a folder with results of something else; mark an empty one."""
     path, identity = folder / IDENTITY, _identity(config, settings, fingerprint(bars))
     if not path.exists():
+        require_free(folder, "it holds no walk-forward that could be resumed; choose another folder")
         with atomic(path) as file:
             file.write(json.dumps(identity, indent=2).encode())
         return

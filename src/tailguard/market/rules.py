@@ -1,6 +1,6 @@
 """The rules of trading: the costs of fills and of holding, and limits of what may be held, with every default."""
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -8,7 +8,6 @@ from tailguard.validation import require
 
 Fill = Literal["next_open", "close", "next_close"]
 Sizing = Literal["cost_aware", "pre_cost"]
-FILLS = get_args(Fill)
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=-1.0, le=10.0, allow_inf_nan=False)]

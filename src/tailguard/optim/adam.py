@@ -1,8 +1,8 @@
 """torch's Adam with its step as one compiled pass over float32 memory of the CPU."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tailguard.optim import kernels
 from tailguard.optim.layout import as_float32, flat_array, kernels_apply
-from tailguard.optim.step_scaling import RangeScaledOptimizer, ScaledRange
+from tailguard.optim.step_scaling import WHOLE, RangeScaledOptimizer
 from tailguard.validation import require
 
 
@@ -36,13 +36,11 @@ class Adam(RangeScaledOptimizer, torch.optim.Adam):
                 require(not group[option], option, group[option], "False; use torch.optim.Adam for it")
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    ranges = self.scaled_ranges(parameter)
-                    self._move(parameter.detach(), parameter.grad, self.state[parameter], group, ranges)
+                    self._move(parameter, group)
         return loss
 
-    def _move(
-        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], ranges: Sequence[ScaledRange]
-    ) -> None:
+    def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        gradient, state = cast(Tensor, parameter.grad), self.state[parameter]
         if not kernels_apply([parameter, gradient]):
             raise ValueError("this Adam needs contiguous float32 tensors on the CPU; torch.optim.Adam takes any")
         if not state:
@@ -54,7 +52,7 @@ class Adam(RangeScaledOptimizer, torch.optim.Adam):
         root = math.sqrt(1.0 - beta2**step)
         size = float(group["lr"]) * root / (1.0 - beta1**step)
         numbers = as_float32(1.0 - beta1, beta2, 1.0 - beta2, group["eps"] * root, group["weight_decay"])
-        weights, grad = flat_array(parameter), flat_array(gradient)
-        first, second = flat_array(state["exp_avg"]), flat_array(state["exp_avg_sq"])
-        for span, factor in ranges:
+        tensors = parameter.detach(), gradient, state["exp_avg"], state["exp_avg_sq"]
+        weights, grad, first, second = map(flat_array, tensors)
+        for span, factor in self.scaled_ranges.get(parameter, WHOLE):
             kernels.adam(weights[span], grad[span], first[span], second[span], np.float32(factor * size), *numbers)

@@ -33,14 +33,14 @@ def build_optimizer(
     if name in ("adam", "adamw", "upgdw"):
         options["betas"] = options.pop("beta1", 0.9), options.pop("beta2", 0.999)
     if name in ("adam", "adamw", "sgd"):
-        given: list[Any] = list(params)
-        compiled = name == "adam" and all(isinstance(param, torch.Tensor) for param in given) and kernels_apply(given)
+        every: list[Any] = list(params)
+        compiled = name == "adam" and all(isinstance(param, torch.Tensor) for param in every) and kernels_apply(every)
         classes: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        made: Optimizer = (Adam if compiled else classes[name])(given, lr=lr, fused=True, **options)
-        return made
+        optimizer: Optimizer = (Adam if compiled else classes[name])(every, lr=lr, fused=True, **options)
+        return optimizer
     if vgs:
         options.setdefault("adaptive_noise", True)
         options.setdefault("sigma", VGS_SIGMA)
     own: dict[str, Any] = {"upgd": UPGD, "adaptive_upgd": AdaptiveUPGD, "upgdw": UPGDW}
-    optimizer: Optimizer = own[name](params, lr=lr, generator=generator, **options)
+    optimizer = own[name](params, lr=lr, generator=generator, **options)
     return optimizer

@@ -94,11 +94,11 @@ class GradientStatistics:
             present = np.array([k for k, gradient in enumerate(gradients) if gradient is not None], np.int64)
             if len(present) == 0:
                 return
-            found = [gradient.detach() for gradient in gradients if gradient is not None]
-            if kernels_apply([self.mean, *found]):
-                self._measure_one_by_one(found, present)
+            measured = [gradient.detach() for gradient in gradients if gradient is not None]
+            if kernels_apply([self.mean, *measured]):
+                self._measure_one_by_one(measured, present)
             else:
-                self._sums[present] = self._measure(found, present)
+                self._sums[present] = self._measure(measured, present)
         bad = kernels.fold(self.table, self.overall, self._sums, self.numel, present, CODES[self.estimator], rate)
         require(bad < 0, "the gradient of tensor number", bad, "finite: leave out scale_gradients() and the step without one")
         self._evaluate()

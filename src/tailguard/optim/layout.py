@@ -1,7 +1,7 @@
-"""Memory layout of parameters: which head each belongs to, and views of flat buffers for the compiled kernels.
+"""Memory layout of parameters: which head each belongs to, one flat tensor for all, and arrays for the compiled kernels.
 
-A model may keep all its parameters, and all their gradients, as views of one flat tensor. A hundred operations on slices then
-become a few on the whole; :func:`flat_buffer` recognises such tensors by their address.
+A model may keep all its parameters, and all their gradients, as views of one flat tensor (:class:`FlatParameters`). A hundred
+operations on slices then become a few on the whole; :func:`flat_buffer` recognises such tensors by their address.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tailguard.validation import require
@@ -39,8 +39,8 @@ class Heads:
     @classmethod
     def of(cls, parameters: Parameters) -> "Heads":
         """Build from parameters, which make one head, or from a mapping of heads to parameters."""
-        given = parameters if isinstance(parameters, Mapping) else {ALL: parameters}
-        heads = {name: list(members) for name, members in given.items()}
+        by_head = parameters if isinstance(parameters, Mapping) else {ALL: parameters}
+        heads = {name: list(members) for name, members in by_head.items()}
         every = list(chain.from_iterable(heads.values()))
         empty = [name for name, members in heads.items() if not members]
         require(bool(heads) and not empty, "parameters", f"empty in {empty or 'all'}", "at least one tensor in every head")
@@ -51,6 +51,46 @@ class Heads:
         head_of = np.repeat(np.arange(len(heads)), [len(members) for members in heads.values()])
         numel = np.array([parameter.numel() for parameter in every], np.int64)
         return cls(tuple(heads), every, head_of.astype(np.int64), numel)
+
+
+class FlatParameters:
+    """All parameters of a module as one tensor, and all their gradients as another.
+
+    The module's parameters become views of it. An optimizer over the one tensor makes one call instead of a dozen; so do
+    clipping, zeroing and checking. ``slices`` holds the place of each named parameter.
+
+    :param module: the module; its parameters must be of one type and on one device.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        self.tensor = nn.Parameter(values)
+        self.gradient = torch.zeros_like(values)
+        self.slices: dict[str, slice] = {}
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
+        start = 0
+        for name, parameter in module.named_parameters():
+            end = start + parameter.numel()
+            parameter.data = self.tensor.data[start:end].view_as(parameter)
+            self.slices[name] = slice(start, end)
+            self._views.append((parameter, self.gradient[start:end].view_as(parameter)))
+            start = end
+        self.zero_grad()
+
+    def span(self, prefix: str) -> slice:
+        """Return the place of the parameters whose names begin with `prefix`; they must be contiguous."""
+        parts = [part for name, part in self.slices.items() if name.startswith(prefix)]
+        size = sum(part.stop - part.start for part in parts)
+        assert parts[-1].stop - parts[0].start == size, f"parameters {prefix}* are not contiguous"
+        return slice(parts[0].start, parts[-1].stop)
+
+    def zero_grad(self) -> None:
+        """Set all gradients to 0, and make them views of :attr:`gradient` again if a caller has set them to None."""
+        self.gradient.zero_()
+        self.tensor.grad = self.gradient
+        for parameter, view in self._views:
+            parameter.grad = view
 
 
 @dataclass(frozen=True)
@@ -79,7 +119,7 @@ def flat_buffer(tensors: Sequence[Tensor]) -> FlatBuffer | None:
 
 
 def kernels_apply(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether the compiled kernels can work on these tensors: contiguous float32 on the CPU."""
+    """Return True if the compiled kernels can work on these tensors: contiguous float32 on the CPU."""
     return all(tensor.dtype == torch.float32 and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
 

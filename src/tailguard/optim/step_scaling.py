@@ -40,20 +40,13 @@ WHOLE = (ScaledRange(slice(None), 1.0),)
 
 
 class RangeScaledOptimizer(Optimizer):
-    """An optimizer whose next step can be scaled range by range. Decoupled weight decay is not scaled."""
+    """An optimizer whose steps can be scaled range by range. Decoupled weight decay is not scaled.
 
-    _scaled_ranges: Mapping[Tensor, Sequence[ScaledRange]] = {}
+    :attr:`scaled_ranges` holds, for each parameter whose steps are scaled, ranges that cover it once. The step of any other is
+    that of :data:`WHOLE`.
+    """
 
-    def scale_steps(self, ranges: Mapping[Tensor, Sequence[ScaledRange]]) -> None:
-        """Scale the steps of these parameters range by range until told otherwise.
-
-        :param ranges: must cover their parameter, once. The step of a parameter that is missing is not scaled.
-        """
-        self._scaled_ranges = ranges
-
-    def scaled_ranges(self, parameter: Tensor) -> Sequence[ScaledRange]:
-        """Return the ranges of a parameter and their factors."""
-        return self._scaled_ranges.get(parameter, WHOLE)
+    scaled_ranges: Mapping[Tensor, Sequence[ScaledRange]] = {}
 
 
 class HeadRange(NamedTuple):
@@ -85,15 +78,13 @@ class RangeStepScaling:
         :param factors: one per head, in [0, 1].
         """
         if factors is None:
-            self._optimizer.scale_steps({})
+            self._optimizer.scaled_ranges = {}
             return
-        every = (*factors, 1.0)  # the last for elements without a head
-        self._optimizer.scale_steps(
-            {
-                param: [ScaledRange(slice(start, end), every[-1 if head is None else head]) for start, end, head in ranges]
-                for param, ranges in self._ranges.items()
-            }
-        )
+        factors = [*factors, 1.0]  # the last for elements without a head
+        self._optimizer.scaled_ranges = {
+            param: [ScaledRange(slice(start, end), factors[-1 if head is None else head]) for start, end, head in ranges]
+            for param, ranges in self._ranges.items()
+        }
 
     def before_step(self) -> None:
         """Do nothing: the optimizer scales its own step."""

@@ -32,7 +32,7 @@ from torch.optim.optimizer import ParamsT
 from tailguard.optim.config import Gate
 from tailguard.optim.layout import kernels_apply
 from tailguard.optim.noise import NormalNumbers
-from tailguard.optim.step_scaling import RangeScaledOptimizer
+from tailguard.optim.step_scaling import WHOLE, RangeScaledOptimizer
 from tailguard.optim.upgd_step import (
     Foreach,
     Fused,
@@ -207,7 +207,7 @@ class UtilityGated(RangeScaledOptimizer):
         grads = [param.grad for param in params if param.grad is not None]
         if group["maximize"] and grads:
             grads = list(torch._foreach_neg(grads))
-        states, ranges = [self.state[param] for param in params], [self.scaled_ranges(param) for param in params]
+        states, ranges = [self.state[param] for param in params], [self.scaled_ranges.get(param, WHOLE) for param in params]
         return GroupGradients(params, grads, states, group, ranges, self.adaptive)
 
     def _count_steps(self, batches: list[GroupGradients]) -> None:

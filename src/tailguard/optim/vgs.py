@@ -263,7 +263,7 @@ class VarianceGradientScaler:
         per_element = statistics.parts[:, 0].clip(min=0.0)
         if self.config.estimator == "elementwise":
             per_element = per_element / statistics.numel
-        found = {
+        metrics = {
             "vgs/scaling_factor": self.get_scaling_factor(),
             "vgs/normalized_variance": self.get_normalized_variance(),
             "vgs/step_count": float(self.step_count),
@@ -275,13 +275,13 @@ class VarianceGradientScaler:
             "vgs/grad_max_ema": largest,
         }
         for percent in (10, 50, 90):
-            found[f"vgs/stochastic_var_p{percent}"] = float(np.quantile(per_element, percent / 100.0))
+            metrics[f"vgs/stochastic_var_p{percent}"] = float(np.quantile(per_element, percent / 100.0))
         if len(self.heads) > 1:
             for name, factor, normalized in zip(self.heads, self.factors(), self.normalized_variances(), strict=True):
-                found[f"vgs/scaling_factor_{name}"], found[f"vgs/normalized_variance_{name}"] = factor, normalized
+                metrics[f"vgs/scaling_factor_{name}"], metrics[f"vgs/normalized_variance_{name}"] = factor, normalized
         if self.noise_scale.value is not None:
-            found["vgs/noise_scale"] = self.noise_scale.value
-        return found
+            metrics["vgs/noise_scale"] = self.noise_scale.value
+        return metrics
 
     # ---------------------------------------------------------------------------------------------------------- state
 

@@ -208,6 +208,7 @@ class Categorical(ActionDistribution):
 
     :param counts: number of alternatives of each choice.
     :param single: the action is one integer (Discrete) and not a vector of them.
+    :param start: the smallest value of each choice in the environment; here they count from 0.
     """
 
     def __init__(self, counts: list[int], single: bool, start: NDArray[Any]) -> None:

@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.compiled.attack import CompiledObjective, RobustKL, View, compiled_actor
-from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.networks import LstmTrunk, State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.rollout import Batch
-from tailguard.ppo.trunk import LstmTrunk, State
 from tailguard.robust.attacks import DifferentiableObjective, Objective, Perturbed, divergence, frozen, low_value, toward
 from tailguard.robust.bounds import certifiable, gaussian_kl_bound, largest_move
 from tailguard.robust.config import SAPPOConfig
@@ -49,9 +49,9 @@ class Adversary(RobustRegulariser):
         part = self._part(batch, which)
         with torch.no_grad():
             clean = self._dist_params(part)
-        found = self._search(part, clean)
-        self._mixed = which, found
-        return dataclasses.replace(batch, obs=batch.obs.index_copy(batch.weights.dim() - 1, which, found.inputs))
+        worst = self._search(part, clean)
+        self._mixed = which, worst
+        return dataclasses.replace(batch, obs=batch.obs.index_copy(batch.weights.dim() - 1, which, worst.inputs))
 
     def loss(self, batch: Batch, dist_params: Tensor | None, share: Tensor) -> Tensor:
         """Return SA-PPO's penalty for a part of a minibatch, to be added to PPO's loss.
@@ -64,13 +64,13 @@ class Adversary(RobustRegulariser):
         mixed, self._mixed = self._mixed, None
         which = self.choose(batch.size) if mixed is None else mixed[0]
         part, axis = self._part(batch, which), share.dim() - 1
-        given = self._dist_params(part) if dist_params is None else dist_params.index_select(axis, which)
+        seen = self._dist_params(part) if dist_params is None else dist_params.index_select(axis, which)
         if mixed is None:
-            clean, found = given, self._search(part, given)
-            perturbed = self.policy.dist_params(_actor_features(self.policy, part, self.config.memory)(found.inputs))
+            clean, worst = seen, self._search(part, seen)
+            perturbed = self.policy.dist_params(_actor_features(self.policy, part, self.config.memory)(worst.inputs))
         else:
-            clean, found, perturbed = self._dist_params(part), mixed[1], given
-        return self.penalty(found, clean, perturbed, self._kl, share, share.index_select(axis, which))
+            clean, worst, perturbed = self._dist_params(part), mixed[1], seen
+        return self.penalty(worst, clean, perturbed, self._kl, share, share.index_select(axis, which))
 
     def add_gradient(self, batch: Batch, share: Tensor) -> None:
         """Add the gradient of :meth:`loss` to the flat gradient; with ``mode="regularise"`` only.
@@ -88,12 +88,12 @@ class Adversary(RobustRegulariser):
             part.obs, View((part.actor_hidden, part.actor_cell), part.resets if part.resets.numel() else None)
         )
         view = self._view(part)
-        found = self._search(part, clean.dist_params(torch.from_numpy(outputs)).reshape(*chosen_share.shape, -1), view)
-        perturbed.forward(found.inputs, view)
+        worst = self._search(part, clean.dist_params(torch.from_numpy(outputs)).reshape(*chosen_share.shape, -1), view)
+        perturbed.forward(worst.inputs, view)
         mass = float(chosen_share.sum())
         scale = float(share.sum()) / mass if mass > 0.0 else 0.0  # the chosen stand for all samples
         total = self._robust_kl.add_gradient(chosen_share, self.config.coefficient * scale, self._flat.gradient)
-        self.record(found, torch.tensor(total * scale), share, chosen_share > 0.0)
+        self.record(worst, torch.tensor(total * scale), share, chosen_share > 0.0)
 
     def step_objective(self, kind: Literal["kl", "action"], inputs: Tensor, state: State) -> Objective:
         """Return the adversarial objective for the present inputs of some environments.

@@ -39,6 +39,7 @@ from tailguard.io.state import (
 )
 from tailguard.optim.config import OptimizerConfig, VGSConfig
 from tailguard.optim.factory import build_optimizer
+from tailguard.optim.layout import FlatParameters
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
@@ -69,7 +70,7 @@ from tailguard.ppo.diagnostics import (
     twin_metrics,
 )
 from tailguard.ppo.loss import Coefficients
-from tailguard.ppo.networks import FlatParameters, network_kwargs, require_same_shapes
+from tailguard.ppo.networks import State, network_kwargs, require_same_shapes, reset_state
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.risk import RiskObjective
 from tailguard.ppo.rollout import Batch, Experience, Rollout, finite, prepare
@@ -85,7 +86,6 @@ from tailguard.ppo.serialization import (
     write_model,
 )
 from tailguard.ppo.targets import gae
-from tailguard.ppo.trunk import State, reset_state
 from tailguard.ppo.update import KL, LOSSES, Update, UpdateSettings
 from tailguard.robust.config import SAPPOConfig
 from tailguard.robust.regulariser import horizon
@@ -297,31 +297,30 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
     ) -> bool:
-        """Play `n_rollout_steps` steps in every environment with the present policy; False when a callback stops it."""
+        """Act for `n_rollout_steps` steps in every environment with the present policy; return False if a callback stops it."""
         assert self._last_obs is not None, "learn() resets the environment first"
         self.policy.set_training_mode(False)
-        rollout, action_dist = rollout_buffer, self.policy.action_dist
         shared_lstm = self.policy.recurrent and self.policy.critic_trunk is None
         # train() has done this with its own returns already. Statistics that came from elsewhere since then, from a checkpoint
-        # or another member of a population, become active here and then stay the same for the whole rollout.
+        # or another member of a population, become active here and then stay the same for the whole rollout_buffer.
         self._activate_return_scale_snapshot()
         starts = cast(NDArray[np.bool_], self._last_episode_starts).astype(bool)
         self._actor_state, self._critic_state = reset_state(self._actor_state, starts), reset_state(self._critic_state, starts)
         self._rollout_start = (self._actor_state, self._critic_state)
         self.episode_returns.begin(starts)
-        rollout.reset(starts)
+        rollout_buffer.reset(starts)
         before = self._observation_moments()
         callback.on_rollout_start()
-        self.acting.begin(rollout)
-        attack = self._attack = attacked_rollout(self.adversary, self._horizon(), rollout)
+        self.acting.begin(rollout_buffer)
+        attack = self._attack = attacked_rollout(self.adversary, self._horizon(), rollout_buffer)
         for n_steps in range(n_rollout_steps):
             with self.profile.stage("act"):
-                obs_tensor = rollout.observe(finite("observation", self._last_obs, n_steps))
+                obs_tensor = rollout_buffer.observe(finite("observation", self._last_obs, n_steps))
                 if attack is not None:
-                    attack.show(obs_tensor, self._actor_state)
-                self._actor_state = self.acting.step(rollout, obs_tensor, self._actor_state)
-                actions = rollout.actions_now()
-                clipped_actions = action_dist.to_env(actions)
+                    attack.perturb(obs_tensor, self._actor_state)
+                self._actor_state = self.acting.step(rollout_buffer, obs_tensor, self._actor_state)
+                actions = rollout_buffer.actions_now()
+                clipped_actions = self.policy.action_dist.to_env(actions)
             with self.profile.stage("env"):
                 step, infos = step_with_arrays(env, clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
@@ -330,8 +329,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 cut = step.truncated[step.ended]  # after a termination nobody looks at the final observation
                 finite("final observation", step.final_obs[cut], n_steps, step.ended[cut])
                 if attack is not None:
-                    step = attack.show_finals(step, self._actor_state)
-            rollout.add(step, self._actor_state if shared_lstm else None)
+                    step = attack.perturb_finals(step, self._actor_state)
+            rollout_buffer.add(step, self._actor_state if shared_lstm else None)
             self.episode_returns.add(n_steps, step)
             self._last_actor_state = self._actor_state
             if len(step.ended):
@@ -341,15 +340,15 @@ class DistributionalPPO(OnPolicyAlgorithm):
             callback.update_locals(locals())
             if not callback.on_step():
                 # The critics have not seen these steps; where an episode ended they must at least forget it.
-                ended = rollout.ended_since_reset()
+                ended = rollout_buffer.ended_since_reset()
                 self._critic_state = reset_state(self._critic_state, ended)
                 self.calibration.forget(ended)
                 return False
             if len(step.ended):  # episodes are reported where they end; looking at all others takes longer than stepping
                 self._update_info_buffer([infos[i] for i in step.ended], dones[step.ended])
-        last = rollout.observe(finite("observation", self._last_obs, n_rollout_steps))
+        last = rollout_buffer.observe(finite("observation", self._last_obs, n_rollout_steps))
         if attack is not None:
-            attack.show(last, self._actor_state)
+            attack.perturb(last, self._actor_state)
         if before is not None:
             self._record(drift_metrics(*moments_drift(before, cast(Moments, self._observation_moments()))))
         callback.update_locals(locals())
@@ -386,8 +385,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             finished = [episode["r"] for episode in self.ep_info_buffer or []]
             self.entropy.step(float(np.mean(finished)) if finished else None, explained)
         if self.adversary is not None:
-            played = {} if self._attack is None else self._attack.metrics()
-            self._record(self.adversary.metrics() | self.adversary.certificate(batch) | played)
+            of_rollout = {} if self._attack is None else self._attack.metrics()
+            self._record(self.adversary.metrics() | self.adversary.certificate(batch) | of_rollout)
         if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
             self.objective.remember(experience.finished)
             masses = self.policy.return_dist.masses.double().numpy()
@@ -637,13 +636,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
         :param device: ignored: tensors go to where the model is.
         """
         if isinstance(load_path_or_dict, Mapping):
-            given = {PARAMETER_NAMES.get(str(name), str(name)): state for name, state in load_path_or_dict.items()}
+            parts = {PARAMETER_NAMES.get(str(name), str(name)): state for name, state in load_path_or_dict.items()}
         else:
             agent = read_model(load_path_or_dict)["agent"]
-            given = {name: agent[name] for name in set(PARAMETER_NAMES.values()) | {"policy"}}
-        missing = {"policy", "kl", "vgs"} - set(given) if exact_match else set()
-        require(not missing, "parameters", sorted(given), f"complete: {sorted(missing)} missing (exact_match=False allows it)")
-        self.load_agent_state(given)
+            parts = {name: agent[name] for name in set(PARAMETER_NAMES.values()) | {"policy"}}
+        missing = {"policy", "kl", "vgs"} - set(parts) if exact_match else set()
+        require(not missing, "parameters", sorted(parts), f"complete: {sorted(missing)} missing (exact_match=False allows it)")
+        self.load_agent_state(parts)
 
     # ------------------------------------------------------------------------------------------------- save and load
 
@@ -752,11 +751,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if model.env is None:
             model.observation_space, model.action_space = observation, action
             model.n_envs = tree["run"]["n_envs"]
-        for name, given, saved in (
+        for name, space, saved in (
             ("observation", model.observation_space, observation),
             ("action", model.action_space, action),
         ):
-            require(given == saved, f"the {name} space of env", given, f"that of the saved model, {saved}")
+            require(space == saved, f"the {name} space of env", space, f"that of the saved model, {saved}")
         model._setup_model()
         model._restore(tree, force_reset, changes)
         if env is None:
@@ -785,6 +784,6 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self.load_run_state(tree["run"])
 
 
-def _config(name: str, kind: type[Settings], given: Settings | Mapping[str, Any] | None) -> Settings:
+def _config(name: str, kind: type[Settings], settings: Settings | Mapping[str, Any] | None) -> Settings:
     """Return checked settings from an object of their class or a dict of its fields; errors name the argument."""
-    return given if isinstance(given, kind) else build(kind, cast(Mapping[str, Any], given or {}), name)
+    return settings if isinstance(settings, kind) else build(kind, cast(Mapping[str, Any], settings or {}), name)

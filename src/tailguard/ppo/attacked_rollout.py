@@ -1,4 +1,4 @@
-"""Rollouts in which some environments are played on attacked observations.
+"""Rollouts in which the policy sees attacked observations in some environments.
 
 The policy acts on perturbed observations, and they are what is stored and what the critics value: after the last step of a
 rollout and after a truncated episode, too, since an adversary would have been there as well. The environments, and the
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tailguard.envs.vec_env import StepArrays
 from tailguard.ppo.adversary import Adversary
+from tailguard.ppo.networks import State
 from tailguard.ppo.rollout import Rollout
 from tailguard.ppo.scaling import ObservationNormalizer
-from tailguard.ppo.trunk import State
 
 
 def attacked_rollout(adversary: Adversary | None, horizon: int, rollout: Rollout) -> "AttackedRollout | None":
@@ -49,7 +49,7 @@ class AttackedRollout:
         self._probability = 2.0 * self._uniform(attacked) if mixed else torch.ones(attacked, 1)
         self._length, self._moves = 0.0, 0
 
-    def show(self, row: Tensor, state: State) -> None:
+    def perturb(self, row: Tensor, state: State) -> None:
         """Perturb the observations that the next action is for, in their place in the rollout.
 
         :param row: ``[B, obs_size]``, what :meth:`Rollout.observe` returned.
@@ -60,7 +60,7 @@ class AttackedRollout:
         state = _state_of(state, slice(self.first, None))
         attacked[:, : self.policy.own_size] += self._perturbation(attacked, state, self._probability)
 
-    def show_finals(self, step: StepArrays, state: State) -> StepArrays:
+    def perturb_finals(self, step: StepArrays, state: State) -> StepArrays:
         """Return the step with perturbed final observations where an episode of an attacked environment was truncated.
 
         :param state: recurrent state of the actor after the step, as the episode leaves it.
@@ -84,12 +84,12 @@ class AttackedRollout:
     def metrics(self) -> dict[str, float]:
         """Return the share of attacked environments, the size of the perturbations, and the rewards with and without them."""
         rewards = self.rollout.rewards
-        found = {
+        metrics = {
             "sa_ppo/rollout_share": 1.0 - self.first / self.rollout.n_envs,
             "sa_ppo/rollout_perturbation_norm": self._length / max(self._moves, 1),
             "sa_ppo/rollout_reward_attacked": rewards[:, self.first :].mean().item(),
         }
-        return found | ({"sa_ppo/rollout_reward_clean": rewards[:, : self.first].mean().item()} if self.first else {})
+        return metrics | ({"sa_ppo/rollout_reward_clean": rewards[:, : self.first].mean().item()} if self.first else {})
 
     def _uniform(self, n: int) -> Tensor:
         """Draw ``[n, 1]`` numbers evenly between 0 and 1."""

@@ -144,7 +144,7 @@ class CriticConfig(BaseModel):
     :param num_quantiles: quantiles that each critic predicts; 32 is plenty for the mean, and for tails with `tail_quantiles`
         among them. 1 is an ordinary critic: it learns the mean return by squared loss, and knows nothing of tails.
     :param distribution: how the return is described. ``quantile``: free quantiles, sorted where order matters; ``monotone``:
-        quantiles that cannot cross; ``categorical``: probabilities of `num_quantiles` fixed places (C51).
+        quantiles that cannot cross; ``categorical``: probabilities of `num_quantiles` fixed atoms (C51).
     :param twin: train two independent critics instead of one; costs one more head per update and steadies the value.
     :param aggregate: the value of a state from both critics: ``mean`` or ``min`` of their means. ``min`` is pessimistic.
     :param huber_kappa: half-width of the quadratic zone of the loss, in normalised units. 0 learns true quantiles; 1, the usual
@@ -155,7 +155,7 @@ class CriticConfig(BaseModel):
     :param tail_quantiles: how many of the quantiles are placed in the lower tail; 0 spreads all evenly. None: 5 of 20 or more
         quantiles, which more than halves the error of the CVaR there, and none of fewer.
     :param tail_alpha: the tail that they share; set it to the tail that you look at.
-    :param reach: where the places of a categorical critic end, in standard deviations of the return. 5 is typical; returns
+    :param reach: where the atoms of a categorical critic end, in standard deviations of the return. 5 is typical; returns
         beyond it are counted at the edge.
     :param clip_range: how far a prediction may move in one update, in standard deviations of the return; beyond it, moving on
         towards the target pays nothing. None does not clip, which is right more often than not.
@@ -197,8 +197,8 @@ class CriticConfig(BaseModel):
         n, tail = self.num_quantiles, self.n_tail
         require(tail < n, "tail_quantiles", tail, f"below num_quantiles {n}")
         if self.distribution == "categorical":
-            require(n >= 2, "num_quantiles", n, "at least 2 places for a categorical critic")
-            require(tail == 0, "tail_quantiles", tail, "0 for a categorical critic: it has places, not levels")
+            require(n >= 2, "num_quantiles", n, "at least 2 atoms for a categorical critic")
+            require(tail == 0, "tail_quantiles", tail, "0 for a categorical critic: it has atoms, not levels")
             require(self.clip_range is None, "clip_range", self.clip_range, "None: a categorical critic has no quantiles")
         return self
 
@@ -254,7 +254,7 @@ class RiskConfig(BaseModel):
         into smaller groups.
     :param multiplier_rate: how fast the multiplier of a violated constraint grows: by this share of one plus itself per
         rollout, for each standard deviation of the return that is missing. 0.15 is typical; more overshoots.
-    :param observe_return: show the policy what the episode has earned so far. Without it the best policy for a tail cannot be
+    :param observe_return: show the policy its running return. Without it the best policy for a tail cannot be
         expressed in general; leave it out only where the observation tells it anyway.
     """
 

@@ -59,7 +59,14 @@ class ReturnDistribution(nn.Module, ABC):
 
 
 class AtomReturns(ReturnDistribution):
-    """A family whose loss depends on its atoms only, which is what value clipping needs."""
+    """A family whose loss depends on its atoms only, which is what value clipping needs.
+
+    Its outputs are its atoms, unless a subclass overrides it.
+    """
+
+    @override
+    def atoms(self, outputs: Tensor) -> Tensor:
+        return outputs
 
     @abstractmethod
     def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
@@ -69,6 +76,10 @@ class AtomReturns(ReturnDistribution):
     def errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.distance(self.atoms(outputs), targets)
 
+    @override
+    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
+        rescale_affine(heads, ratio, shift)
+
 
 class MeanReturn(AtomReturns):
     """A single number, the mean, learnt by squared loss: the critic of ordinary PPO."""
@@ -77,16 +88,8 @@ class MeanReturn(AtomReturns):
         super().__init__(1, torch.ones(1))
 
     @override
-    def atoms(self, outputs: Tensor) -> Tensor:
-        return outputs
-
-    @override
     def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
         return 0.5 * (atoms - targets).squeeze(-1).square()
-
-    @override
-    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
-        rescale_affine(heads, ratio, shift)
 
 
 class QuantileReturns(AtomReturns):
@@ -105,17 +108,9 @@ class QuantileReturns(AtomReturns):
         self.uniform = bool(torch.allclose(levels, uniform_levels(len(levels))))
 
     @override
-    def atoms(self, outputs: Tensor) -> Tensor:
-        return outputs
-
-    @override
     def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
         masses = None if self.uniform or targets.shape[-1] == 1 else self.masses
         return quantile_huber_loss(atoms, targets, self.levels, self.kappa, masses)
-
-    @override
-    def rescale(self, heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
-        rescale_affine(heads, ratio, shift)
 
 
 class MonotoneQuantileReturns(QuantileReturns):
@@ -185,14 +180,15 @@ class CategoricalReturns(ReturnDistribution):
 
 
 def rescale_affine(heads: Sequence[nn.Linear], ratio: Tensor, shift: Tensor) -> None:
-    """Make every output v of linear layers ratio v + shift: W' = ratio W, b' = ratio b + shift (PopArt, Hasselt et al. 2016).
+    """Make every output v of linear layers ratio v + shift: W' = ratio W, b' = ratio b + shift.
 
-    The optimizer's moments are not changed: the gradient of the quantile loss does not depend on the scale, so the gradient of
-    W' is that of W. A squared loss makes it s / s' times as large, which Adam's m / sqrt(v) soon divides out.
+    This is PopArt (van Hasselt et al. 2016). The optimizer's moments stay: the gradient of the quantile loss does not depend on
+    the scale, so the gradient of W' is that of W. A squared loss makes it sigma / sigma' times as large, which Adam's
+    m / sqrt(v) soon divides out.
 
     :param heads: last layers, all different, with biases.
-    :param ratio: s / s', the old standard deviation over the new one.
-    :param shift: (mu - mu') / s', the change of the mean in new units.
+    :param ratio: sigma / sigma', the old standard deviation over the new one.
+    :param shift: (mu - mu') / sigma', the change of the mean in new units.
     :raises ValueError: for a layer without bias, or one that is given twice.
     """
     require(len({id(head.weight) for head in heads}) == len(heads), "heads", heads, "different layers")

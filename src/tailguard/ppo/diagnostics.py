@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.coverage import kupiec_p_value, kupiec_ratio
+from tailguard.coverage import kupiec_p_value
 from tailguard.envs.vec_env import StepArrays
 from tailguard.ppo.config import ENOUGH_EPISODES, CriticConfig
 from tailguard.ppo.critic import aggregate_values
+from tailguard.ppo.networks import State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.quantiles import cvar, cvar_categorical
 from tailguard.ppo.rollout import Experience
-from tailguard.ppo.trunk import State
 
 # A critic whose gradient is smaller than this has stopped learning; a ratio beyond the limits means that one of them has.
 VANISHED = 1e-8
@@ -82,12 +82,12 @@ class EpisodeEnd(NamedTuple):
 
     :param step: step of the rollout.
     :param env: index of the environment.
-    :param earned: discounted return of the episode; None when it was truncated, since the return is then not known.
+    :param discounted_return: of the episode; None when it was truncated, since the return is then not known.
     """
 
     step: int
     env: int
-    earned: float | None
+    discounted_return: float | None
 
 
 class EpisodeReturns:
@@ -115,10 +115,10 @@ class EpisodeReturns:
         self.discount *= self.gamma
         ended = outcome.ended
         if len(ended):
-            earned = self.running[ended].tolist()
-            self.finished.extend(earned)
-            for env, value, known in zip(ended.tolist(), earned, outcome.terminated[ended].tolist(), strict=True):
-                self.ends.append(EpisodeEnd(step, env, value if known else None))
+            returns, terminated = self.running[ended].tolist(), outcome.terminated[ended].tolist()
+            self.finished.extend(returns)
+            for env, episode_return, known in zip(ended.tolist(), returns, terminated, strict=True):
+                self.ends.append(EpisodeEnd(step, env, episode_return if known else None))
             self.running[ended], self.discount[ended] = 0.0, 1.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,20 +159,17 @@ class Calibration:
         events = [(step, 0, i, env) for i, (step, env) in enumerate(starts.nonzero().tolist())]
         events += [(end.step, 1, i, end.env) for i, end in enumerate(ends)]
         for _, is_end, i, env in sorted(events):  # an episode starts before its first step and ends after its last
-            if is_end:
-                self._compare(self.pending[env], ends[i].earned, weights)
+            prediction, outcome = self.pending[env], ends[i].discounted_return if is_end else None
             self.pending[env] = None if is_end else predicted[i]
+            if prediction is not None and outcome is not None:
+                # An atom that is hit counts half: predictions and returns may both be discrete.
+                below, hit = weights[prediction < outcome].sum(), weights[prediction == outcome].sum()
+                self.transforms.append(float(below + 0.5 * hit))
+                self.scores.append(pinball_score(prediction, weights, outcome))
 
     def forget(self, envs: NDArray[np.bool_]) -> None:
         """Drop the predictions of these environments: they belong to episodes that are no longer running."""
         self.pending = [None if gone else atoms for gone, atoms in zip(envs.tolist(), self.pending, strict=True)]
-
-    def _compare(self, atoms: NDArray[np.float32] | None, earned: float | None, masses: NDArray[np.float32]) -> None:
-        if atoms is None or earned is None:
-            return
-        # An atom that is hit counts half: predictions and returns may both be discrete.
-        self.transforms.append(float(masses[atoms < earned].sum() + 0.5 * masses[atoms == earned].sum()))
-        self.scores.append(pinball_score(atoms, masses, earned))
 
     def metrics(self) -> Metrics:
         """Return the metrics to log; none before there are enough episodes."""
@@ -184,7 +181,7 @@ class Calibration:
         return {
             "calibration/pit_mean": float(transforms.mean()),
             "calibration/breaches": breaches / n,
-            "calibration/kupiec_p": kupiec(breaches, n, self.tail),
+            "calibration/kupiec_p": kupiec_p_value(breaches, n, self.tail),
             "calibration/pinball": float(np.mean(self.scores)),
         }
 
@@ -200,23 +197,18 @@ class Calibration:
         self.scores = deque(state["scores"], maxlen=self.scores.maxlen)
 
 
-def pinball_score(atoms: NDArray[np.float32], masses: NDArray[np.float32], earned: float) -> float:
+def pinball_score(atoms: NDArray[np.float32], masses: NDArray[np.float32], outcome: float) -> float:
     """Return the continuous ranked probability score E|X - y| - E|X - X'| / 2; it is least for the true distribution.
 
     Twice the pinball loss averaged over all levels.
 
     :param atoms: ``[M]``, sorted.
     :param masses: ``[M]`` probabilities of the atoms.
-    :param earned: the return that came, y.
+    :param outcome: the return that was realised, y.
     """
     upto = np.cumsum(masses) - 0.5 * masses
     spread = 2.0 * float(masses @ ((2.0 * upto - 1.0) * atoms))  # E|X - X'| from sorted atoms
-    return float(masses @ np.abs(atoms - earned)) - 0.5 * spread
-
-
-def kupiec(breaches: int, n: int, expected: float) -> float:
-    """Return the p-value of Kupiec's test that `breaches` in `n` happen with probability `expected`."""
-    return kupiec_p_value(float(kupiec_ratio(breaches, n, expected)))
+    return float(masses @ np.abs(atoms - outcome)) - 0.5 * spread
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tailguard.jit import decorators
 from tailguard.ppo.actions import HALF_LOG_TAU, ActionDistribution, Categorical, Gaussian
-from tailguard.ppo.compiled import as_array
+from tailguard.ppo.compiled.kernels import as_array
 
 Array = NDArray[np.float32]
 compiled, inlined = decorators()
@@ -74,15 +74,15 @@ def policy_rows(
     grad_dist_params: Array,
 ) -> NDArray[np.float64]:
     """Fill the gradient of the loss of M rows in `dist_params`, and return the weighted sums of :data:`MEASURES`."""
-    given = dist_params, old_dist_params, actions, advantages, weights
+    samples = dist_params, old_dist_params, actions, advantages, weights
     clip, entropy_coef, kl_coef = map(float, coefficients)
     totals = np.zeros(len(MEASURES))
     grad_dist_params.fill(0.0)
     if isinstance(action_dist, Gaussian):
-        gaussian_loss(*given, action_dist.edges, clip, entropy_coef, kl_coef, grad_dist_params, totals)
+        gaussian_loss(*samples, action_dist.edges, clip, entropy_coef, kl_coef, grad_dist_params, totals)
     elif isinstance(action_dist, Categorical):
         counts = np.array(action_dist.counts)
-        categorical_loss(*given, counts, clip, entropy_coef, kl_coef, grad_dist_params, totals)
+        categorical_loss(*samples, counts, clip, entropy_coef, kl_coef, grad_dist_params, totals)
     else:
         raise TypeError(f"no closed form for {type(action_dist).__name__}")
     return totals
@@ -101,9 +101,11 @@ class _PolicyLoss(torch.autograd.Function):
         coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
         rows = [x.reshape(-1, x.shape[-1]) for x in (dist_params, old_dist_params, actions)]
-        given = [as_array(x, torch.float32) for x in (*rows, advantages.reshape(-1), weights.reshape(-1))]
-        grad_dist_params = np.empty(given[0].shape, np.float32)
-        totals = policy_rows(action_dist, given[0], given[1], given[2], given[3], given[4], coefficients, grad_dist_params)
+        new, old, taken, advantage, weight = (
+            as_array(x, torch.float32) for x in (*rows, advantages.reshape(-1), weights.reshape(-1))
+        )
+        grad_dist_params = np.empty(new.shape, np.float32)
+        totals = policy_rows(action_dist, new, old, taken, advantage, weight, coefficients, grad_dist_params)
         ctx.save_for_backward(torch.from_numpy(grad_dist_params).reshape(dist_params.shape).to(dist_params))
         measures = torch.from_numpy(totals).to(dist_params)
         ctx.mark_non_differentiable(measures)
@@ -231,17 +233,9 @@ def gaussian_loss(
             if old_log_std != old_known[a]:
                 old_known[a], old_inverse[a] = old_log_std, math.exp(-old_log_std)
             if censored:
+                box, d_mean, d_log_std = edges[:, a], by_mean[:, a], by_log_std[:, a]
                 log_ratio_a, entropy_a, kl_a = _censored(
-                    action,
-                    mean,
-                    log_std,
-                    inverse[a],
-                    old_mean,
-                    old_log_std,
-                    old_inverse[a],
-                    edges[:, a],
-                    by_mean[:, a],
-                    by_log_std[:, a],
+                    action, mean, log_std, inverse[a], old_mean, old_log_std, old_inverse[a], box, d_mean, d_log_std
                 )
             else:
                 standard, old_standard = (action - mean) * inverse[a], (action - old_mean) * old_inverse[a]

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
-from tailguard.ppo.networks import mlp
+from tailguard.ppo.networks import LstmTrunk, State, mlp, reset_state
 from tailguard.ppo.risk import Budget
 from tailguard.ppo.scaling import ObservationNormalizer, ReturnScale
-from tailguard.ppo.trunk import LstmTrunk, State, reset_state
 from tailguard.validation import require
 
 NetArch = dict[str, list[int]] | list[int] | None
@@ -137,13 +136,13 @@ class DistributionalPolicy(BasePolicy):
             return self.inputs(obs)
         scale, own = self.return_scale, self.own_size
         inputs = torch.empty(len(obs), own + self.budget.features)
-        given, filled = obs.numpy(), inputs.numpy()
+        raw, filled = obs.numpy(), inputs.numpy()
         if isinstance(self.normalizer, ObservationNormalizer):
-            self.normalizer.rows(given[:, :own], filled[:, :own])
+            self.normalizer.rows(raw[:, :own], filled[:, :own])
         else:
-            filled[:, :own] = given[:, :own]
+            filled[:, :own] = raw[:, :own]
         if self.budget.features:
-            self.budget.rows(given[:, own:], scale.mean_snapshot, scale.std_snapshot, filled[:, own:])
+            self.budget.rows(raw[:, own:], scale.mean_snapshot, scale.std_snapshot, filled[:, own:])
         return inputs
 
     def act(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:

@@ -1,4 +1,4 @@
-"""A return distribution as quantiles: their levels, the quantile Huber loss that learns them, mean and CVaR.
+"""A return distribution as quantiles: their levels, the quantile Huber loss that learns them, and CVaR.
 
 Notation: quantiles q_i at levels tau_i, i = 0..N-1. Every level owns a cell of [0, 1], and the quantile function is constant
 on it, so the distribution is discrete: atom q_i with the mass p_i of its cell. All measures below are exact for that
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.jit import REORDER_SUMS, decorators
-from tailguard.ppo.compiled import as_array
+from tailguard.ppo.compiled.kernels import as_array
 from tailguard.validation import require
 
 compiled, _ = decorators(REORDER_SUMS)
@@ -81,16 +81,6 @@ def level_masses(levels: Tensor) -> Tensor:
     return torch.cat([ends[:1], inner, ends[1:]]).diff().to(levels.dtype)
 
 
-def mean_of(quantiles: Tensor, levels: Tensor | None = None) -> Tensor:
-    """Return the mean of the distribution: sum_i p_i q_i.
-
-    :param quantiles: ``[..., N]``, in any order.
-    :param levels: ``[N]``; uniform when None.
-    :return: ``[...]``.
-    """
-    return (quantiles * _masses(quantiles, levels)).sum(-1)
-
-
 def cvar(quantiles: Tensor, alpha: float | Tensor, levels: Tensor | None = None) -> Tensor:
     """Return CVaR_alpha of the piecewise-constant quantile function, exactly: the mean of the worst share `alpha`.
 
@@ -102,11 +92,20 @@ def cvar(quantiles: Tensor, alpha: float | Tensor, levels: Tensor | None = None)
     :param levels: ``[N]``; uniform when None. See :func:`level_masses` for the cells.
     :return: ``[...]``.
     """
-    return _tail_mean(quantiles, _masses(quantiles, levels), alpha)
+    require(quantiles.is_floating_point(), "quantiles.dtype", quantiles.dtype, "a floating-point type")
+    shape = tuple(quantiles.shape)
+    require(len(shape) >= 1 and shape[-1] >= 1, "quantiles", shape, "of shape (..., N) with N >= 1")
+    n = shape[-1]
+    if levels is None:
+        return cvar_categorical(torch.full_like(quantiles, 1.0 / n), quantiles, alpha)
+    require(levels.shape == (n,), "levels", tuple(levels.shape), f"of shape ({n},), one per quantile")
+    return cvar_categorical(level_masses(levels.double()).to(quantiles).expand_as(quantiles), quantiles, alpha)
 
 
 def cvar_categorical(probs: Tensor, atoms: Tensor, alpha: float | Tensor) -> Tensor:
     """Return CVaR_alpha of a categorical distribution, exactly: (E[X; X < VaR] + (alpha - P(X < VaR)) VaR) / alpha.
+
+    That is a mean of the sorted atoms with the weights clip(alpha - mass below, 0, mass) / alpha.
 
     :param probs: ``[..., K]``, nonnegative, summing to 1.
     :param atoms: ``[K]`` or ``[..., K]``, in any order.
@@ -116,7 +115,13 @@ def cvar_categorical(probs: Tensor, atoms: Tensor, alpha: float | Tensor) -> Ten
     legal = f"of shape {tuple(probs.shape[-1:])} or {tuple(probs.shape)}"
     require(atoms.shape in (probs.shape, probs.shape[-1:]), "atoms", tuple(atoms.shape), legal)
     _check_masses("probs", probs)
-    return _tail_mean(atoms.expand_as(probs), probs, alpha)
+    share = torch.as_tensor(alpha, dtype=probs.dtype, device=probs.device)
+    require(bool(((share > 0.0) & (share <= 1.0)).all()), "alpha", alpha, "in (0, 1]")
+    share = share.unsqueeze(-1)
+    atoms, order = atoms.expand_as(probs).sort(-1)
+    masses = probs.gather(-1, order)
+    below = masses.cumsum(-1) - masses
+    return (torch.minimum((share - below).clamp(min=0.0), masses) / share * atoms).sum(-1)
 
 
 def equal_mass_atoms(values: Tensor, masses: Tensor, m: int) -> Tensor:
@@ -247,18 +252,6 @@ def pairwise_loss(
         loss[b] = total * scale
 
 
-def _tail_mean(values: Tensor, masses: Tensor, alpha: float | Tensor) -> Tensor:
-    """Return the mean of the worst share `alpha`: weights clip(alpha - mass below, 0, mass) / alpha on the sorted atoms."""
-    share = torch.as_tensor(alpha, dtype=masses.dtype, device=masses.device)
-    require(bool(((share > 0.0) & (share <= 1.0)).all()), "alpha", alpha, "in (0, 1]")
-    share = share.unsqueeze(-1)
-    values, order = values.sort(-1)
-    masses = masses.expand_as(values).gather(-1, order)
-    below = masses.cumsum(-1) - masses
-    weights = torch.minimum((share - below).clamp(min=0.0), masses) / share
-    return (weights * values).sum(-1)
-
-
 def _midpoints(edges: Tensor, dtype: torch.dtype | None) -> Tensor:
     return ((edges[1:] + edges[:-1]) / 2.0).to(dtype or torch.get_default_dtype())
 
@@ -266,19 +259,6 @@ def _midpoints(edges: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _running_sum(values: Tensor) -> Tensor:
     """Return the sums of the first 0, 1, .. N entries."""
     return torch.nn.functional.pad(values.cumsum(-1), (1, 0))
-
-
-def _masses(quantiles: Tensor, levels: Tensor | None) -> Tensor:
-    """Return the masses of the levels of ``quantiles[..., N]``, in its dtype."""
-    require(quantiles.is_floating_point(), "quantiles.dtype", quantiles.dtype, "a floating-point type")
-    require(
-        quantiles.ndim >= 1 and quantiles.shape[-1] >= 1, "quantiles", tuple(quantiles.shape), "of shape (..., N) with N >= 1"
-    )
-    n = quantiles.shape[-1]
-    if levels is None:
-        return quantiles.new_full((n,), 1.0 / n)
-    require(levels.shape == (n,), "levels", tuple(levels.shape), f"of shape ({n},), one per quantile")
-    return level_masses(levels.double()).to(quantiles)
 
 
 def _check_masses(name: str, masses: Tensor) -> None:

@@ -113,14 +113,14 @@ class Steps(NamedTuple):
 
     :param next_obs: what each step led to: the true final observation where an episode ended, never the first of the next.
     :param starts: true where a step begins an episode.
-    :param earned: the discounted return of the episode before the step, G_t.
+    :param running: running return: the discounted rewards of the episode before the step, G_t.
     :param discount: of the step's reward, D_t = gamma^t.
     """
 
     obs: Tensor
     next_obs: Tensor
     starts: Tensor
-    earned: Tensor
+    running: Tensor
     discount: Tensor
     actions: Tensor
     log_probs: Tensor
@@ -229,9 +229,9 @@ class ReturnCap:
         self.episodes: deque[tuple[Tensor, Tensor]] = deque(maxlen=settings.window)  # atoms and masses of their returns
         self.recent, self.best = np.full(2, -np.inf), np.full(2, -np.inf)  # the CVaR that a cap brought, and that cap
 
-    def budget(self, earned: Tensor, discount: Tensor) -> Tensor:
+    def budget(self, running: Tensor, discount: Tensor) -> Tensor:
         """Return c_t = (C - G_t) / D_t, what the rest of the return may still count."""
-        return (self.cap - earned) / discount
+        return (self.cap - running) / discount
 
     def capped(self, x: Tensor, budget: Tensor) -> Tensor:
         """Return min(x, c) - min(0, c): of rewards r, which discounted add up to min(R, C) - min(0, C), or of returns Z."""
@@ -294,7 +294,7 @@ class ReferencePPO:
         self.optimizer = torch.optim.Adam(self.agent.parameters(), settings.learning_rate, eps=1e-5)
         self.actor_state = self.critic_state = (torch.zeros(env.num_envs, settings.lstm_hidden_size),) * 2
         self.obs, self.starts = env.reset(seed=settings.seed)[0], torch.ones(env.num_envs, dtype=torch.bool)
-        self.earned, self.discount = torch.zeros(env.num_envs).double(), torch.ones(env.num_envs).double()
+        self.running, self.discount = torch.zeros(env.num_envs).double(), torch.ones(env.num_envs).double()
 
     def learn(self, total_steps: int) -> "ReferencePPO":
         """Alternate rollouts and updates until the environments together have made `total_steps` steps."""
@@ -303,33 +303,34 @@ class ReferencePPO:
             self.update(self.collect(), done / total_steps)
         return self
 
-    def inputs(self, obs: Tensor, earned: Tensor, discount: Tensor) -> Tensor:
+    def inputs(self, obs: Tensor, running: Tensor, discount: Tensor) -> Tensor:
         """Return what the networks see: the observation, and the budget where the objective is a tail."""
-        budget = self.cap.features(self.cap.budget(earned, discount), self.scale)
+        budget = self.cap.features(self.cap.budget(running, discount), self.scale)
         return obs if self.settings.alpha is None else torch.cat((obs, budget), -1)
 
     @torch.no_grad()
     def collect(self) -> Steps:
-        """Play `n_steps` steps in every environment."""
+        """Act for `n_steps` steps in every environment."""
         rows, actor_state, space = [], self.actor_state, self.env.single_action_space
         shape = (self.settings.n_steps, self.env.num_envs, self.n_actions)
         for noise in torch.randn(shape) if self.agent.log_std is not None else -torch.empty(shape).exponential_().log():
-            obs, starts, earned, discount = torch.as_tensor(self.obs).float(), self.starts, self.earned, self.discount
-            seen = self.inputs(obs, earned, discount)
+            obs, starts, running, discount = torch.as_tensor(self.obs).float(), self.starts, self.running, self.discount
+            seen = self.inputs(obs, running, discount)
             hidden, cells = unroll(self.agent.actor_lstm, seen[None], starts[None], self.actor_state)
             self.actor_state = hidden[0], cells[0]
             pi = self.agent.action_distribution(hidden[0])
             # Gumbel 1954: the argmax of logits plus Gumbel noise is a draw from their softmax.
             actions = (pi.logits + noise).argmax(-1) if isinstance(pi, Categorical) else pi.mean + pi.stddev * noise
-            played = np.clip(actions.numpy(), space.low, space.high) if isinstance(space, spaces.Box) else actions.numpy()
-            self.obs, rewards, terminated, truncated, info = self.env.step(played)
+            clipped = np.clip(actions.numpy(), space.low, space.high) if isinstance(space, spaces.Box) else actions.numpy()
+            self.obs, rewards, terminated, truncated, info = self.env.step(clipped)
             next_obs = torch.as_tensor(self.obs).float().clone()
             for env in np.flatnonzero(terminated | truncated):
                 next_obs[env] = torch.as_tensor(info["final_obs"][env])
-            answers = torch.as_tensor(rewards).float(), torch.as_tensor(terminated), torch.as_tensor(truncated)
-            rows.append((obs, next_obs, starts, earned, discount, actions, pi.log_prob(actions), *answers))
-            self.starts = answers[1] | answers[2]
-            self.earned = torch.where(self.starts, 0.0, earned + discount * answers[0])
+            rewards, terminated, truncated = torch.as_tensor(rewards).float(), *map(torch.as_tensor, (terminated, truncated))
+            log_probs = pi.log_prob(actions)
+            rows.append((obs, next_obs, starts, running, discount, actions, log_probs, rewards, terminated, truncated))
+            self.starts = terminated | truncated
+            self.running = torch.where(self.starts, 0.0, running + discount * rewards)
             self.discount = torch.where(self.starts, 1.0, (discount * self.settings.gamma).clamp(min=1e-30))
         return Steps(*(torch.stack(column) for column in zip(*rows, strict=True)), actor_state)  # type: ignore[call-arg, arg-type]
 
@@ -341,8 +342,8 @@ class ReferencePPO:
             nothing = torch.zeros_like(steps.rewards)
             scale.update(gae_advantages(steps.rewards, nothing, nothing, steps, s.gamma, 1.0), [])
             scale.mass = 0.0
-        after = steps.earned + steps.discount * steps.rewards, s.gamma * steps.discount
-        seen, seen_next = self.inputs(steps.obs, steps.earned, steps.discount), self.inputs(steps.next_obs, *after)
+        after = steps.running + steps.discount * steps.rewards, s.gamma * steps.discount
+        seen, seen_next = self.inputs(steps.obs, steps.running, steps.discount), self.inputs(steps.next_obs, *after)
 
         # The value of every true next observation, final ones included, with the LSTM's state after the step that led to it.
         hidden, cells = unroll(agent.critic_lstm, seen, steps.starts, self.critic_state)
@@ -353,7 +354,7 @@ class ReferencePPO:
         # The mean of the twins: without a maximum over actions there is no bias that their minimum would have to undo.
         values, next_values = atoms.mean((0, -1)), next_atoms.mean((0, -1))
         returns = gae_advantages(steps.rewards, values, next_values, steps, s.gamma, s.gae_lambda) + values
-        budget, next_budget = cap.budget(steps.earned, steps.discount), cap.budget(*after)
+        budget, next_budget = cap.budget(steps.running, steps.discount), cap.budget(*after)
         values = cap.capped(atoms, budget.unsqueeze(-1)).mean((0, -1))
         next_values = cap.capped(next_atoms, next_budget.unsqueeze(-1)).mean((0, -1))
         advantages = gae_advantages(cap.capped(steps.rewards, budget), values, next_values, steps, s.gamma, s.gae_lambda)

@@ -80,9 +80,9 @@ class Budget(nn.Module):
     def of(self, columns: Tensor) -> Tensor:
         """Return the budget c = (C - G) / D for appended columns ``[..., 2 or 3]``, as ``[...]`` in float64."""
         # Padding of a sequence is 0 in every column, and must not become NaN.
-        earned, discount = columns[..., 0].double(), columns[..., 1].double().clamp(min=1e-30)
+        running_return, discount = columns[..., 0].double(), columns[..., 1].double().clamp(min=1e-30)
         cap = self.cap_at(columns[..., 2].double()) if self.alpha_conditioned else self.caps[0]
-        return (cap - earned) / discount
+        return (cap - running_return) / discount
 
     def cap_at(self, alpha: Tensor) -> Tensor:
         """Return the cap for any alpha in the range, interpolated in log alpha."""
@@ -174,8 +174,8 @@ class FinishedEpisodes(NamedTuple):
 
     :param totals: ``[E]``, returns of terminated episodes.
     :param atoms: ``[C, M]``, atoms of the return of truncated episodes, as the critics predict it.
-    :param totals_alpha: ``[E]``, the alpha that each terminated episode was played for.
-    :param atoms_alpha: ``[C]``, the alpha that each truncated episode was played for.
+    :param totals_alpha: ``[E]``, the alpha of each terminated episode.
+    :param atoms_alpha: ``[C]``, the alpha of each truncated episode.
     """
 
     totals: Floats
@@ -220,12 +220,12 @@ class ReturnWindow:
         order = np.argsort(values)
         values, weights = values[order], weights[order]
         upto = np.cumsum(weights)
-        found = []
+        tails = []
         for alpha in alphas:
             var = values[min(int(np.searchsorted(upto, alpha - 1e-12)), len(values) - 1)]
             in_tail = np.clip(alpha - (upto - weights), 0.0, weights)
-            found.append((float(var), float(in_tail @ values / in_tail.sum())))
-        return found
+            tails.append((float(var), float(in_tail @ values / in_tail.sum())))
+        return tails
 
     def tail(self, alpha: float, masses: Floats) -> tuple[float, float]:
         """Return VaR and CVaR at one level."""

@@ -2,7 +2,7 @@
 
 Storage is ``[T, B, ...]``, preallocated and written in place. For training it is laid out once as sequences ``[L, B, ...]`` in
 which every step is followed by the observation that it led to. Inside an episode that is the next step itself. Where an
-episode ended it is the final observation, and after it comes a reset step that sets the recurrent state to 0 (see trunk.py):
+episode ended it is the final observation, and after it comes a reset step that sets the recurrent state to 0 (see networks.py):
 
     s0 s1 s2 | final | reset | s0 s1 ...        one row of the sequence per observation
 
@@ -24,10 +24,10 @@ from torch import Tensor
 from tailguard.envs.vec_env import StepArrays
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
+from tailguard.ppo.networks import LstmTrunk, State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import FinishedEpisodes, RiskObjective
 from tailguard.ppo.targets import gae, sr_lambda_targets
-from tailguard.ppo.trunk import LstmTrunk, State
 
 # ------------------------------------------------------------------------------------------------------------- storage
 
@@ -102,8 +102,7 @@ class Rollout:
         # Rows and arrays on the same memory: indexing a tensor takes several times as long, and this is done at every step.
         self._obs_rows, self._obs = self.obs.unbind(), self.obs.numpy()
         self._actions = self.actions.numpy()
-        answers = self.rewards, self.terminated, self.truncated, self.weights
-        self._rows = [tensor.numpy() for tensor in answers]
+        self._step_arrays = [tensor.numpy() for tensor in (self.rewards, self.terminated, self.truncated, self.weights)]
         self._finals: list[tuple[int, Tensor, Tensor]] = []
         self._states: list[State] = []
         self.filled = 0
@@ -138,7 +137,7 @@ class Rollout:
         if self.filled == self.n_steps:
             raise ValueError(f"the rollout is full: it holds {self.n_steps} steps; call reset() first")
         t = self.filled
-        rewards, terminated, truncated, weights = self._rows
+        rewards, terminated, truncated, weights = self._step_arrays
         rewards[t], terminated[t], truncated[t] = step.rewards, step.terminated, step.truncated
         if step.sample_weights is not None:
             weights[t] = step.sample_weights
@@ -338,7 +337,7 @@ class Experience:
     :param weights: ``[T, B]`` sample weights.
     :param start_atoms: ``[K, M, N]`` raw atoms at the M starts of episodes.
     :param critic_state_after: recurrent state of the critics after the last step; None where they have none of their own.
-    :param finished: returns of the episodes that ended, and the tails they were played for; None for a neutral objective.
+    :param finished: returns of the episodes that ended, and the alphas of their tails; None for a neutral objective.
     """
 
     batch: Batch
@@ -480,8 +479,8 @@ def _finished_returns(
     step, env = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
     rows = layout.positions[step, env]
     last = columns[rows, env].double()  # before the last step
-    earned, discount = last[:, 0], last[:, 1]
-    total = earned + discount * rollout.rewards[step, env]
+    running_return, discount = last[:, 0], last[:, 1]
+    total = running_return + discount * rollout.rewards[step, env]
     cut = (rollout.truncated & ~rollout.terminated)[step, env]
     to_come = atoms[:, rows[cut] + 1, env[cut]].sort(-1).values.mean(0)
     distributions = to_come * (gamma * discount[cut]).unsqueeze(-1) + total[cut].unsqueeze(-1)

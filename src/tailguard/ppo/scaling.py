@@ -20,10 +20,10 @@ from tailguard.ppo.config import ObsNormConfig, ReturnScaleConfig
 from tailguard.validation import require
 
 
-def _moments(name: str, values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(name: str, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weighted mean, the (population) variance and the total weight of ``values[N, ...]`` over N."""
     values = values.detach().double()
-    mass = values.new_ones(len(values)) if weights is None else weights.detach().to(values)
+    mass = weights.detach().to(values)
     _require_all((mass >= 0.0) & mass.isfinite(), "weights", mass, "finite and at least 0")
     counted = mass > 0.0
     values, mass = values[counted], mass[counted]  # padding may hold anything, NaN included
@@ -74,9 +74,10 @@ class ReturnScale(nn.Module):
         :param weights: of the same shape, at least 0; a mask counts as 0 and 1. None weighs all equally.
         :raises ValueError: on NaN or infinity among the returns that count, or when none counts.
         """
+        weights = torch.ones_like(returns) if weights is None else weights
         legal = f"of the returns' shape {tuple(returns.shape)}"
-        require(weights is None or weights.shape == returns.shape, "weights", _shape(weights), legal)
-        new_mean, new_var, new_mass = _moments("returns", returns.reshape(-1), None if weights is None else weights.reshape(-1))
+        require(weights.shape == returns.shape, "weights", tuple(weights.shape), legal)
+        new_mean, new_var, new_mass = _moments("returns", returns.reshape(-1), weights.reshape(-1))
 
         mass = (1.0 - self.config.beta) * self.mass + new_mass
         mean, var = _merge(self.mean, self.std**2, new_mean, new_var, new_mass / mass)
@@ -92,8 +93,8 @@ class ReturnScale(nn.Module):
     def activate(self) -> tuple[Tensor, Tensor]:
         """Make the running statistics the active ones.
 
-        :returns: ratio and shift that preserve raw predictions (PopArt): from ``s' v' + mu' = s v + mu`` follows
-            ``v' = (s / s') v + (mu - mu') / s'``. See :meth:`tailguard.ppo.critic.ReturnDistribution.rescale`.
+        :returns: ratio and shift that preserve raw predictions (PopArt): from ``sigma' v' + mu' = sigma v + mu`` follows
+            ``v' = (sigma / sigma') v + (mu - mu') / sigma'``. See :meth:`tailguard.ppo.critic.ReturnDistribution.rescale`.
         """
         ratio = self.std_snapshot / self.std
         shift = (self.mean_snapshot - self.mean) / self.std
@@ -102,11 +103,11 @@ class ReturnScale(nn.Module):
         return ratio, shift
 
     def encode(self, raw: Tensor) -> Tensor:
-        """Return raw returns in the critics' units, (raw - mu) / s by the snapshot."""
+        """Return raw returns in the critics' units, (raw - mu) / sigma by the snapshot."""
         return ((raw - self.mean_snapshot) / self.std_snapshot).to(raw.dtype)
 
     def decode(self, normalised: Tensor) -> Tensor:
-        """Return normalised predictions as raw returns, s v + mu by the snapshot."""
+        """Return normalised predictions as raw returns, sigma v + mu by the snapshot."""
         return (normalised * self.std_snapshot + self.mean_snapshot).to(normalised.dtype)
 
 
@@ -150,18 +151,15 @@ class ObservationNormalizer(nn.Module):
         self._precompute()
         self.register_load_state_dict_post_hook(_precompute_after_load)  # type: ignore[no-untyped-call]
 
-    def update(self, batch: Tensor, weights: Tensor | None = None) -> None:
+    def update(self, batch: Tensor) -> None:
         """Fold the observations of one rollout into the statistics.
 
-        :param batch: raw observations ``[..., size]``.
-        :param weights: ``[...]``, at least 0; a mask counts as 0 and 1. None weighs all equally.
-        :raises ValueError: on NaN or infinity among the samples that count, or when none counts.
+        :param batch: raw observations ``[..., size]``, at least one.
+        :raises ValueError: on NaN or infinity.
         """
         require(batch.shape[-1:] == (self.size,), "batch", tuple(batch.shape), f"a shape that ends in {self.size}")
-        legal = f"of the batch's shape {tuple(batch.shape[:-1])}"
-        require(weights is None or weights.shape == batch.shape[:-1], "weights", _shape(weights), legal)
         samples = batch.reshape(-1, self.size)
-        new_mean, new_var, new_count = _moments("batch", samples, None if weights is None else weights.reshape(-1))
+        new_mean, new_var, new_count = _moments("batch", samples, torch.ones(len(samples)))
 
         half_life = self.config.half_life
         kept = self.count if half_life is None else self.count * 0.5 ** (new_count / half_life)
@@ -197,31 +195,6 @@ class ObservationNormalizer(nn.Module):
         """
         return self.mean_drift.item(), self.std_drift.item()
 
-    def moments(self) -> tuple[Tensor, Tensor, float]:
-        """Return copies of mean and variance, and the count: the triple that SB3's ``RunningMeanStd`` holds."""
-        return self.mean.clone(), self.var.clone(), self.count.item()
-
-    def load_moments(self, mean: Tensor | NDArray[np.float64], var: Tensor | NDArray[np.float64], count: float) -> None:
-        """Replace the statistics, for example by the mean, var and count of SB3's ``RunningMeanStd``.
-
-        :param mean: ``[size]``, finite.
-        :param var: ``[size]``, finite and at least 0.
-        :param count: samples behind them; large numbers make them slow to change, 0 lets the next update replace them.
-        """
-        new_mean = torch.as_tensor(mean, dtype=torch.float64)
-        new_var = torch.as_tensor(var, dtype=torch.float64)
-        legal = f"{self.size} finite numbers"
-        require(new_mean.shape == (self.size,) and bool(new_mean.isfinite().all()), "mean", mean, legal)
-        spread = new_var.shape == (self.size,) and bool((new_var.isfinite() & (new_var >= 0.0)).all())
-        require(spread, "var", var, f"{legal}, each at least 0")
-        require(0.0 <= count < float("inf"), "count", count, "finite and at least 0")
-        self.mean.copy_(new_mean)
-        self.var.copy_(new_var)
-        self.count.fill_(count)
-        self.mean_drift.zero_()
-        self.std_drift.zero_()
-        self._precompute()
-
     def _measure_drift(self, mean: Tensor, var: Tensor) -> None:
         std = (self.var + self.config.eps).sqrt()
         moved_mean = (mean - self.mean) / std
@@ -240,7 +213,3 @@ class ObservationNormalizer(nn.Module):
 def _precompute_after_load(module: nn.Module, _: object) -> None:
     assert isinstance(module, ObservationNormalizer)
     module._precompute()
-
-
-def _shape(weights: Tensor | None) -> tuple[int, ...] | None:
-    return None if weights is None else tuple(weights.shape)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.jit import decorators
-from tailguard.ppo.compiled import as_array
+from tailguard.ppo.compiled.kernels import as_array
 from tailguard.validation import require
 
 compiled, _ = decorators()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim.kernels import sum_of_squares
+from tailguard.optim.layout import FlatParameters
 from tailguard.optim.vgs import VarianceGradientScaler
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.compiled.applies import update_applies
@@ -15,7 +16,6 @@ from tailguard.ppo.compiled.update import CompiledGradient
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import critic_errors
 from tailguard.ppo.loss import MEASURES, Coefficients, policy_loss
-from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.rollout import Batch
 

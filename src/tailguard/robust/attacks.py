@@ -81,10 +81,10 @@ class StatePerturbation:
         clean = inputs.detach()
         radius = self.radius(epsilon).to(clean)
         search = self._fgsm if self.config.method == "fgsm" else self._pgd
-        found = search(clean, radius, objective)
+        best = search(clean, radius, objective)
         for _ in range(self.config.restarts - 1):
-            found = _better(found, search(clean, radius, objective), objective, clean, radius)
-        unit, gain = found
+            best = _better(best, search(clean, radius, objective), objective, clean, radius)
+        unit, gain = best
         move = radius * unit
         return Perturbed(clean + move, move, gain)
 
@@ -176,8 +176,7 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def _feature_scale(config: PerturbationConfig, size: int) -> Tensor:
-    given = (1.0,) * size if config.feature_scale is None else config.feature_scale
-    scale = torch.tensor(given, dtype=torch.float64)
+    scale = torch.tensor((1.0,) * size if config.feature_scale is None else config.feature_scale, dtype=torch.float64)
     require(
         len(scale) == size, "feature_scale", config.feature_scale, f"{size} numbers, one for each column of the environment"
     )

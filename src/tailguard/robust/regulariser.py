@@ -87,11 +87,11 @@ class RobustRegulariser:
         return torch.randperm(n, generator=self.generator)[:count]
 
     def penalty(
-        self, found: Perturbed, clean: Tensor, perturbed: Tensor, kl: Divergence, share: Tensor, chosen_share: Tensor
+        self, worst: Perturbed, clean: Tensor, perturbed: Tensor, kl: Divergence, share: Tensor, chosen_share: Tensor
     ) -> Tensor:
         """Return SA-PPO's penalty, coefficient times mean KL(policy(clean) || policy(perturbed)); the chosen stand for all.
 
-        :param found: the perturbation of the chosen samples.
+        :param worst: the perturbation of the chosen samples.
         :param clean: ``[..., n]``, distribution parameters for their clean inputs, with a gradient.
         :param perturbed: ``[..., n]``, distribution parameters for their perturbed inputs, with a gradient.
         :param kl: from two sets of distribution parameters ``[..., n]`` to the KL ``[...]``.
@@ -102,18 +102,18 @@ class RobustRegulariser:
         each = torch.where(counts, kl(clean, perturbed), 0.0)  # samples of weight 0 may hold anything
         mean = (chosen_share * each).sum() / chosen_share.sum().clamp(min=torch.finfo(share.dtype).tiny)
         mean = mean * share.sum()
-        self.record(found, mean.detach(), share, counts)
+        self.record(worst, mean.detach(), share, counts)
         return self.config.coefficient * mean
 
-    def record(self, found: Perturbed, mean: Tensor, share: Tensor, counts: Tensor) -> None:
+    def record(self, worst: Perturbed, mean: Tensor, share: Tensor, counts: Tensor) -> None:
         """Add a minibatch to the sums of :meth:`metrics`.
 
-        :param found: the perturbation of the chosen samples.
+        :param worst: the perturbation of the chosen samples.
         :param mean: their mean KL times the minibatch's total share.
         :param share: weight of every sample in the minibatch's loss.
         :param counts: True for the chosen samples of positive weight.
         """
-        norm = torch.where(counts, self.perturbation.lengths(found.move), 0.0).sum()
+        norm = torch.where(counts, self.perturbation.lengths(worst.move), 0.0).sum()
         sums = (mean, share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
         self._sums += torch.stack([value.double() for value in sums])
 

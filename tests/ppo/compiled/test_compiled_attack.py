@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.compiled.attack import CompiledObjective, View, compiled_actor
 from tailguard.ppo.config import CriticConfig
-from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.rollout import Batch
 from tailguard.robust import SAPPOConfig
@@ -113,7 +113,7 @@ def test_samples_that_do_not_count_add_nothing(actions):
     assert (flat.gradient == 0.25).all()
 
 
-def test_a_certain_choice_keeps_its_slope():
+def test_a_certain_choice_keeps_its_gradient():
     """Logits (w x, 0) 60 apart: -log q = log(1 + e^m) - m, whose derivative in x is -w e^-60."""
     policy = DistributionalPolicy(
         spaces.Box(-99.0, 99.0, (1,), np.float32), spaces.Discrete(2), critic=CriticConfig(), net_arch=[]

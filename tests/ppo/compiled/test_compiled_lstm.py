@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from test_trunk import random
+from test_networks import random
 
 from tailguard.ppo.compiled.networks import lstm_layer
-from tailguard.ppo.trunk import LstmTrunk
+from tailguard.ppo.networks import LstmTrunk
 from tolerance import rounding
 
 # Around the widths of vectors (4, 8, 16 floats), and a single one of everything.
@@ -69,7 +69,7 @@ def transposed(tensor):
 
 
 @pytest.mark.parametrize("lay", [strided, transposed])
-def test_inputs_blanks_and_states_may_have_any_strides(lay):
+def test_inputs_resets_and_states_may_have_any_strides(lay):
     inputs, resets, hidden, cell, weights = layer(5, 4, 3, 6)
     plain, other = [], []
     for parts, found in (((inputs, resets, hidden, cell), plain), (tuple(map(lay, (inputs, resets, hidden, cell))), other)):
@@ -89,7 +89,7 @@ def test_an_expanded_state_is_read_as_it_is():
     assert equal(lstm_layer(inputs, resets, *wide, weights), lstm_layer(inputs, resets, *copies, weights))
 
 
-def test_a_slope_of_any_strides_goes_back():
+def test_a_gradient_of_any_strides_flows_back():
     """What comes from above may be expanded, as the gradient of a sum is."""
     inputs, resets, hidden, cell, weights = layer(5, 4, 3, 6)
     found = []

@@ -15,12 +15,12 @@ from torch import nn
 from tailguard import DistributionalPPO
 from tailguard.envs.vec_env import StepArrays
 from tailguard.market import SignalMarket
+from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.compiled import kernels as kernels
 from tailguard.ppo.compiled.acting import CompiledActing, acting_of
 from tailguard.ppo.compiled.applies import update_applies
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.loss import Coefficients
-from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 from tailguard.ppo.rollout import Acting, Batch, Rollout
 from tailguard.ppo.update import LOSSES, Update, UpdateSettings
@@ -356,7 +356,7 @@ def test_acting_takes_new_weights_at_its_next_beginning():
     assert not torch.equal(acting.step(rollout, obs, state)[0], old)
 
 
-def test_the_memory_that_acting_returned_is_not_overwritten_by_the_next_step():
+def test_the_state_that_acting_returned_is_not_overwritten_by_the_next_step():
     """Rollouts keep the state at their start."""
     policy, flat, _ = build("lstm", ONE_OF)
     acting, rollout = acting_of(policy, flat, 2), empty_rollout(policy, 2, 2)

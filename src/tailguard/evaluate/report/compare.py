@@ -152,9 +152,9 @@ def _statistics(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSe
             estimate_row(name, estimate, words.kind, COLORS[min(i, len(COLORS) - 1)], words.label)
             for i, (name, estimate) in enumerate(zip(names, estimates, strict=True))
         ]
-        said = "; ".join(f"{row.name} {row.text}" for row in rows)
+        summary = "; ".join(f"{row.name} {row.text}" for row in rows)
         panel = RowPanel(f"{words.label} with 95% intervals", rows, words.kind)
-        panes[words.label] = [Chart(f"compare-{key}", f"{words.label} of the runs", f"{said}.", [panel], words.meaning)]
+        panes[words.label] = [Chart(f"compare-{key}", f"{words.label} of the runs", f"{summary}.", [panel], words.meaning)]
     panes["All statistics"] = [_statistics_table(evaluations, names)]
     return ReportSection(
         "figures",
@@ -201,14 +201,14 @@ def _differing_settings(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 def _settings_of(config: str) -> dict[str, str]:
     """Return the settings of a YAML text by dotted path."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
 
     def walk(value: object, path: str) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
                 walk(inner, f"{path}.{key}" if path else str(key))
         else:
-            found[path] = str(value)
+            settings[path] = str(value)
 
     walk(yaml.safe_load(config), "")
-    return found
+    return settings

@@ -49,8 +49,8 @@ def chance(p_value: float) -> str:
 
 def signed(value: float, kind: NumberFormat = "number") -> str:
     """Return a change as text, with a plus sign where it is not negative."""
-    said = say(value, kind)
-    return said if value < 0.0 or not math.isfinite(value) else f"+{said}"
+    text = say(value, kind)
+    return text if value < 0.0 or not math.isfinite(value) else f"+{text}"
 
 
 def interval(estimate: Estimate, kind: NumberFormat = "number") -> str:
@@ -98,5 +98,5 @@ def day(time: pd.Timestamp) -> str:
 
 
 def _fixed(value: float, decimals: int) -> str:
-    said = f"{abs(value):,.{decimals}f}"
-    return said if value >= 0.0 or float(said.replace(",", "")) == 0.0 else MINUS + said
+    text = f"{abs(value):,.{decimals}f}"
+    return text if value >= 0.0 or float(text.replace(",", "")) == 0.0 else MINUS + text

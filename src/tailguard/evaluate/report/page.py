@@ -130,13 +130,13 @@ def render(blocks: Sequence[Block]) -> Html:
 
 def charts_of(blocks: Sequence[Block]) -> list[Chart]:
     """Return all charts, those in tabs included."""
-    found: list[Chart] = []
+    charts: list[Chart] = []
     for block in blocks:
         if isinstance(block, Chart):
-            found.append(block)
+            charts.append(block)
         elif isinstance(block, Tabs):
-            found += [chart for pane in block.panes.values() for chart in charts_of(pane)]
-    return found
+            charts += [chart for pane in block.panes.values() for chart in charts_of(pane)]
+    return charts
 
 
 def _render(block: Block) -> Html:

@@ -80,7 +80,7 @@ def kupiec(outcomes: ArrayLike, value_at_risk: ArrayLike, alpha: float) -> Cover
     as_extreme = ratios >= statistic * (1.0 - 1e-9) - 1e-12
     ways = -betaln(n - counts + 1.0, counts + 1.0) - np.log(n + 1.0)  # logarithm of the binomial coefficient
     exact = float(np.exp(ways + log_likelihood(counts, n, alpha))[as_extreme].sum())
-    return CoverageTest(n, exceptions, n * alpha, statistic, kupiec_p_value(statistic), min(exact, 1.0))
+    return CoverageTest(n, exceptions, n * alpha, statistic, kupiec_p_value(exceptions, n, alpha), min(exact, 1.0))
 
 
 def shortfall_statistic(outcomes: ArrayLike, value_at_risk: ArrayLike, expected_shortfall: ArrayLike, alpha: float) -> float:

@@ -161,10 +161,10 @@ def _stepwise(t: Floats, noise: Floats, size: float) -> NDArray[np.bool_]:
     better = np.zeros(len(t), dtype=np.bool_)
     while not better.all():
         critical = max(float(np.quantile(noise[:, ~better].max(axis=1), 1.0 - size)), 0.0)
-        found = ~better & (t > critical)
-        if not found.any():
+        newly_better = ~better & (t > critical)
+        if not newly_better.any():
             break
-        better |= found
+        better |= newly_better
     return better
 
 

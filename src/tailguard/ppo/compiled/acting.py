@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tailguard.ppo.compiled import kernels as kernels
+from tailguard.optim.layout import FlatParameters
+from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled.applies import acting_applies
 from tailguard.ppo.compiled.networks import CompiledMlp, PackedWeights, Workspace, lstm_weights
-from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.networks import State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.rollout import Acting, Rollout
-from tailguard.ppo.trunk import State
 
 
 def acting_of(policy: DistributionalPolicy, flat: FlatParameters, n_envs: int) -> Acting:

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.jit import SHARE_DIVISIONS, decorators
+from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.actions import Categorical, CensoredGaussian
-from tailguard.ppo.compiled import kernels as kernels
+from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled.applies import acting_applies
 from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Workspace, padded
-from tailguard.ppo.networks import FlatParameters
+from tailguard.ppo.networks import State
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.trunk import State
 from tailguard.robust.attacks import DifferentiableObjective
 
 Array = NDArray[np.float32]

@@ -11,7 +11,9 @@ loops are short. And an array that is allocated anew costs as much as a pass ove
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tailguard.jit import SHARE_DIVISIONS, decorators
 
@@ -36,6 +38,11 @@ P0, P1, P2, P3, P4 = (
 Q1, Q2, Q3, Q4 = (
     np.float32(c) for c in (0.46714339901074864, 0.025876976163773754, 0.0003285632276974693, 7.776544521771374e-07)
 )
+
+
+def as_array(tensor: Tensor, dtype: torch.dtype) -> NDArray[Any]:
+    """Return a tensor as compiled code needs it: detached, on the CPU, contiguous, of one dtype."""
+    return tensor.detach().to("cpu", dtype).contiguous().numpy()
 
 
 @inlined

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailguard.ppo.compiled import kernels as kernels
-from tailguard.ppo.networks import FlatParameters
+from tailguard.optim.layout import FlatParameters
+from tailguard.ppo.compiled import kernels
 
 Array = NDArray[np.float32]
-ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
+ACTIVATION_CODES: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
 # Rows of gates in a pass without a gradient: few enough to stay in the cache.
 FEW = 8
 
@@ -48,11 +48,11 @@ def padded(count: int) -> int:
 
 
 def has_kernel(head: nn.Module) -> bool:
-    """Return whether :class:`CompiledMlp` can run this head: linear layers with tanh or ReLU between them."""
+    """Return True if :class:`CompiledMlp` can run this head: linear layers with tanh or ReLU between them."""
     if not isinstance(head, nn.Sequential):
         return False
     kinds = {type(module) for module in list(head)[1::2]}
-    return len(kinds) <= 1 and kinds <= ACTIVATIONS.keys()
+    return len(kinds) <= 1 and kinds <= ACTIVATION_CODES.keys()
 
 
 # ---------------------------------------------------------------------------------------------- feed-forward heads
@@ -77,7 +77,7 @@ class CompiledMlp:
             weight, bias = (flat.slices[f"{name}.{2 * k}.{part}"].start for part in ("weight", "bias"))
             rows.append((weight, bias, *reversed(cast(nn.Linear, layer).weight.shape)))
         self._table = np.array(rows)
-        self._activation = ACTIVATIONS[type(head[1])] if len(head) > 1 else kernels.TANH
+        self._activation = ACTIVATION_CODES[type(head[1])] if len(head) > 1 else kernels.TANH
         self._rows = -1
 
     def _allocate(self, rows: int) -> None:
@@ -104,8 +104,9 @@ class CompiledMlp:
         :param grad_inputs: ``[M, F]``, filled with the gradient of the inputs; of no rows where it is not needed.
         :param add: add to `grad_inputs` instead of overwriting it.
         """
-        given = self._flat, self._gradient, self._table, self._activation, self._inputs, self._values, self._grad_values
-        kernels.mlp_backward(*given, grad_inputs, add, self._scratch)
+        parameters = self._flat, self._gradient, self._table, self._activation
+        passed = self._inputs, self._values, self._grad_values
+        kernels.mlp_backward(*parameters, *passed, grad_inputs, add, self._scratch)
 
 
 # ------------------------------------------------------------------------------------------------------------ LSTM
@@ -252,7 +253,7 @@ class CompiledLstm:
 def lstm_layer(inputs: Tensor, resets: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Run L steps of one layer as a function that torch's autograd can differentiate.
 
-    Everything but float32 on the CPU is left to ``torch.lstm`` (trunk.py), against which this is tested.
+    Everything but float32 on the CPU is left to ``torch.lstm`` (networks.py), against which this is tested.
 
     :param inputs: ``[L, B, D]``, float32 on the CPU.
     :param resets: ``[L, B, 1]``, 1 where the state is reset.
@@ -284,8 +285,8 @@ class _Layer(torch.autograd.Function):
         packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(envs, n_inputs, size))))
         packed.fill(*_arrays(*(weight.contiguous() for weight in (w_input, w_hidden, b_input, b_hidden))))
         buffers.cells[0], buffers.hidden[0] = cell, hidden
-        given = _arrays(x, resets.reshape(rows, envs).contiguous())
-        kernels.lstm_forward(*given, *packed, *_arrays(*buffers))  # type: ignore[call-arg]  # mypy cannot count them
+        sequences = _arrays(x, resets.reshape(rows, envs).contiguous())
+        kernels.lstm_forward(*sequences, *packed, *_arrays(*buffers))  # type: ignore[call-arg]  # mypy cannot count them
         ctx.save_for_backward(w_input, w_hidden, x, *(buffers if needs_grad else ()))
         after = buffers.hidden[1:], buffers.cells[1:]
         ctx.mark_non_differentiable(after[1])
@@ -302,8 +303,8 @@ class _Layer(torch.autograd.Function):
         buffers, size, n_inputs = LstmBuffers(*saved), w_hidden.shape[1], w_input.shape[1]
         grad_state = torch.empty(2, *buffers.cells.shape[1:]).unbind()
         grad_bias = torch.empty(4 * size)
-        given = grad_output.contiguous(), w_hidden.contiguous(), buffers.gates, buffers.cells, *grad_state, grad_bias
-        kernels.lstm_backward(*_arrays(*given))
+        outer = grad_output.contiguous(), w_hidden.contiguous()
+        kernels.lstm_backward(*_arrays(*outer, buffers.gates, buffers.cells, *grad_state, grad_bias))
         grad_inputs = None
         if ctx.needs_input_grad[0]:
             grad_inputs = (buffers.gates.flatten(2).flatten(0, 1) @ w_input).view(*grad_output.shape[:-1], n_inputs)

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tailguard.jit import REORDER_SUMS, decorators
-from tailguard.ppo.compiled import kernels as kernels
+from tailguard.optim.layout import FlatParameters
+from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Workspace
 from tailguard.ppo.critic import QuantileReturns
 from tailguard.ppo.loss import Coefficients, policy_rows
-from tailguard.ppo.networks import FlatParameters
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.rollout import Batch
 
@@ -200,8 +200,8 @@ class CompiledGradient:
         if self._log_std is not None:
             dist_params, grad_dist_params = (np.empty(rows.dist_params.shape, np.float32) for _ in range(2))
             kernels.gaussian_params(raw, self._log_std, dist_params)
-        given = rows.dist_params, rows.actions, rows.advantages, rows.share
-        measures = policy_rows(self._policy.action_dist, dist_params, *given, coefficients, grad_dist_params)
+        samples = rows.dist_params, rows.actions, rows.advantages, rows.share
+        measures = policy_rows(self._policy.action_dist, dist_params, *samples, coefficients, grad_dist_params)
         if self._grad_log_std is not None:
             kernels.gaussian_params_backward(grad_dist_params, self._actor.grad_outputs, self._grad_log_std)
         return measures

@@ -96,9 +96,9 @@ def _cost_note(evaluation: Evaluation, even: float | None) -> str:
     paid = paid_cost(evaluation)
     if paid is None:
         return "The agent never traded."
-    said = f"Tested at {_basis_points(paid)} of the traded value."
+    tested = f"Tested at {_basis_points(paid)} of the traded value."
     reached = even is not None and 0.0 < even < math.inf
-    return f"{said} Break-even at {say(even, 'multiple')} of that." if reached else said
+    return f"{tested} Break-even at {say(even, 'multiple')} of that." if reached else tested
 
 
 def _checks(evaluation: Evaluation) -> Html:

@@ -180,19 +180,19 @@ def _transform_panel(calibration: CriticCalibration, effective: int) -> Panel:
 def _tests(calibration: CriticCalibration) -> Html:
     rows = []
     for level, test in sorted(calibration.coverage.items()):
-        found = f"{test.exceptions} exceptions, {test.expected:.1f} expected"
+        result = f"{test.exceptions} exceptions, {test.expected:.1f} expected"
         meaning = _test_result(test.exact_p_value, "returns fell below the predicted quantile as often as predicted")
         if test.expected < FEW and test.exact_p_value >= SIZE:
             meaning = "Inconclusive: too few exceptions are expected."
-        rows.append([f"Kupiec, {level:.0%} tail", found, chance(test.exact_p_value), meaning])
+        rows.append([f"Kupiec, {level:.0%} tail", result, chance(test.exact_p_value), meaning])
     for level, shortfall in sorted(calibration.shortfall.items()):
         meaning = _test_result(shortfall.p_value, "losses in the tail were no larger than predicted")
-        name, found = f"Acerbi-Szekely, {level:.0%} tail", f"Z2 = {say(shortfall.statistic)}"
-        rows.append([name, found, chance(shortfall.p_value), meaning])
+        name, result = f"Acerbi-Szekely, {level:.0%} tail", f"Z2 = {say(shortfall.statistic)}"
+        rows.append([name, result, chance(shortfall.p_value), meaning])
     distance = calibration.uniformity
-    found = f"distance {say(distance.statistic, 'free')}"
+    result = f"distance {say(distance.statistic, 'free')}"
     meaning = _test_result(distance.p_value, "the whole predicted distribution is right")
-    rows.append(["Kolmogorov-Smirnov", found, chance(distance.p_value), meaning])
+    rows.append(["Kolmogorov-Smirnov", result, chance(distance.p_value), meaning])
     caption = "Tests of the predicted return distribution. A p-value below 0.05 rejects the prediction."
     return table(["test", "result", "p-value", "meaning"], rows, caption, numbers_from=4)
 
@@ -223,5 +223,4 @@ def mixture_quantiles(quantiles: Floats, levels: Floats) -> Floats:
     predicted = np.sort(quantiles[chosen], axis=1)
     grid = np.unique(np.quantile(predicted, np.linspace(0.0, 1.0, GRID)))
     below = np.mean([np.interp(grid, row, levels, left=0.0, right=1.0) for row in predicted], axis=0)
-    found: Floats = np.interp(levels, below, grid)
-    return found
+    return np.asarray(np.interp(levels, below, grid))

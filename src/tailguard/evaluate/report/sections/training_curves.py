@@ -161,14 +161,14 @@ class PopulationHistory:
 
     def ancestors(self, member: int) -> list[tuple[int, int]]:
         """Return the reports that led to a member's final state, in order of time, as (member, position of the report)."""
-        found: list[tuple[int, int]] = []
+        reports: list[tuple[int, int]] = []
         until = math.inf
         for copy in reversed(self.copies):
             if copy.target == member and copy.step < until:
-                found += [(member, i) for i, step in enumerate(self.members[member].steps) if copy.step < step <= until]
+                reports += [(member, i) for i, step in enumerate(self.members[member].steps) if copy.step < step <= until]
                 member, until = copy.source, copy.step
-        found += [(member, i) for i, step in enumerate(self.members[member].steps) if step <= until]
-        return sorted(found, key=lambda report: self.members[report[0]].steps[report[1]])
+        reports += [(member, i) for i, step in enumerate(self.members[member].steps) if step <= until]
+        return sorted(reports, key=lambda report: self.members[report[0]].steps[report[1]])
 
 
 def read_lineage(events: Sequence[dict[str, Any]]) -> PopulationHistory:
