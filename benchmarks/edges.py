@@ -93,26 +93,23 @@ def measure_rivals(market, _, options):
         for fold in folds:
             scaler = FeatureScaler(market.bars.index[0], market.bars.index[fold.train[1]]).fit(features[: fold.train[1]])
             rows = (max(fold.train[0], features.warmup), fold.train[1])
-            test = (
-                fold.span[0],
-                fold.span[1] - (fold is not folds[-1]),
-            )  # the last row of a fold is the first decision of the next
+            last_row = fold.span[1] - (fold is not folds[-1])  # the last row of a fold is the first decision of the next
+            test = (fold.span[0], last_row)
             weights.append(rival(scaler.transform(features).values.astype(np.float64), earned, rows, test, FEE))
         found[name] = account(market.bars.iloc[span], np.concatenate(weights))["sharpe"]
         found[f"{name}_seconds"] = time.process_time() - started
-    return {"oracle": oracle["oracle"], "oracle_in_sample": oracle["oracle_in_sample"], "rivals": found}
+    return oracle | {"rivals": found}
 
 
 def measure_agent(market, run, options):
     """The command of the guide, from a CSV; figures from what it wrote."""
-    csv = run.with_suffix(".csv")
-    write_csv(market.bars, csv)
+    csvs = write_csvs(market.bars, run.with_name(f"{run.name}.csv"))
     started = time.time()
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    sources = "+".join(str(path) for path in ([csv] if market.bars.columns.nlevels == 1 else two_csvs(market.bars, csv)))
+    sources = "+".join(map(str, csvs))
     overrides = [part for setting in (*FRONT_DOOR, *options.settings) for part in ("--set", setting)]
     command = [sys.executable, "-m", "tailguard", "walkforward", "--data", sources, "--run", str(run), *overrides]
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     metrics = json.loads((run / "evaluation" / "metrics.json").read_text(encoding="utf-8"))
     agent = metrics["statistics"]["agent"]
     coverage = (metrics.get("calibration") or {}).get("coverage", {})
@@ -126,17 +123,14 @@ def measure_agent(market, run, options):
     }
 
 
-def write_csv(bars, path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    bars.to_csv(path if bars.columns.nlevels == 1 else path.with_suffix(".both.csv"))
-
-
-def two_csvs(bars, path):
-    paths = []
-    for symbol in bars.columns.get_level_values(0).unique():
-        paths.append(path.with_name(f"{path.stem}-{symbol}.csv"))
-        bars[symbol].to_csv(paths[-1])
-    return paths
+def write_csvs(bars, path):
+    """One file per symbol, as users have them."""
+    tables = {path: bars}
+    if bars.columns.nlevels > 1:
+        tables = {path.with_name(f"{path.stem}-{symbol}.csv"): bars[symbol] for symbol in bars.columns.unique(0)}
+    for place, table in tables.items():
+        table.to_csv(place)
+    return list(tables)
 
 
 def account(bars, weights):
