@@ -1,6 +1,7 @@
 """Walk-forward folds: each trains on the past and is tested on the bars after it. Pure functions of row counts."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -77,7 +78,22 @@ def longest_lookback(features: FeatureConfig) -> int:
     """Return the longest look-back of the features, in rows; exponential averages reach further, with vanishing weights."""
     windows = (features.volatility_window, features.slow_window, features.drawdown_window, features.rsi, features.atr)
     oscillators = (features.bollinger, features.cci, features.macd[1] + features.macd[2])
-    return max(*features.horizons, *windows, *oscillators) + 1  # returns need one price more than their window
+    longest = max(*features.horizons, *windows, *oscillators, features.lags + 1)
+    return longest + 1  # returns need one price more than their window
+
+
+def cut_into_blocks(rows: tuple[int, int], number: int, key: str) -> list[tuple[int, int]]:
+    """Cut rows into contiguous blocks of (nearly) the same length, at least three rows each.
+
+    :param rows: first and last-plus-one row.
+    :param number: of blocks.
+    :param key: the setting that says how many, for the error.
+    :raises ValueError: if there are too few rows.
+    """
+    first, last = rows
+    require(last - first >= 3 * number, key, number, f"at most {(last - first) // 3}: three bars each")
+    edges = [first + round((last - first) * k / number) for k in range(number + 1)]
+    return list(pairwise(edges))
 
 
 def make_folds(rows: int, unusable: int, lookback: int, config: WalkforwardConfig) -> list[Fold]:

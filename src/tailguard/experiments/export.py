@@ -40,8 +40,12 @@ class ActingStep(nn.Module):
         super().__init__()
         self.policy = policy
         shift, factor = np.zeros(policy.obs_size), np.ones(policy.obs_size)
+        if scaler is not None and scaler.mean.ndim > 1:
+            raise ValueError(
+                "this agent was trained on a pool: its features are scaled per instrument, which a graph cannot do"
+            )
         if scaler is not None:
-            shift[: len(scaler.mean)], factor[: len(scaler.std)] = scaler.mean, 1.0 / scaler.std
+            shift[: len(scaler.mean)], factor[: len(scaler.mean)] = scaler.mean, scaler.factor
         self.register_buffer("shift", torch.from_numpy(shift))
         self.register_buffer("factor", torch.from_numpy(factor))
         self.action = _ModeAsAction(policy.action_dist)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tailguard.market.data import PRICES, iterate_symbols
+from tailguard.market.relevance import relevance_weights
 from tailguard.validation import require
 
 Floats = NDArray[np.float64]
@@ -33,14 +34,20 @@ class FeatureConfig(BaseModel):
         noise.
     :param slow_window: look-back of the scale of returns, the volume z-score and the volatility ratio; 63 daily bars are a
         quarter.
-    :param drawdown_window: look-back of the high that the drawdown is measured from; 252 daily bars are a year.
+    :param lags: number of earlier single-bar returns, each a column: the memory of a policy that has none of its own. 0 is off;
+        10 daily bars are two weeks.
+    :param drawdown_window: look-back of the high that the drawdown is measured from. As for all look-backs, a long one costs
+        training bars: between training and test as many are left out.
     :param rsi: look-back of the relative strength index; 14 is usual, shorter ones swing more.
     :param macd: fast, slow and signal look-backs of the moving average convergence divergence; 12, 26 and 9 are usual.
     :param atr: look-back of the average true range; 14 is usual.
     :param bollinger: look-back of the Bollinger bands; 20 is usual.
     :param cci: look-back of the commodity channel index; 20 is usual.
-    :param calendar: add the hour, the day of the week and the day of the year as points on circles. Leave them out where the
-        past holds too few of them to learn from.
+    :param calendar: add the hour as a point on a circle and a column for each day of the week. There is no day of the year: a
+        few years hold too few of each to learn from, and agents use it to learn the past by heart.
+    :param relevance: t-statistic from which on a column speaks up: columns that covary less than this with the next return in
+        the training rows reach the agent at a tenth of their size, the others at 1 - (relevance / t)^2. 2 to 3 are usual; less
+        lets more noise in; 0 gives all columns the same size.
     :param clip: features are cut to [-clip, clip]; 10 keeps all but errors in the data.
     """
 
@@ -49,13 +56,15 @@ class FeatureConfig(BaseModel):
     horizons: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = (1, 2, 5, 10, 21, 63)
     volatility_window: Window = 21
     slow_window: Window = 63
-    drawdown_window: Window = 252
+    lags: Annotated[int, Field(ge=0, le=1000)] = 10
+    drawdown_window: Window = 63
     rsi: Window = 14
     macd: tuple[Window, Window, Window] = (12, 26, 9)
     atr: Window = 14
     bollinger: Window = 20
     cci: Window = 20
     calendar: bool = True
+    relevance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 2.5
     clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
 
     @field_validator("horizons")
@@ -81,28 +90,37 @@ class FeatureSet:
     :param names: names of the columns; with several symbols each starts with its symbol.
     :param time: times of the rows.
     :param warmup: rows at the start that lack history and must not be acted on.
+    :param instruments: N of a pool: `values` are those of N instruments over the same times, one after another, ``[N * T, F]``.
     """
 
     values: NDArray[np.float32]
     names: tuple[str, ...]
     time: pd.DatetimeIndex
     warmup: int
+    instruments: int = 1
 
     def __len__(self) -> int:
-        """The number of rows."""
-        return len(self.values)
+        """The number of times, T."""
+        return len(self.time)
 
     def __getitem__(self, rows: slice) -> "FeatureSet":
-        """A contiguous part of the rows."""
+        """A contiguous part of the times."""
         start, _, step = rows.indices(len(self))
         if step != 1:
             raise ValueError(f"features are sliced with step 1, got {step}")
         time = self.time[rows]
-        return replace(self, values=self.values[rows], time=time, warmup=min(max(self.warmup - start, 0), len(time)))
+        values = self.by_instrument()[:, rows].reshape(-1, len(self.names))
+        return replace(self, values=values, time=time, warmup=min(max(self.warmup - start, 0), len(time)))
+
+    def by_instrument(self) -> NDArray[np.float32]:
+        """Return the values as ``[N, T, F]``."""
+        return self.values.reshape(self.instruments, len(self), -1)
 
 
 class FeatureScaler:
-    """Mean and standard deviation of features, learnt from the training span and from nothing else.
+    """Mean, standard deviation and relevance of features, learnt from the training span and from nothing else.
+
+    The instruments of a pool have means and standard deviations of their own, ``[N, F]``, and the relevance in common.
 
     :param start: first time of the training span.
     :param end: the time before which it ends.
@@ -115,10 +133,26 @@ class FeatureScaler:
         self.names: tuple[str, ...] = ()
         self.mean: Floats = np.empty(0)
         self.std: Floats = np.empty(0)
+        self.weight: Floats = np.empty(0)
 
-    def fit(self, features: FeatureSet) -> Self:
+    @property
+    def factor(self) -> Floats:
+        """The factor of each column, after its mean was subtracted."""
+        return self.weight / self.std
+
+    def fit(
+        self,
+        features: FeatureSet,
+        earned: Floats | None = None,
+        relevance: float = 0.0,
+        held_out: NDArray[np.bool_] | None = None,
+    ) -> Self:
         """Fit to rows that must all lie inside the training span.
 
+        :param features: the rows.
+        :param earned: ``[rows, assets]`` returns that follow each, see :func:`tailguard.market.relevance.fill_returns`.
+        :param relevance: as in :class:`FeatureConfig`; 0 gives all columns the same weight.
+        :param held_out: ``[rows]``, true for rows to leave out.
         :raises ValueError: when a row lies outside, or when the scaler has been fitted before.
         """
         if self.names:
@@ -129,31 +163,41 @@ class FeatureScaler:
                 f"refusing to fit on {int(outside.sum())} rows outside the training span [{self.start}, {self.end}), "
                 f"the first at {features.time[outside][0]}"
             )
-        rows = features.values[features.warmup :].astype(np.float64)
-        if len(rows) < 2:
-            raise ValueError(f"fitting needs at least 2 rows after the warm-up of {features.warmup}, got {len(rows)}")
-        std = rows.std(axis=0)
+        used = np.arange(len(features)) >= features.warmup
+        used &= True if held_out is None else ~held_out
+        if used.sum() < 2:
+            raise ValueError(f"fitting needs at least 2 rows after the warm-up of {features.warmup}, got {int(used.sum())}")
+        rows = features.by_instrument()[:, used].astype(np.float64)  # [N, n, F]
+        mean, std = rows.mean(axis=1, keepdims=True), rows.std(axis=1, keepdims=True)
+        std = np.where(std > SMALLEST, std, 1.0)  # a constant column stays constant, at 0
         self.names = features.names
-        self.mean = rows.mean(axis=0)
-        self.std = np.where(std > SMALLEST, std, 1.0)  # a constant column stays constant, at 0
+        self.mean, self.std = (part[0, 0] if len(part) == 1 else part[:, 0] for part in (mean, std))
+        self.weight = np.ones(len(self.names))
+        if earned is not None and relevance > 0.0:
+            self.weight = relevance_weights((rows - mean) / std, earned[used], relevance)
         return self
 
     def transform(self, features: FeatureSet) -> FeatureSet:
-        """Standardise the columns; warm-up rows stay 0."""
+        """Standardise the columns and weight them; warm-up rows stay 0."""
         if features.names != self.names:
             raise ValueError(f"fitted on {list(self.names)}, asked to transform {list(features.names)}")
-        values = ((features.values - self.mean) / self.std).astype(np.float32)
-        values[: features.warmup] = 0.0
-        return replace(features, values=values)
+        known = self.mean.size // len(self.names)
+        if features.instruments != known:
+            raise ValueError(f"fitted on {known} instruments, asked to transform {features.instruments}")
+        mean, factor = (part.reshape(known, 1, -1) for part in (self.mean, self.factor))
+        values = ((features.by_instrument() - mean) * factor).astype(np.float32)
+        values[:, : features.warmup] = 0.0
+        return replace(features, values=values.reshape(features.values.shape))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the span, names, means and standard deviations, as JSON values."""
+        """Return the span, names, means, standard deviations and weights, as JSON values."""
         return {
             "start": self.start.isoformat(),
             "end": self.end.isoformat(),
             "names": list(self.names),
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
+            "weight": self.weight.tolist(),
         }
 
     @classmethod
@@ -162,6 +206,7 @@ class FeatureScaler:
         scaler = cls(state["start"], state["end"])
         scaler.names = tuple(state["names"])
         scaler.mean, scaler.std = np.array(state["mean"]), np.array(state["std"])
+        scaler.weight = np.array(state.get("weight", np.ones_like(scaler.std)))  # files of earlier versions have none
         return scaler
 
 
@@ -200,6 +245,20 @@ def build_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> F
     return FeatureSet(np.ascontiguousarray(values, dtype=np.float32), tuple(table.columns), index, warmup)
 
 
+def build_pooled_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> FeatureSet:
+    """Compute the features of each symbol as if there were no others, for a policy that trades any one of them.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`, with several symbols.
+    :param config: look-backs.
+    :returns: a pool; its warm-up is that of the symbol that starts last.
+    """
+    parts = [build_features(table, config) for _, table in iterate_symbols(bars)]
+    warmup = max(part.warmup for part in parts)
+    values = np.stack([part.values for part in parts])
+    values[:, :warmup] = 0.0
+    return replace(parts[0], values=values.reshape(-1, values.shape[2]), warmup=warmup, instruments=len(parts))
+
+
 def _symbol_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
     """Return the features of one symbol's own bars; rows whose look-backs are not full are NaN."""
     opens, high, low, close = (bars[column].astype(np.float64) for column in PRICES)
@@ -207,6 +266,7 @@ def _symbol_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
     returns = log_close.diff()
     scale = returns.rolling(config.slow_window).std().clip(lower=SMALLEST)
     columns = {f"return_{h}": log_close.diff(h) / (scale * np.sqrt(h)) for h in config.horizons}
+    columns |= {f"lag_{k}": returns.shift(k) / scale for k in range(1, config.lags + 1)}
 
     window = config.volatility_window
     close_close = returns.rolling(window).std()
@@ -283,7 +343,7 @@ def market_columns(names: Sequence[str], selected: Sequence[str] | None = None) 
     :raises ValueError: for a name that no feature has.
     """
     if selected is None:
-        known = {f"{name}_{part}" for name in CALENDAR for part, _ in _WAVES}
+        known = _calendar(pd.DatetimeIndex([])).columns
         return tuple(k for k, name in enumerate(names) if name not in known)
     for pattern in selected:
         require(any(fnmatchcase(name, pattern) for name in names), "feature", pattern, f"one of {', '.join(names)}")
@@ -291,12 +351,11 @@ def market_columns(names: Sequence[str], selected: Sequence[str] | None = None) 
 
 
 def _calendar(index: pd.DatetimeIndex) -> pd.DataFrame:
-    hour = index.hour + index.minute / 60.0
-    cycles = (hour / 24.0, index.day_of_week / 7.0, (index.day_of_year - 1) / 366.0)
-    angles = {name: 2.0 * np.pi * np.asarray(cycle, dtype=np.float64) for name, cycle in zip(CALENDAR, cycles, strict=True)}
-    columns = {f"{name}_{part}": wave(angle) for name, angle in angles.items() for part, wave in _WAVES}
+    """Return the hour on a circle, and one indicator per day of the week: days need not be alike their neighbours."""
+    angle = 2.0 * np.pi * np.asarray(index.hour + index.minute / 60.0, dtype=np.float64) / 24.0
+    columns = {"hour_sin": np.sin(angle), "hour_cos": np.cos(angle)}
+    columns |= {name: np.asarray(index.day_of_week == day, dtype=np.float64) for day, name in enumerate(WEEKDAYS)}
     return pd.DataFrame(columns, index=index)
 
 
-CALENDAR = ("hour", "weekday", "yearday")
-_WAVES = (("sin", np.sin), ("cos", np.cos))
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

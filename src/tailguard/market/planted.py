@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tailguard.jit import decorators
+from tailguard.market.relevance import fill_returns
 from tailguard.validation import require
 
 compiled, _ = decorators()
@@ -95,9 +96,7 @@ def oracle_weights(expected: Floats, threshold: float) -> Floats:
 
 def open_returns(bars: pd.DataFrame) -> Floats:
     """Return ``[T, assets]`` log returns from the open after each bar to the open after that; 0 for the last two bars."""
-    opens = bars[["open"]] if bars.columns.nlevels == 1 else bars.xs("open", axis=1, level=-1)
-    log_open: Floats = np.log(opens.to_numpy(dtype=np.float64))
-    return _earned(log_open)
+    return np.nan_to_num(fill_returns(bars, "next_open"))
 
 
 def _earned(log_open: Floats) -> Floats:

@@ -1,0 +1,78 @@
+"""The relevance of features: how much each one has said about the returns that followed, and how loudly it may speak.
+
+A few thousand bars cannot tell thirty weak predictors apart: an agent that listens to all of them mostly learns noise. Columns
+are therefore weighted before it sees them, by the t-statistic of each one's covariance with the next return:
+
+    w = max(FLOOR, 1 - (threshold / t)^2),
+
+the shrinkage of the non-negative garrote (Breiman 1995) for one predictor at a time, as in sure independence screening
+(Fan and Lv 2008). What has said nothing is left audible, at FLOOR, since a feature may matter in ways that no covariance shows.
+"""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tailguard.market.data import iterate_symbols
+from tailguard.market.rules import Fill
+
+Floats = NDArray[np.float64]
+FLOOR = 0.1
+# Returns beyond this many standard deviations are cut: one crash must not decide what matters.
+OUTLIER = 4.0
+
+
+def fill_returns(bars: pd.DataFrame, fill: Fill) -> Floats:
+    """Return ``[T, assets]`` log returns between the fill of a decision at each close and the fill of the next decision.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param fill: when orders are filled, see :class:`tailguard.market.rules.TradingRules`.
+    :returns: NaN where one of the two prices is missing, as for the last rows.
+    """
+    price, delay = ("open", 1) if fill == "next_open" else ("close", 0 if fill == "close" else 1)
+    prices = np.stack([table[price].to_numpy(dtype=np.float64) for _, table in iterate_symbols(bars)], axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.log(prices)
+    earned: Floats = np.full_like(logs, np.nan)
+    earned[: -1 - delay] = np.diff(logs[delay:], axis=0)
+    return np.where(np.isfinite(earned), earned, np.nan)
+
+
+def relevance_weights(values: Floats, earned: Floats, threshold: float) -> Floats:
+    """Return the weight of each column, in [FLOOR, 1].
+
+    :param values: ``[N, n, F]`` features of N instruments; N is 1 for features that all assets share.
+    :param earned: ``[n, assets]`` returns that follow; NaN where unknown. Shared features matter if they matter for any asset,
+        those of a pool if they matter for the instruments together.
+    :param threshold: t-statistic below which a column has the smallest weight. For A assets its square grows by 2 ln(A), since
+        the largest of A statistics is larger by chance.
+    """
+    assets = earned.shape[1]
+    if len(values) > 1:
+        largest = np.abs(t_statistics(values, earned))
+    else:
+        largest = np.max([np.abs(t_statistics(values, earned[:, [asset]])) for asset in range(assets)], axis=0)
+    bar = threshold**2 + 2.0 * np.log(1.0 if len(values) > 1 else assets)
+    weights: Floats = np.maximum(FLOOR, 1.0 - bar / np.maximum(largest**2, 1e-12))
+    return weights
+
+
+def t_statistics(values: Floats, earned: Floats) -> Floats:
+    """Return the t-statistic of the covariance of each column with the returns, robust to changing volatility (White 1980).
+
+    Instruments move together, so that the products of one time are added up and count as one observation.
+
+    :param values: ``[N, n, F]``.
+    :param earned: ``[n, N]``; NaN where unknown.
+    :returns: ``[F]``; 0 for a column that does not move.
+    """
+    products = np.zeros(values.shape[1:])
+    for columns, returns in zip(values, earned.T, strict=True):
+        known = np.isfinite(returns)
+        if known.sum() > 1 and returns[known].std() > 0.0:
+            target = (returns[known] - returns[known].mean()) / returns[known].std()
+            centred = columns[known] - columns[known].mean(axis=0)
+            products[known] += centred * np.clip(target, -OUTLIER, OUTLIER)[:, None]
+    error = np.sqrt(np.square(products).sum(axis=0))
+    statistics: Floats = np.divide(products.sum(axis=0), error, out=np.zeros(values.shape[2]), where=error > 1e-9)
+    return statistics
