@@ -130,11 +130,13 @@ def play(
     """
     require(warmup >= 0, "warmup", warmup, "at least 0")
     first, last = (np.array(rows, np.int64) for rows in zip(*spans, strict=True))
-    legal = f"at least {features.warmup}, where features begin"
-    require(int(first.min()) >= features.warmup, "the first row of span", int(first.min()), legal)
-    inside = bool((last - first >= 2).all() and (last <= len(bars)).all())
+    usable = first // len(bars) * len(bars) + features.warmup  # of the instrument that a row belongs to
+    too_early = first[first < usable]
+    require(not len(too_early), "the first row of span", too_early[:1], f"at least {features.warmup}, where features begin")
+    inside = bool((last - first >= 2).all() and (last <= len(bars) * (1 + first // len(bars))).all())
+    inside &= bool((last <= len(features.values)).all())
     require(inside, "spans", list(spans), f"at least two rows each, within {len(bars)} bars")
-    n, begin = len(spans), np.maximum(first - warmup, features.warmup)
+    n, begin = len(spans), np.maximum(first - warmup, usable)
     rules = settings.model_copy(update={"episode_length": None, "random_start": False})
     accounts, session = AccountBatch(bars, rules, n, features), AgentSession(agent, n, return_gamma)
     obs = np.empty((n, accounts.observation_size), np.float32)
@@ -204,10 +206,10 @@ def target_weights(actions: NDArray[Any], settings: TradingSettings) -> Floats:
     """Return the weights that actions in [-1, 1] per asset ask for, as the environment understands them.
 
     :param actions: ``[..., assets]``.
-    :param settings: with `leverage` and `long_only`.
+    :param settings: with `leverage`, `long_only`, `core` and `active`.
     """
-    high = settings.leverage
-    low = 0.0 if settings.long_only else -high
-    weights = low + 0.5 * (np.clip(np.asarray(actions, np.float64), -1.0, 1.0) + 1.0) * (high - low)
+    low, high = settings.lowest_weight, settings.leverage
+    steered = settings.steered(np.asarray(actions, np.float64))
+    weights = low + 0.5 * (np.clip(steered, -1.0, 1.0) + 1.0) * (high - low)
     gross = np.abs(weights).sum(axis=-1, keepdims=True)
     return np.asarray(weights * (high / np.maximum(gross, high)))

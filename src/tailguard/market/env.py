@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from tailguard.envs.vec_env import ArrayVecEnv, Stateful, StepArrays
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
+from tailguard.market.data import symbols_of
 from tailguard.market.features import FeatureSet, build_features
 from tailguard.market.kernel import (
     BEGIN,
@@ -52,8 +53,15 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+# First row and last row plus one.
+Rows = tuple[int, int]
 # The attributes that are the state of a batch.
 STATE_ARRAYS = ("seeds", "episodes", "clock", "accounts")
+
+
+def _pairs(span: Rows | Sequence[Rows]) -> Sequence[Rows]:
+    """Return a list of spans, whether one was given or several."""
+    return [span] if isinstance(span[0], int) else span  # type: ignore[list-item, return-value]
 
 
 class BatchStep(NamedTuple):
@@ -86,10 +94,13 @@ class AccountBatch:
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param settings: rules and episode shape.
     :param size: number of accounts B.
-    :param features: features of the market in the observation; by default :func:`build_features` of the bars.
+    :param features: features of the market in the observation; by default :func:`build_features` of the bars. With those of a
+        pool each account trades one of the symbols, drawn with the start of its episode. Rows then count on from one symbol to
+        the next, while `span` and `no_trade` name rows of the table.
     :param no_trade: ``[T]`` true where a decision at the close of that bar may not trade: the action is ignored and the
         sample gets weight 0.
-    :param span: first and last-plus-one row that episodes may use; earlier rows still serve as history.
+    :param span: first and last-plus-one row that episodes may use, or several such pairs: an episode stays inside one of them.
+        Earlier rows still serve as history.
     """
 
     def __init__(
@@ -99,7 +110,7 @@ class AccountBatch:
         size: int,
         features: FeatureSet | None = None,
         no_trade: Sequence[bool] | NDArray[np.bool_] | None = None,
-        span: tuple[int, int] | None = None,
+        span: Rows | Sequence[Rows] | None = None,
     ) -> None:
         if size < 1:
             raise ValueError(f"the number of envs must be at least 1, got {size}")
@@ -107,39 +118,55 @@ class AccountBatch:
         self.features = build_features(bars) if features is None else features
         if len(self.features) != len(bars):
             raise ValueError(f"features have {len(self.features)} rows, the bars {len(bars)}: build them from these bars")
+        instruments = self.features.instruments
+        if instruments > 1 and instruments != len(symbols_of(bars)):
+            raise ValueError(
+                f"features of {instruments} instruments, bars of {len(symbols_of(bars))}: build them from these bars"
+            )
         if not self.features.time.equals(bars.index):
             raise ValueError("the times of the features are not those of the bars: build them from these bars")
         self.no_trade = np.zeros(len(bars), bool) if no_trade is None else np.asarray(no_trade, bool)
         if self.no_trade.shape != (len(bars),):
             raise ValueError(f"no_trade must have the shape {(len(bars),)} of the bars, got {self.no_trade.shape}")
         self.bars = bar_array(bars, settings)
+        if instruments > 1:  # one after another, as the features are
+            self.bars = np.ascontiguousarray(self.bars.swapaxes(0, 1)).reshape(-1, 1, self.bars.shape[2])
+            self.no_trade = np.tile(self.no_trade, instruments)
         self.assets = self.bars.shape[1]
+        legal = f"empty or one weight for each of {self.assets} assets"
+        require(len(settings.core) in (0, self.assets), "trading.core", settings.core, legal)
         self.observation_size = self.features.values.shape[1] + 2 * self.assets + 1
-        self.first_start, self.last_row, self.last_start = self._starts(len(bars), span)
+        self.starts, self.ends = self._starts(len(bars), span)
         self.seeds: NDArray[np.uint64] = np.zeros(size, np.uint64)
         self.episodes: NDArray[np.uint64] = np.zeros(size, np.uint64)
         self.clock = np.zeros((3, size), np.int64)
         self.accounts = empty_accounts(size, self.assets)
         self._work = np.empty((WORK_ROWS, self.assets))
         self._constants = (
-            0.0 if settings.long_only else -settings.leverage, settings.leverage, settings.fill == "close",
+            settings.lowest_weight, settings.leverage, settings.fill == "close",
             TRADE_FIELDS[settings.fill], self.no_trade, self.bars, self.features.values,
             kernel_rules(settings, self.assets), settings.cash,
         )  # fmt: skip
 
-    def _starts(self, rows: int, span: tuple[int, int] | None) -> tuple[int, int, int]:
-        begin, stop = (0, rows) if span is None else span
-        if not 0 <= begin < stop <= rows:
-            raise ValueError(f"span must be rows (first, last + 1) within (0, {rows}), got {(begin, stop)}")
-        first, last = max(begin, self.features.warmup), stop - 1
-        length = self.settings.episode_length
-        if last - first < (length or 1):
-            raise ValueError(
-                f"not enough bars: episodes of {length or 1} steps need {(length or 1) + 1} rows, and rows {first} to {last} "
-                f"remain after a warm-up of {self.features.warmup}; use more bars, shorter look-backs or shorter episodes"
-            )
-        last_start = last - length if length is not None and self.settings.random_start else first
-        return first, last, last_start
+    def _starts(self, rows: int, span: Rows | Sequence[Rows] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return every row that an episode may begin at, and the last row of its span for each."""
+        starts, ends = [], []
+        for begin, stop in _pairs((0, rows) if span is None else span):
+            if not 0 <= begin < stop <= rows:
+                raise ValueError(f"span must be rows (first, last + 1) within (0, {rows}), got {(begin, stop)}")
+            first, last = max(begin, self.features.warmup), stop - 1
+            length = self.settings.episode_length
+            steps = length or 1
+            if last - first < steps:
+                raise ValueError(
+                    f"not enough bars: episodes of {steps} steps need {steps + 1} rows, and rows {first} to {last} "
+                    f"remain after a warm-up of {self.features.warmup}; use more bars, shorter look-backs or shorter episodes"
+                )
+            last_start = last - length if length is not None and self.settings.random_start else first
+            for offset in range(0, rows * self.features.instruments, rows):
+                starts.append(offset + np.arange(first, last_start + 1))
+                ends.append(np.full(len(starts[-1]), offset + last))
+        return np.concatenate(starts), np.concatenate(ends)
 
     def reseed(self, index: int, seed: int) -> None:
         """Give account `index` a seed; its episodes count from 0 again."""
@@ -150,10 +177,10 @@ class AccountBatch:
         """Begin a new episode in the accounts `which` and write their observations into rows of `obs`."""
         draws = _mix(_mix(self.seeds[which]) ^ self.episodes[which])
         self.episodes[which] += np.uint64(1)
-        choices = np.uint64(self.last_start - self.first_start + 1)
-        begin = self.first_start + (draws % choices).astype(np.int64)
+        chosen = (draws % np.uint64(len(self.starts))).astype(np.int64)
+        begin, last = self.starts[chosen], self.ends[chosen]
         length = self.settings.episode_length
-        end = np.full_like(begin, self.last_row) if length is None else np.minimum(begin + length, self.last_row)
+        end = last if length is None else np.minimum(begin + length, last)
         self.start_at(which, begin, end, obs)
 
     def start_at(
@@ -177,6 +204,7 @@ class AccountBatch:
         actions = np.asarray(actions, dtype=np.float64)
         if actions.shape != (self.size, self.assets):
             raise ValueError(f"actions must have the shape {(self.size, self.assets)}, got {actions.shape}")
+        actions = self.settings.steered(actions)
         obs, rewards = np.empty((self.size, self.observation_size), np.float32), np.empty(self.size)
         flags = np.empty((3, self.size), np.bool_)
         bad, endings, idle = step_accounts(
@@ -207,7 +235,7 @@ class AccountBatch:
         row, account = int(self.clock[NOW, index]), self.accounts[index]
         units = account[UNITS : UNITS + self.assets].copy()
         return {
-            "time": self.features.time[row],
+            "time": self.features.time[row % len(self.features)],
             "row": row,
             "equity": float(account[EQUITY]),
             "cash": float(account[CASH]),
@@ -253,7 +281,7 @@ class TradingVecEnv(ArrayVecEnv, Stateful):
         seed: int | None = None,
         features: FeatureSet | None = None,
         no_trade: Sequence[bool] | NDArray[np.bool_] | None = None,
-        span: tuple[int, int] | None = None,
+        span: Rows | Sequence[Rows] | None = None,
         **settings: Any,
     ) -> None:
         self.batch = AccountBatch(bars, build(TradingSettings, settings), n_envs, features, no_trade, span)
@@ -321,7 +349,7 @@ class TradingEnv(gym.Env[NDArray[Any], NDArray[Any]]):
         *,
         features: FeatureSet | None = None,
         no_trade: Sequence[bool] | NDArray[np.bool_] | None = None,
-        span: tuple[int, int] | None = None,
+        span: Rows | Sequence[Rows] | None = None,
         **settings: Any,
     ) -> None:
         self.batch = AccountBatch(bars, build(TradingSettings, settings), 1, features, no_trade, span)

@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tailguard.validation import require
@@ -79,7 +81,11 @@ class TradingSettings(TradingRules):
 
     :param leverage: largest gross exposure as a multiple of equity. 1 borrows nothing; more multiplies gains, losses and costs.
     :param long_only: weights in [0, leverage] instead of [-leverage, leverage]: no short positions.
-    :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 256, or half of the
+    :param core: one weight per asset that is held whatever the agent says, for the part of the account that it does not steer;
+        empty is cash.
+    :param active: share of the account that the agent steers, in [0, 1]: the target is (1 - active) core + active agent. A
+        training that selects its agent (``selection``) chooses core and share by what held-out bars support.
+    :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 128, or half of the
         training bars if that is less. The return, and so its tail, is that of an episode.
     :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one. False shows the
         agent the same bars in every episode.
@@ -87,10 +93,31 @@ class TradingSettings(TradingRules):
 
     leverage: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     long_only: bool = False
+    core: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
+    active: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     episode_length: Annotated[int, Field(ge=1)] | None = None
     random_start: bool = True
+
+    @property
+    def lowest_weight(self) -> float:
+        """The smallest weight of an asset."""
+        return 0.0 if self.long_only else -self.leverage
 
     @model_validator(mode="after")
     def _affordable(self) -> Self:
         self.require_affordable(self.leverage)
+        gross = sum(map(abs, self.core))
+        legal = f"at least {self.lowest_weight:g} each, at most {self.leverage:g} together"
+        require(gross <= self.leverage and all(weight >= self.lowest_weight for weight in self.core), "core", self.core, legal)
         return self
+
+    def steered(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the actions ``[..., assets]`` in [-1, 1] that are carried out: the agent's, and the core's for the rest."""
+        if self.active == 1.0:
+            return actions
+        core = np.array(self.core or (0.0,))
+        held = 2.0 * (core - self.lowest_weight) / (self.leverage - self.lowest_weight) - 1.0
+        # An action that is not finite stays so, for the check of the accounts.
+        chosen = np.where(np.isfinite(actions), np.clip(actions, -1.0, 1.0), actions)
+        steered: NDArray[np.float64] = (1.0 - self.active) * held + self.active * chosen
+        return steered
