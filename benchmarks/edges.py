@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +49,11 @@ def main():
     parser.add_argument("--folder", type=Path, default=Path("artifacts/edges"))
     options = parser.parse_args()
     results = []
-    for bars in options.bars:
-        for sharpe in options.sharpe:
-            for family in options.families:
-                for draw in range(options.first_draw, options.first_draw + options.draws):
-                    results.append(case(options, family, sharpe, bars, draw))
-                    print(line(results[-1]), file=sys.stderr, flush=True)
+    # Draws come last, so that a run that was stopped has something to say about every family.
+    draws = range(options.first_draw, options.first_draw + options.draws)
+    for draw, bars, sharpe, family in product(draws, options.bars, options.sharpe, options.families):
+        results.append(case(options, family, sharpe, bars, draw))
+        print(line(results[-1]), file=sys.stderr, flush=True)
     print(table(results))
 
 
@@ -82,12 +82,14 @@ def measure_rivals(market, _, options):
     features, folds = folds_of(market, load_config(None, FRONT_DOOR))
     earned = open_returns(market.bars)
     first, last = folds[0].span[0], folds[-1].test[1]
-    span, before = slice(first, last), slice(features.warmup, folds[0].train[1])
-    oracle = {}
-    for name, rows in (("oracle", span), ("oracle_in_sample", before)):
+    span = slice(first, last)
+
+    def oracle_sharpe(rows):
         threshold = best_threshold(market.expected[rows], earned[rows], FEE)
-        oracle[name] = account(market.bars.iloc[rows], oracle_weights(market.expected[rows], threshold))["sharpe"]
-    found = {}
+        return account(market.bars.iloc[rows], oracle_weights(market.expected[rows], threshold))["sharpe"]
+
+    in_sample = np.mean([oracle_sharpe(slice(features.warmup, fold.train[1])) for fold in folds])
+    oracle, found = {"oracle": oracle_sharpe(span), "oracle_in_sample": float(in_sample)}, {}
     for name, rival in RIVALS.items():
         started, weights = time.process_time(), []
         for fold in folds:
@@ -112,13 +114,19 @@ def measure_agent(market, run, options):
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     metrics = json.loads((run / "evaluation" / "metrics.json").read_text(encoding="utf-8"))
     agent = metrics["statistics"]["agent"]
-    coverage = (metrics.get("calibration") or {}).get("coverage", {})
+    coverage = (metrics.get("calibration") or {}).get("coverage", {}).get("0.05")
+    candidates = pd.read_csv(run / "evaluation" / "selection.csv") if (run / "evaluation" / "selection.csv").exists() else None
+    chosen = None if candidates is None else candidates[candidates["chosen"]]
     return {
+        "in_sample": None if chosen is None else float(chosen["in_sample_sharpe"].mean()),
+        "held_out": None if chosen is None else float(chosen["sharpe"].mean()),
+        "active": None if chosen is None else float(chosen["active"].mean()),
+        "recurrent": None if chosen is None else float((chosen["policy"] == "MlpLstmPolicy").mean()),
         "agent": agent["sharpe"]["value"],
         "turnover": agent["turnover"]["value"],
         "mix": metrics["statistics"]["own_mix"]["sharpe"]["value"],
         "outcome": metrics["verdict"]["outcome"],
-        "coverage": coverage,
+        "below_5_percent": None if coverage is None else coverage["exceptions"] / coverage["bars"],
         "seconds": time.time() - started,
     }
 
@@ -145,28 +153,53 @@ def line(result):
     rivals = {name: round(result["rivals"][name], 2) for name in RIVALS}
     return (
         f"{result['family']} {result['sharpe']:g} {result['bars']} draw {result['draw']}: oracle {result['oracle']:.2f}, agent "
-        f"{result['agent']:.2f} ({result['outcome']}), turnover {result['turnover']:.0f}, {rivals}, {result['seconds']:.0f} s"
+        f"{result['agent']:.2f} ({result['outcome']}, steers {result['active']:.0%}), turnover {result['turnover']:.0f}, "
+        f"{rivals}, {result['seconds']:.0f} s"
     )
 
 
+HEADS = (
+    "market", "oracle", "agent: in sample", "held out", "out of sample", "share of the oracle [90 % interval]",
+    "in sample / oracle", *RIVALS, "lead over the best rival", "steered", "turnover", "below the 5 % quantile",
+    "skill claimed", "seconds",
+)  # fmt: skip
+
+
 def table(results):
-    """One row for each family, strength and length: medians over the draws, and the share of verdicts that claim skill."""
+    """One row for each market: medians over the draws, with an interval for the share by resampling draws."""
     frame = pd.DataFrame(results)
-    frame["share"] = frame["agent"] / frame["oracle"]
+    frame["share"] = frame["agent"] / frame["oracle"].where(frame["oracle"] > 0.1)
+    frame["memorised"] = frame["in_sample"] / frame["oracle_in_sample"].where(frame["oracle_in_sample"] > 0.1)
     for name in RIVALS:
         frame[name] = [rivals[name] for rivals in frame["rivals"]]
-    heads = ("market", "oracle", "agent", "share of the oracle [range]", *RIVALS, "turnover", "skill claimed", "seconds")
-    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for key, part in frame.groupby(["family", "sharpe", "bars"], sort=False):
-        median = part.median(numeric_only=True)
-        skill = (part["outcome"] == "evidence of skill").mean()
-        spread = f"{median['share']:.2f} [{part['share'].min():.2f}, {part['share'].max():.2f}]"
-        rivals = " | ".join(f"{median[name]:.2f}" for name in RIVALS)
-        rows.append(
-            f"| {key[0]}, Sharpe {key[1]:g}, {key[2]:,} bars | {median['oracle']:.2f} | {median['agent']:.2f} | {spread} "
-            f"| {rivals} | {median['turnover']:.0f} | {skill:.0%} | {median['seconds']:.0f} |"
-        )
+    frame["lead"] = frame["agent"] - frame[list(RIVALS)].max(axis=1)
+    rows = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
+    for (family, sharpe, bars), part in frame.groupby(["family", "sharpe", "bars"], sort=False):
+        rows.append(row(f"{family}, Sharpe {sharpe:g}, {bars:,} bars", part))
+    for bars, part in frame[frame["sharpe"] >= 1.0].groupby("bars"):
+        rows.append(row(f"all with Sharpe 1 and more, {bars:,} bars", part))
     return "\n".join(rows)
+
+
+def row(name, part):
+    median = part.median(numeric_only=True)
+    skill = (part["outcome"] == "evidence of skill").mean()
+    low, high = interval(part["share"].dropna().to_numpy())
+    cells = [
+        name, f"{median['oracle']:.2f}", f"{median['in_sample']:.2f}", f"{median['held_out']:.2f}", f"{median['agent']:.2f}",
+        f"{median['share']:.2f} [{low:.2f}, {high:.2f}]", f"{median['memorised']:.2f}",
+        *(f"{median[rival]:.2f}" for rival in RIVALS), f"{median['lead']:+.2f}", f"{part['active'].mean():.0%}",
+        f"{median['turnover']:.0f}", f"{part['below_5_percent'].mean():.1%}", f"{skill:.0%}", f"{median['seconds']:.0f}",
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def interval(values, draws=2000):
+    """Where 90 % of the medians lie when draws are drawn anew."""
+    if len(values) == 0:
+        return np.nan, np.nan
+    chosen = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
+    return np.quantile(np.median(values[chosen], axis=1), [0.05, 0.95])
 
 
 if __name__ == "__main__":

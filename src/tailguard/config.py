@@ -49,6 +49,7 @@ __all__ = [
     "ReturnScaleConfig",
     "RiskConfig",
     "SAPPOConfig",
+    "SelectionConfig",
     "TradingNetworkConfig",
     "TradingRules",
     "TradingSettings",
@@ -75,13 +76,16 @@ SEARCHABLE = ADVERSARIAL | {
 
 
 class TradingNetworkConfig(NetworkConfig):
-    """The networks of a trading agent: those of :class:`NetworkConfig` with a smaller LSTM, since markets are mostly noise.
+    """The networks of a trading agent: those of :class:`NetworkConfig`, but small ones, since markets are mostly noise.
 
-    :param lstm_hidden_size: size of the LSTM's hidden state, at least 1, for ``MlpLstmPolicy``. 32 is enough for daily and
+    :param net_arch: hidden layers of actor and critics, such as ``[64, 64]``, or ``{pi: [32], vf: [64]}``; ``[]`` is linear.
+        One layer of 16 is enough for what a few thousand bars can teach; larger ones trade more and learn the past by heart.
+    :param lstm_hidden_size: size of the LSTM's hidden state, at least 1, for ``MlpLstmPolicy``. 16 is enough for daily and
         hourly bars; time grows with its square, and a larger one learns the noise of the past by heart.
     """
 
-    lstm_hidden_size: PositiveInt = 32
+    net_arch: LayersConfig | tuple[PositiveInt, ...] | None = (16,)
+    lstm_hidden_size: PositiveInt = 16
 
 
 class AdversaryConfig(SAPPOConfig):
@@ -104,14 +108,18 @@ class AdversaryConfig(SAPPOConfig):
 class TrainingConfig(BaseModel):
     """The training of an agent.
 
-    :param steps: environment steps in all, at least 1; 300,000 take a minute or two. More fit the training bars better, which
-        is not always better on the bars that follow.
+    :param steps: environment steps in all, at least 1; with a ``selection`` the most that it may choose. 65,536 take a second
+        or two. More fit the training bars better, which is not always better on the bars that follow.
     :param seed: seed of everything that is random, at least 0. The same seed gives the same agent, bit for bit.
     :param n_envs: accounts that trade side by side, at least 1. 32 is typical; more make steadier updates and fewer of them.
     :param test_share: share of the bars, at the end, that training never sees, in (0, 1). 0.3 is typical; less leaves more to
         learn from and makes the test less certain.
+    :param pooled: one policy learns on all symbols of the data: every account trades one of them, with features scaled by its
+        own past, and the portfolio gives each symbol the same share. What the symbols have in common is learnt from all of
+        them. False trades the symbols as one portfolio with observations of all of them.
     :param policy: ``MlpLstmPolicy`` is recurrent: it remembers earlier bars. ``MlpPolicy`` sees the features of the present bar
-        only and trains several times faster.
+        only (the last returns are among them) and trains faster. ``auto`` lets the ``selection`` choose between the two, and is
+        ``MlpPolicy`` without one.
     :param network: layers, activation, LSTM and the distribution of actions. ``training.lstm_hidden_size`` is an older place of
         ``training.network.lstm_hidden_size``.
     :param learning_rate: size of a gradient step, above 0. 3e-4 is typical; three times more is often unstable, three times
@@ -145,11 +153,12 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    steps: PositiveInt = 300_000
+    steps: PositiveInt = 65_536
     seed: NonNegativeInt = 0
     n_envs: PositiveInt = 32
     test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
-    policy: Literal["MlpPolicy", "MlpLstmPolicy"] = "MlpLstmPolicy"
+    pooled: bool = False
+    policy: Literal["auto", "MlpPolicy", "MlpLstmPolicy"] = "auto"
     network: TradingNetworkConfig = Field(default_factory=TradingNetworkConfig)
     learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
     n_steps: Annotated[int, Field(ge=2)] = 128
@@ -199,13 +208,42 @@ class TrainingConfig(BaseModel):
         resolve_batch_sizes(
             self.n_steps,
             self.n_envs,
-            recurrent=self.policy == "MlpLstmPolicy",
+            recurrent=self.policy != "MlpPolicy",
             batch_size=self.batch_size,
             microbatch_size=self.microbatch_size,
         )
         if self.risk.return_augmented:
             require(self.gamma > 0.0, "gamma", self.gamma, "above 0 for an objective that looks at the return of an episode")
         return self
+
+
+class SelectionConfig(BaseModel):
+    """The choice of an agent inside the training bars, by blocks held out in time. Nothing of a test is used.
+
+    Agents are trained without one block at a time and trade it at several stops of their training. The policy and the stop that
+    earn most over all blocks are chosen, and trained again on all training bars. How much of the account such an agent may
+    steer follows from its alpha over the market on the held-out bars; the rest is held in a constant mix.
+
+    :param blocks: parts that the training bars are cut into, each held out once; at least 2. 4 is typical; more leave more bars
+        to learn from and take proportionally longer.
+    :param seeds: trainings per block and policy, at least 1. Their decisions are averaged: more make the choice steadier.
+    :param stops: shares of ``training.steps``, rising, in (0, 1], after which agents are scored.
+    :param doubt: t-statistic of the held-out alpha up to which an agent is not believed and steers nothing. It steers
+        everything from ``doubt + 1`` on. 1 is typical; more makes idle agents, less makes agents that trade on noise.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    blocks: Annotated[int, Field(ge=2, le=100)] = 4
+    seeds: Annotated[int, Field(ge=1, le=100)] = 2
+    stops: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (0.125, 0.25, 0.5, 1.0)
+    doubt: float = 1.0
+
+    @field_validator("stops")
+    @classmethod
+    def _rising(cls, stops: tuple[float, ...]) -> tuple[float, ...]:
+        require(list(stops) == sorted(set(stops)), "stops", stops, "rising shares of the steps")
+        return stops
 
 
 class CheckpointConfig(BaseModel):
@@ -233,6 +271,7 @@ class Config(BaseModel):
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.
     :param training: how an agent is trained.
+    :param selection: how the agent is chosen before it is trained; None trains ``training.policy`` for ``training.steps``.
     :param checkpoints: how often a training is saved.
     :param walkforward: folds and seeds of ``tailguard walkforward``.
     :param population: for ``tailguard population``: what is searched while a population trains; None for all other commands.
@@ -245,6 +284,7 @@ class Config(BaseModel):
     trading: TradingSettings = Field(default_factory=TradingSettings)
     features: FeatureConfig = Field(default_factory=FeatureConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+    selection: SelectionConfig | None = Field(default_factory=SelectionConfig)
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
     walkforward: WalkforwardConfig = Field(default_factory=WalkforwardConfig)
     population: PopulationConfig | None = None

@@ -48,6 +48,8 @@ class Context:
     :param calibration: of the critic.
     :param attack: table of attacks.
     :param lineage: of a population.
+    :param selection: table of the candidates that agents were selected from.
+    :param instruments: table of the instruments of a pool.
     :param trial_returns: ``[n, N]`` returns of all trials, for the probability of backtest overfitting; None leaves it out.
     """
 
@@ -60,6 +62,8 @@ class Context:
     calibration: CriticCalibration | None = None
     attack: pd.DataFrame | None = None
     lineage: list[dict[str, Any]] | None = None
+    selection: pd.DataFrame | None = None
+    instruments: pd.DataFrame | None = None
     trial_returns: Floats | None = None
 
 
@@ -126,6 +130,8 @@ def assess(
         warnings=context.warnings,
         attack=context.attack,
         lineage=context.lineage,
+        selection=context.selection,
+        instruments=context.instruments,
     )
 
 

@@ -237,6 +237,11 @@ class Evaluation:
     :param warnings: of the trainings, as sentences.
     :param attack: one row per attack and strength: `attack`, `epsilon`, `statistic`, `value`, `low`, `high`; None if none ran.
     :param lineage: entries of a population's lineage.jsonl; None without a population.
+    :param selection: one row per fold and candidate that the agent was selected from, inside the training bars: `fold`,
+        `policy`, `steps`, `in_sample_sharpe`, `sharpe`, `growth`, `turnover`, `t_statistic`, `chosen`, `active`, `mix_growth`,
+        `reason`; see :class:`tailguard.experiments.selection.Candidate`. None without a selection.
+    :param instruments: one row per instrument of a pool, each traded alone with the whole account: `symbol`, `sharpe`,
+        `growth`, `turnover`, `market_sharpe`. None without a pool.
     :param provenance: config, data, versions, seeds, trials, date.
     """
 
@@ -258,6 +263,8 @@ class Evaluation:
     warnings: list[str] = field(default_factory=list)
     attack: pd.DataFrame | None = None
     lineage: list[dict[str, Any]] | None = None
+    selection: pd.DataFrame | None = None
+    instruments: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         """Refuse accounts over other bars than the agent's, and names that occur twice."""
@@ -292,7 +299,7 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     # The old metrics go first: a folder that has them is complete.
-    for name in (METRICS_FILE, "calibration.csv", "attack.csv", "lineage.jsonl"):
+    for name in (METRICS_FILE, "calibration.csv", "attack.csv", "selection.csv", "instruments.csv", "lineage.jsonl"):
         (folder / name).unlink(missing_ok=True)
     _write_table(folder / "tracks.csv", _histories_table(evaluation))
     _write_table(folder / "prices.csv", evaluation.prices.rename_axis("time").reset_index())
@@ -303,6 +310,10 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
         _write_table(folder / "calibration.csv", _calibration_table(evaluation.calibration))
     if evaluation.attack is not None:
         _write_table(folder / "attack.csv", evaluation.attack)
+    if evaluation.selection is not None:
+        _write_table(folder / "selection.csv", evaluation.selection)
+    if evaluation.instruments is not None:
+        _write_table(folder / "instruments.csv", evaluation.instruments)
     if evaluation.lineage is not None:
         lines = "".join(json.dumps(entry) + "\n" for entry in evaluation.lineage)
         (folder / "lineage.jsonl").write_text(lines, encoding="utf-8")
@@ -324,7 +335,8 @@ def load_record(folder: Path) -> Evaluation:
         raise ValueError(f"{folder / METRICS_FILE} has format {numbers.get('format')!r}; this version reads {FORMAT}")
     histories = _read_histories(folder / "tracks.csv")
     prices = _read_table(folder / "prices.csv", times=("time",)).set_index("time").rename_axis(None)
-    attack, lineage = folder / "attack.csv", folder / "lineage.jsonl"
+    names = ("attack.csv", "selection.csv", "instruments.csv", "lineage.jsonl")
+    attack, selection, instruments, lineage = (folder / name for name in names)
     return Evaluation(
         title=numbers["title"],
         source=numbers["source"],
@@ -346,6 +358,8 @@ def load_record(folder: Path) -> Evaluation:
         provenance=Provenance(**numbers["provenance"] | {"seeds": tuple(numbers["provenance"]["seeds"])}),
         warnings=numbers["warnings"],
         attack=_read_table(attack) if attack.exists() else None,
+        selection=_read_table(selection) if selection.exists() else None,
+        instruments=_read_table(instruments) if instruments.exists() else None,
         lineage=[json.loads(line) for line in lineage.read_text("utf-8").splitlines()] if lineage.exists() else None,
     )
 

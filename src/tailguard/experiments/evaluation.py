@@ -1,88 +1,42 @@
 """Evaluate a trained agent on bars that it has not seen: its decisions, its critic's predictions, and what they are worth."""
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
 from tailguard.config import Config, dump_config
+from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.attack import AttackPlan, AttackReport, attack_market
 from tailguard.evaluate.backtest import BacktestRow, backtest_row
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.critic_calibration import calibrate
 from tailguard.evaluate.folds import Fold
-from tailguard.evaluate.play import ReportProgress, play, return_gamma_of
+from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import CriticCalibration, Evaluation, Provenance
 from tailguard.evaluate.sanity import matched_random_positions
 from tailguard.evaluate.stats.series import Floats
 from tailguard.evaluate.verdict import VerdictRules
+from tailguard.experiments.decisions import Decisions, out_of_sample_decisions
 from tailguard.experiments.population_run import FOLDER, LINEAGE
-from tailguard.experiments.prepared_market import Market, Rows, fingerprint
+from tailguard.experiments.prepared_market import Market, fingerprint
 from tailguard.experiments.run import Run
+from tailguard.experiments.selection import selection_table
 from tailguard.io.atomic import atomic
 from tailguard.market.baselines import STRATEGIES, strategy
+from tailguard.market.data import iterate_symbols
 from tailguard.population.lineage import read as read_lineage
 from tailguard.ppo.algorithm import DistributionalPPO
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
 ATTACK_TABLE, ATTACK_GRID = "attack.csv", "attack.json"
-
-
-@dataclass(frozen=True, eq=False)
-class Decisions:
-    """The decisions of an agent over the n test bars of a fold.
-
-    :param targets: ``[n, assets]`` weights that it asked for at the close before each bar.
-    :param rewards: ``[n]`` changes of log equity of the account that it traded.
-    :param quantiles: ``[n, M]`` of the discounted rewards to come, as its critic predicted them; M is 0 for a mean only.
-    :param levels: ``[M]`` of the quantiles.
-    """
-
-    targets: Floats
-    rewards: Floats
-    quantiles: Floats
-    levels: Floats
-
-    def tree(self) -> dict[str, Any]:
-        """Return the arrays by name, for a checkpoint."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> Self:
-        """Restore what :meth:`tree` returned."""
-        return cls(**{name: np.array(tree[name]) for name in cls.__dataclass_fields__})
-
-
-def out_of_sample_decisions(model: DistributionalPPO, market: Market, span: Rows, warmup: int) -> Decisions:
-    """Play the agent over a span after a warm-up, and ask its critic along the way.
-
-    Everything that is said about an agent out of sample rests on this call: the table after a training, an evaluation, and a
-    fold of a walk-forward.
-
-    :param model: the agent.
-    :param market: with its features and rules.
-    :param span: the row of the first decision, and the last row plus one.
-    :param warmup: rows before it over which the recurrent state is filled.
-    """
-    (trajectory,) = play(
-        model, market.bars, market.features, market.trading, [span], return_gamma=return_gamma_of(model), warmup=warmup
-    )
-    levels = model.policy.return_levels()
-    n, survived = len(trajectory.targets), len(trajectory.rewards) - trajectory.warmup
-    rewards = np.zeros(n)
-    rewards[:survived] = trajectory.rewards[trajectory.warmup :]
-    if levels is None:
-        return Decisions(trajectory.targets, rewards, np.zeros((n, 0)), np.zeros(0))
-    quantiles = np.full((n, len(levels)), np.nan)  # a ruined account has nothing to expect
-    quantiles[:survived] = model.policy.predict_return_atoms(trajectory.observations, trajectory.starts)[trajectory.warmup :]
-    return Decisions(trajectory.targets, rewards, quantiles, levels.double().numpy())
 
 
 def backtest_agent(model: DistributionalPPO, market: Market, warmup: int) -> list[BacktestRow]:
@@ -113,6 +67,7 @@ def evaluate_agent(
     trials: int = 1,
     lineage: list[dict[str, Any]] | None = None,
     attack: pd.DataFrame | None = None,
+    selection: pd.DataFrame | None = None,
     rules: VerdictRules | None = None,
     effort: Effort | None = None,
 ) -> Evaluation:
@@ -128,6 +83,7 @@ def evaluate_agent(
     :param trials: number of agents that there were to choose from by looking at these test rows.
     :param lineage: events of the population that it comes from.
     :param attack: table of attacks.
+    :param selection: table of the candidates that it was selected from.
     :param rules: of the verdict.
     :param effort: of the computation.
     """
@@ -145,6 +101,7 @@ def evaluate_agent(
         calibration=calibration_of(window, [decisions], model.gamma),
         lineage=lineage,
         attack=attack,
+        selection=selection,
     )
     return assess(window, {f"seed {seed}": decisions.targets}, [len(decisions.targets)], context, rules, effort)
 
@@ -164,6 +121,7 @@ def evaluate_run(run: Run) -> Evaluation:
         trials=run.info.get("trials", 1),
         lineage=read_lineage(lineage) if lineage.exists() else None,
         attack=pd.read_csv(attack) if attack.exists() else None,
+        selection=selection_table({0: run.selection}),
     )
 
 
@@ -214,6 +172,30 @@ def calibration_of(window: BacktestWindow, decisions: Sequence[Decisions], gamma
     quantiles = np.concatenate([fold.quantiles for fold in decisions])
     rows = [len(fold.rewards) for fold in decisions]
     return calibrate(window.times, rewards, quantiles, decisions[0].levels, gamma, rows)
+
+
+def instrument_table(window: BacktestWindow, targets: Floats) -> pd.DataFrame:
+    """Return the results of each instrument of a pool, traded alone, as an evaluation keeps them.
+
+    :param window: with the bars of all instruments.
+    :param targets: ``[n, N]`` weights in the portfolio, in which each instrument has an equal share.
+    """
+    rows = []
+    for weights, (symbol, bars) in zip(targets.T, iterate_symbols(window.bars), strict=True):
+        alone = replace(window, bars=bars)
+        history = alone.trade(symbol, weights * targets.shape[1])
+        market = alone.trade(symbol, np.ones(len(weights)))
+        periods = window.periods_per_year
+        rows.append(
+            {
+                "symbol": symbol,
+                "sharpe": statistics.sharpe(history.returns, periods),
+                "growth": float(np.log1p(history.returns).mean()) * periods,
+                "turnover": float(history.turnover.mean()) * periods,
+                "market_sharpe": statistics.sharpe(market.returns, periods),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def warnings_of(curves: pd.DataFrame, who: str) -> list[str]:

@@ -7,7 +7,6 @@ a member trains.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +15,15 @@ import pandas as pd
 import torch
 
 from tailguard.config import Config
+from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.evaluate.play import play, return_gamma_of
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.callbacks import BetweenUpdates
-from tailguard.experiments.prepared_market import Market, Rows
+from tailguard.experiments.prepared_market import Market
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io.state import IsolatedRandomState
 from tailguard.market.data import periods_per_year
+from tailguard.market.env import Rows
 from tailguard.population.config import PopulationConfig, Value
 from tailguard.population.exploit import LEARNING_RATE, CopySettings, exploit, load_member_state, member_state
 from tailguard.population.member import MemberFailed
@@ -61,7 +62,7 @@ class MarketLearner:
         self.hyperparams = dict(hyperparams)
         self._population = population_of(config)
         self._market = market
-        self._blocks = blocks(validation, self._population.validation_blocks)
+        self._blocks = validation_blocks(validation, self._population)
         self._randomness = IsolatedRandomState()
         training = config.training.model_copy(update={"seed": seed, "tensorboard": None})
         with self._randomness.active():
@@ -164,13 +165,9 @@ def _mapped(market: Market, validation: Rows, config: Config, path: Path) -> Mar
     return MarketFactory(replace(market, features=features), validation, config, path)
 
 
-def blocks(rows: Rows, number: int) -> list[Rows]:
-    """Cut rows into parts of (nearly) the same length."""
-    edges = np.linspace(rows[0], rows[1], number + 1).round().astype(int).tolist()
-    require(
-        min(np.diff(edges)) >= 3, "population.validation_blocks", number, f"at most {(rows[1] - rows[0]) // 3}: three bars each"
-    )
-    return list(pairwise(edges))
+def validation_blocks(rows: Rows, config: PopulationConfig) -> list[Rows]:
+    """Return the blocks of rows that members are scored on."""
+    return cut_into_blocks(rows, config.validation_blocks, "population.validation_blocks")
 
 
 def equity_paths(model: DistributionalPPO, market: Market, spans: Sequence[Rows]) -> list[Floats]:

@@ -18,7 +18,7 @@ import torch
 from stable_baselines3.common.logger import Logger, configure
 
 from tailguard.config import Config
-from tailguard.experiments.population_member import MarketFactory, blocks, population_of
+from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, prepare_market, split_off_validation
 from tailguard.experiments.run import INFO, Run
 from tailguard.io.atomic import atomic
@@ -103,7 +103,7 @@ class PopulationRun:
         population, config = population_of(config), _with_steps(config)
         bars = load_source(source)
         split, validation = split_off_validation(default_split(len(bars), config.training), population.validation_share)
-        blocks(validation, population.validation_blocks)  # refuses more than there are bars for: no folder yet
+        validation_blocks(validation, population)  # refuses more than there are bars for: no folder yet
         run = Run.create(path, config, source, prepare_market(bars, config, split))
         _note(run, {"validation": list(validation)})
         return cls(run)

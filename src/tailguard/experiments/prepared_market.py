@@ -1,20 +1,22 @@
 """The one place where a market is built: bars, features scaled by what the training rows say, and the split into rows."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from tailguard.config import Config, TrainingConfig
-from tailguard.evaluate.folds import Fold
-from tailguard.market.data import load_source
-from tailguard.market.env import TradingVecEnv
-from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features
+from tailguard.evaluate.folds import Fold, longest_lookback
+from tailguard.market.data import load_source, symbols_of
+from tailguard.market.env import Rows, TradingVecEnv
+from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features, build_pooled_features
+from tailguard.market.relevance import fill_returns
 from tailguard.market.rules import TradingSettings
 from tailguard.validation import require
 
-# First row and last row plus one.
-Rows = tuple[int, int]
+LONGEST_EPISODE = 128
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,11 @@ class Market:
     """A market as an agent sees it: bars, scaled features, rules, and the split into training and test.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
-    :param features: of all bars, standardised with mean and standard deviation of the training rows.
-    :param scaler: these means and standard deviations; they are part of the agent.
+    :param features: of all bars, standardised and weighted by what the training rows say.
+    :param scaler: these means, standard deviations and weights; they are part of the agent.
     :param trading: the rules, with the length of a training episode.
     :param split: rows of training and test.
+    :param spans: the parts of the training rows that episodes use: all of them, or what a held-out block leaves.
     """
 
     bars: pd.DataFrame
@@ -85,11 +88,12 @@ class Market:
     scaler: FeatureScaler
     trading: TradingSettings
     split: Split
+    spans: tuple[Rows, ...]
 
     def training_env(self, n_envs: int, seed: int) -> TradingVecEnv:
         """Return accounts that trade the training rows side by side."""
         return TradingVecEnv(
-            self.bars, n_envs=n_envs, seed=seed, features=self.features, span=self.split.train, **self.trading.model_dump()
+            self.bars, n_envs=n_envs, seed=seed, features=self.features, span=self.spans, **self.trading.model_dump()
         )
 
 
@@ -103,23 +107,55 @@ def load_market(source: str, config: Config) -> Market:
     return prepare_market(bars, config, default_split(len(bars), config.training))
 
 
-def prepare_market(bars: pd.DataFrame, config: Config, split: Split, features: FeatureSet | None = None) -> Market:
+def prepare_market(
+    bars: pd.DataFrame, config: Config, split: Split, features: FeatureSet | None = None, held_out: Rows | None = None
+) -> Market:
     """Compute the features, fit their scale on the training rows and on nothing else, and choose the length of episodes.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param config: its sections ``features`` and ``trading``.
     :param split: rows of training and test.
     :param features: of the bars, not yet scaled, if they were computed before.
+    :param held_out: rows inside the training that are left out of it. So are the rows after them whose features still look back
+        at them.
+    :raises ValueError: if nothing is left to train on.
     """
-    features = build_features(bars, config.features) if features is None else features
+    features = market_features(bars, config) if features is None else features
     first, last = split.train
+    usable = max(first, features.warmup)
+    spans = [(usable, last)]
+    if held_out is not None:
+        spans = [(usable, held_out[0]), (held_out[1] + longest_lookback(config.features), last)]
+    longest = max(stop - start for start, stop in spans) - 1
+    length = config.trading.episode_length or max(min(LONGEST_EPISODE, longest // 2), 1)
+    # A part that is too short for an episode is not used, unless it is all that there is: then the environments say so.
+    spans = [span for span in spans if span[1] - span[0] > length] or spans[:1]
+    scaler = _fit_scaler(bars, config, features, (first, last), spans)
+    trading = config.trading.model_copy(update={"episode_length": length})
+    return Market(bars, scaler.transform(features), scaler, trading, split, tuple(spans))
+
+
+def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train: Rows, spans: Sequence[Rows]) -> FeatureScaler:
+    """Fit scale and relevance of the features on spans of the training rows; returns do not reach beyond their span."""
+    first, last = train
     end = bars.index[last] if last < len(bars) else bars.index[-1] + pd.Timedelta(1)
-    scaler = FeatureScaler(bars.index[first], end).fit(features[first:last])
-    trading = config.trading
-    if trading.episode_length is None:
-        usable = last - max(first, features.warmup)
-        trading = trading.model_copy(update={"episode_length": min(256, max(usable // 2, 1))})
-    return Market(bars, scaler.transform(features), scaler, trading, split)
+    left_out = np.ones(last - first, bool)
+    earned = np.full((last - first, len(symbols_of(bars))), np.nan)
+    for start, stop in spans:
+        left_out[start - first : stop - first] = False
+        earned[start - first : stop - first] = fill_returns(bars.iloc[start:stop], config.trading.fill)
+    scaler = FeatureScaler(bars.index[first], end)
+    return scaler.fit(features[first:last], earned, config.features.relevance, left_out)
+
+
+def market_features(bars: pd.DataFrame, config: Config) -> FeatureSet:
+    """Compute the features of a market, not yet scaled: those of a portfolio, or of a pool.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param config: with ``features`` and ``training.pooled``.
+    """
+    build = build_pooled_features if config.training.pooled else build_features
+    return build(bars, config.features)
 
 
 def scaled_features(bars: pd.DataFrame, config: FeatureConfig, scaler: FeatureScaler) -> FeatureSet:

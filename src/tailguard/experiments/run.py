@@ -2,6 +2,7 @@
 
     RUN/config.yaml           every setting
     RUN/run.json              data and its fingerprint, rows of training and test, scale of the features, versions
+    RUN/selection.json        what was chosen on held-out blocks of the training bars, if anything was to choose
     RUN/checkpoints/          the last few models and the best
     RUN/metrics.jsonl         the metrics, a line per update
 
@@ -12,6 +13,7 @@ import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +30,8 @@ from tailguard.experiments.callbacks import (
     WriteMetrics,
     stopped_by_signals,
 )
-from tailguard.experiments.prepared_market import Market, Split, fingerprint, prepare_market
+from tailguard.experiments.prepared_market import Market, Split, fingerprint, market_features, prepare_market
+from tailguard.experiments.selection import Selection, load_selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic
@@ -39,14 +42,14 @@ from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.rollout import NotFinite
 from tailguard.ppo.serialization import KIND, MIGRATIONS
 
-CONFIG, INFO, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
+CONFIG, INFO, SELECTION, METRICS, LOCK = "config.yaml", "run.json", "selection.json", "metrics.jsonl", ".lock"
 
 
 class Run:
     """The folder of a run.
 
     :param path: of the folder.
-    :param config: every setting.
+    :param config: every setting; after a selection, with what was chosen.
     :param info: content of ``run.json``.
     :param market: if it has been prepared already.
     """
@@ -54,6 +57,9 @@ class Run:
     def __init__(self, path: Path, config: Config, info: dict[str, Any], market: Market | None = None) -> None:
         self.path, self.config, self.info = path, config, info
         self._market = market
+        self.selection: Selection | None = None
+        if config.selection is not None and (path / SELECTION).exists():
+            self._apply(load_selection(path / SELECTION))
         self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS)
 
     @classmethod
@@ -95,6 +101,22 @@ class Run:
         except (OSError, ValueError):
             raise ValueError(f"{path} is not a run: it has no readable {INFO}; `tailguard train` makes one") from None
         return cls(path, load_config(path / CONFIG), info)
+
+    def select(self, report: ReportProgress) -> None:
+        """Choose the agent inside the training bars, unless that is done or not wanted; see :func:`selection.select`."""
+        if self.config.selection is None:
+            return
+        market = self.market()
+        features = market_features(market.bars, self.config)
+        chosen = select(market.bars, self.config, self.split, features, report)
+        save_selection(chosen, self.path / SELECTION)
+        self._apply(chosen)
+
+    def _apply(self, selection: Selection) -> None:
+        self.selection, self.config = selection, selection.applied(self.config)
+        if self._market is not None:
+            trading = self._market.trading.model_copy(update={"core": selection.core, "active": selection.active})
+            self._market = replace(self._market, trading=trading)
 
     @property
     def split(self) -> Split:
@@ -165,8 +187,9 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     :raises ValueError: when the disk or the environments fail; the last checkpoint can be resumed from.
     """
     torch.set_num_threads(1)  # small networks are slower on more
-    steps = run.config.training.steps
     with run.locked():
+        run.select(report)
+        steps = run.config.training.steps
         market = run.market()
         env = market.training_env(run.config.training.n_envs, run.config.training.seed)
         model = run.model(env, force_reset=False) or build_model(market, run.config.training, env)

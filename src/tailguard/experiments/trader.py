@@ -60,6 +60,8 @@ class Trader:
     def __init__(
         self, model: DistributionalPPO, scaler: FeatureScaler, features: FeatureConfig, trading: TradingSettings
     ) -> None:
+        if scaler.mean.ndim > 1:
+            raise ValueError("this agent was trained on a pool of instruments; trading a pool live is not supported yet")
         self.scaler, self.features = scaler, features
         self.trading = trading.model_copy(update={"episode_length": None, "random_start": False})
         self.bars: pd.DataFrame | None = None

@@ -43,7 +43,7 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
     :param env: these environments, if they exist already.
     """
     return DistributionalPPO(
-        training.policy,
+        "MlpPolicy" if training.policy == "auto" else training.policy,
         market.training_env(training.n_envs, training.seed) if env is None else env,
         learning_rate=training.learning_rate,
         n_steps=training.n_steps,

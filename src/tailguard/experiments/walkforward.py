@@ -1,7 +1,8 @@
 """Walk-forward: train an agent for every fold and seed, in parallel processes, and evaluate their decisions out of sample.
 
-The folder holds one file per (fold, seed) in `decisions/`, which appears when the pair is finished, and its agent in `agents/`.
-A walk-forward that was stopped continues with the pairs that have no file yet.
+First an agent is selected for each fold, inside its training bars; then every seed trains it. The folder holds one file per
+fold in `selection/` and one per (fold, seed) in `decisions/`, which appear when they are finished, and agents in `agents/`. A
+walk-forward that was stopped continues with what has no file yet.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,27 +31,30 @@ from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import RECORD_FOLDER, Evaluation, save_record
 from tailguard.evaluate.verdict import VerdictRules
 from tailguard.experiments.callbacks import ShowProgress
+from tailguard.experiments.decisions import Decisions, out_of_sample_decisions
 from tailguard.experiments.evaluation import (
-    Decisions,
     calibration_of,
     fold_table,
+    instrument_table,
     labelled_curves,
-    out_of_sample_decisions,
     provenance,
     warnings_of,
 )
-from tailguard.experiments.prepared_market import Split, fingerprint, prepare_market
+from tailguard.experiments.prepared_market import Split, fingerprint, market_features, prepare_market
 from tailguard.experiments.run import require_free
+from tailguard.experiments.selection import Selection, load_selection, save_selection, select, selection_table
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic
-from tailguard.market.features import FeatureSet, build_features
+from tailguard.market.features import FeatureSet
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import build
 
 KIND = "decisions"
 IDENTITY = "walkforward.json"
 POLL_SECONDS = 0.2
+# Of a selection, in trainings: for the bar of progress.
+CHOICE_EFFORT = 16.0
 
 
 class Pair(NamedTuple):
@@ -63,6 +67,33 @@ class Pair(NamedTuple):
     def name(self) -> str:
         """The name in messages and of files."""
         return f"fold-{self.fold.number}-seed-{self.seed}"
+
+    def file(self, run: "WalkforwardRun") -> Path:
+        """Return the file that appears when it is finished."""
+        return run.decisions_file(self)
+
+    def work(self, run: "WalkforwardRun", reached: Callable[[str, float], None]) -> None:
+        """Train; see :func:`train_pair`."""
+        train_pair(run, self, reached)
+
+
+class Choice(NamedTuple):
+    """The selection of the agent of one fold."""
+
+    fold: Fold
+
+    @property
+    def name(self) -> str:
+        """The name in messages and of files."""
+        return f"selection of fold-{self.fold.number}"
+
+    def file(self, run: "WalkforwardRun") -> Path:
+        """Return the file that appears when it is finished."""
+        return run.selection_file(self.fold)
+
+    def work(self, run: "WalkforwardRun", reached: Callable[[str, float], None]) -> None:
+        """Choose; see :func:`select_for_fold`."""
+        select_for_fold(run, self.fold, reached)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +126,14 @@ class WalkforwardRun:
     warmup: int
     folder: Path
     features: FeatureSet | None = None
+
+    def selection_file(self, fold: Fold) -> Path:
+        """Return the file with what was chosen for a fold."""
+        return self.folder / "selection" / f"fold-{fold.number}.json"
+
+    def selection(self, fold: Fold) -> Selection | None:
+        """Return what was chosen for a fold; None if nothing is to be chosen."""
+        return None if self.config.selection is None else load_selection(self.selection_file(fold))
 
     def decisions_file(self, pair: Pair) -> Path:
         """Return the file of a finished pair."""
@@ -130,7 +169,7 @@ def walkforward(
     :param effort: of the computation.
     :raises ValueError: if the settings do not fit the data, or if the folder holds anything else than this walk-forward.
     """
-    features = build_features(bars, config.features)
+    features = market_features(bars, config)
     unusable = features.warmup
     folds = make_folds(len(bars), unusable, max(longest_lookback(config.features), unusable), settings)
     seeds = tuple(config.training.seed + i for i in range(settings.seeds))
@@ -139,7 +178,8 @@ def walkforward(
     build_model(prepare_market(bars, config, Split(folds[0].train, folds[0].test), features), config.training)
     _claim(folder, config, settings, bars)
     run = WalkforwardRun(bars, config, settings.warmup, folder, features)
-    train_pairs(run, pairs, settings.jobs or os.cpu_count() or 1, report or _silent)
+    train_all(run, folds, pairs, settings.jobs or os.cpu_count() or 1, report or _silent)
+    selections = {fold.number: run.selection(fold) for fold in folds}
     results = {(pair.fold.number, pair.seed): load_result(run.decisions_file(pair)) for pair in pairs}
     by_seed = {seed: [results[fold.number, seed].decisions for fold in folds] for seed in seeds}
     window = BacktestWindow(bars, config.trading, (folds[0].span[0], folds[-1].span[1]))
@@ -152,65 +192,91 @@ def walkforward(
         provenance=provenance(config, bars, seeds, settings.trials),
         warnings=[line for key in results for line in warnings_of(results[key].curves, f"fold {key[0]}, seed {key[1]}")],
         calibration=calibration_of(window, by_seed[seeds[0]], config.training.gamma),
+        selection=selection_table(selections),
     )
     targets = {f"seed {seed}": np.concatenate([part.targets for part in parts]) for seed, parts in by_seed.items()}
+    if config.training.pooled:
+        context = replace(context, instruments=instrument_table(window, np.mean(list(targets.values()), axis=0)))
     evaluation = assess(window, targets, fold_rows, context, rules, effort)
     save_record(evaluation, folder / RECORD_FOLDER)
     return evaluation
 
 
-def train_pairs(run: WalkforwardRun, pairs: Sequence[Pair], jobs: int, report: ReportProgress) -> None:
-    """Train the pairs that are not finished.
+def train_all(run: WalkforwardRun, folds: Sequence[Fold], pairs: Sequence[Pair], jobs: int, report: ReportProgress) -> None:
+    """Select an agent for each fold and train the pairs, as far as that is not done.
 
     :param run: what they have in common.
+    :param folds: all of them.
     :param pairs: all of them.
     :param jobs: processes; 1 stays in this one.
     :param report: see :func:`walkforward`.
     """
-    progress = PairProgress(pairs, run.config.training.steps, report)
-    waiting = []
-    for pair in pairs:
-        if run.decisions_file(pair).exists():
-            load_result(run.decisions_file(pair))  # a damaged file is better found now than after hours
-            progress.finished(pair.name)
-        else:
-            waiting.append(pair)
+    choosing = [Choice(fold) for fold in folds] if run.config.selection is not None else []
+    tasks: list[Choice | Pair] = [*choosing, *pairs]
+    progress = Progress(tasks, report)
+    for path in [run.decisions_file(pair) for pair in pairs]:
+        if path.exists():
+            load_result(path)  # a damaged file is better found now than after hours
+    waiting = [task for task in tasks if not task.file(run).exists()]
+    for task in tasks:
+        if task not in waiting:
+            progress.finished(task.name)
     if jobs == 1 or len(waiting) <= 1:
-        for pair in waiting:
-            train_pair(run, pair, progress.reached)
-            progress.finished(pair.name)
+        for task in waiting:
+            task.work(run, progress.reached)
+            progress.finished(task.name)
         return
     context = multiprocessing.get_context("spawn")  # forking a process that has started threads may lock up
-    messages: Queue[tuple[str, int]] = context.Queue()
+    messages: Queue[tuple[str, float]] = context.Queue()
     processes = min(jobs, len(waiting))
     with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(run, messages)) as pool:
-        running: dict[Future[str], Pair] = {pool.submit(_work, pair): pair for pair in waiting}
         try:
-            _wait_for_all(running, messages, progress)
+            # Pairs need what was chosen for their fold, so that all choices come first.
+            for kind in (Choice, Pair):
+                running = {pool.submit(_work, task): task for task in waiting if isinstance(task, kind)}
+                _wait_for_all(running, messages, progress)
         except BaseException:
             pool.shutdown(cancel_futures=True)  # trainings that run already are finished and kept
             raise
 
 
-def train_pair(run: WalkforwardRun, pair: Pair, reached: Callable[[str, int], None]) -> None:
+def select_for_fold(run: WalkforwardRun, fold: Fold, reached: Callable[[str, float], None]) -> None:
+    """Choose an agent inside the training rows of a fold, and keep the choice.
+
+    :param run: what all folds have in common.
+    :param fold: its training rows.
+    :param reached: called with the name of the choice and the share of it that is done.
+    """
+    torch.set_num_threads(1)
+    features = run.features if run.features is not None else market_features(run.bars, run.config)
+    name = Choice(fold).name
+    chosen = select(
+        run.bars, run.config, Split(fold.train, fold.test), features, lambda done, total, _: reached(name, done / total)
+    )
+    save_selection(chosen, run.selection_file(fold))
+
+
+def train_pair(run: WalkforwardRun, pair: Pair, reached: Callable[[str, float], None]) -> None:
     """Train on the rows of a fold with a seed, play the test, and keep the agent and its decisions.
 
     :param run: what all pairs have in common.
     :param pair: the fold and the seed.
-    :param reached: called with the name of the pair and its steps so far.
+    :param reached: called with the name of the pair and the share of it that is done.
     """
     torch.set_num_threads(1)  # small networks are slower on more, and the pairs share the cores
-    training = run.config.training.model_copy(update={"seed": pair.seed})
-    market = prepare_market(run.bars, run.config, Split(pair.fold.train, pair.fold.test), run.features)
+    selection = run.selection(pair.fold)
+    config = run.config if selection is None else selection.applied(run.config)
+    training = config.training.model_copy(update={"seed": pair.seed})
+    market = prepare_market(run.bars, config, Split(pair.fold.train, pair.fold.test), run.features)
     model = build_model(market, training)
     curves = Curves()
     model.set_logger(Logger(None, [curves]))
-    train_model(model, training.steps, [ShowProgress(lambda done, _, __: reached(pair.name, done))])
+    train_model(model, training.steps, [ShowProgress(lambda done, total, _: reached(pair.name, done / total))])
     model.logger.dump(model.num_timesteps)  # of the last update
     decisions = out_of_sample_decisions(model, market, pair.fold.span, run.warmup)
     run.agent_file(pair).parent.mkdir(parents=True, exist_ok=True)
     model.save(run.agent_file(pair))
-    digest = agent_hash(model, market.scaler.state_dict())
+    digest = agent_hash(model, market.scaler.state_dict(), selection)
     tree = {"decisions": decisions.tree(), "curves": curves.table().to_csv(index=False), "agent_hash": digest}
     checkpoint.save(run.decisions_file(pair), tree, kind=KIND)
 
@@ -225,9 +291,11 @@ def load_result(path: Path) -> PairResult:
     return PairResult(Decisions.from_tree(tree["decisions"]), curves, tree["agent_hash"])
 
 
-def agent_hash(model: DistributionalPPO, scaler: Mapping[str, Any]) -> str:
-    """Return a checksum of all that an agent has learnt: weights, optimizer, statistics of observations, returns, features."""
-    return hashlib.sha256(checkpoint.to_bytes({"agent": model.agent_state(), "scaler": scaler}, kind=KIND)).hexdigest()
+def agent_hash(model: DistributionalPPO, scaler: Mapping[str, Any], selection: Selection | None) -> str:
+    """Return a checksum of all that an agent has learnt: weights, statistics, the scale of its features, and its selection."""
+    chosen = None if selection is None else json.dumps(selection.tree())
+    tree = {"agent": model.agent_state(), "scaler": scaler, "selection": chosen}
+    return hashlib.sha256(checkpoint.to_bytes(tree, kind=KIND)).hexdigest()
 
 
 class Curves(KVWriter):
@@ -249,60 +317,64 @@ class Curves(KVWriter):
         return pd.DataFrame(self.rows) if self.rows else pd.DataFrame({"step": []})
 
 
-class PairProgress:
-    """The sum of the steps of all pairs.
+class Progress:
+    """How far all choices and trainings are.
 
-    :param pairs: all of them, finished ones included.
-    :param steps: of each training.
-    :param report: called with the sum, the steps of all trainings, and a line.
+    :param tasks: all of them, finished ones included.
+    :param report: called with the percent that is done, 100, and a line.
     """
 
-    def __init__(self, pairs: Sequence[Pair], steps: int, report: ReportProgress) -> None:
-        self.done = {pair.name: 0 for pair in pairs}
-        self.steps, self.report, self.complete = steps, report, 0
+    def __init__(self, tasks: Sequence["Choice | Pair"], report: ReportProgress) -> None:
+        self.done = {task.name: 0.0 for task in tasks}
+        # A choice trains many agents, a pair one.
+        self.effort = {task.name: CHOICE_EFFORT if isinstance(task, Choice) else 1.0 for task in tasks}
+        self.report, self.complete = report, 0
 
-    def reached(self, name: str, done: int) -> None:
-        """Record the steps of a pair."""
-        self.done[name] = max(min(done, self.steps), self.done[name])  # messages of a finished pair may come late
+    def reached(self, name: str, share: float) -> None:
+        """Record how much of a task is done."""
+        self.done[name] = max(min(share, 1.0), self.done[name])  # messages of a finished task may come late
         self._report(name)
 
     def finished(self, name: str) -> None:
-        """Record that a pair is on disk."""
+        """Record that a task is on disk."""
         self.complete += 1
-        self.done[name] = self.steps
+        self.done[name] = 1.0
         self._report(name)
 
     def _report(self, name: str) -> None:
-        line = f"{self.complete} of {len(self.done)} trainings done, at {name}"
-        self.report(sum(self.done.values()), self.steps * len(self.done), line)
+        total = sum(self.effort.values())
+        done = sum(self.effort[task] * share for task, share in self.done.items())
+        self.report(round(100.0 * done / total), 100, f"{self.complete} of {len(self.done)} done, at {name}")
 
 
 # Given to a worker process once, so that it does not travel with every pair.
-_shared: list[tuple[WalkforwardRun, "Queue[tuple[str, int]]"]] = []
+_shared: list[tuple[WalkforwardRun, "Queue[tuple[str, float]]"]] = []
 
 
-def _start_worker(run: WalkforwardRun, messages: "Queue[tuple[str, int]]") -> None:
+def _start_worker(run: WalkforwardRun, messages: "Queue[tuple[str, float]]") -> None:
     _shared[:] = [(run, messages)]
 
 
-def _work(pair: Pair) -> str:
+def _work(task: "Choice | Pair") -> str:
     run, messages = _shared[0]
-    train_pair(run, pair, lambda name, done: messages.put((name, done)))
-    return pair.name
+    task.work(run, lambda name, share: messages.put((name, share)))
+    return task.name
 
 
-def _wait_for_all(running: dict[Future[str], Pair], messages: "Queue[tuple[str, int]]", progress: PairProgress) -> None:
+def _wait_for_all(
+    running: dict[Future[str], "Choice | Pair"], messages: "Queue[tuple[str, float]]", progress: Progress
+) -> None:
     """Pass progress on until all are done; the first error ends it."""
     while running:
         done, _ = wait(running, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
-        for name, steps in _drained(messages):
-            progress.reached(name, steps)
+        for name, share in _drained(messages):
+            progress.reached(name, share)
         for future in done:
             running.pop(future)
             progress.finished(future.result())
 
 
-def _drained(messages: "Queue[tuple[str, int]]") -> Iterator[tuple[str, int]]:
+def _drained(messages: "Queue[tuple[str, float]]") -> Iterator[tuple[str, float]]:
     while True:
         try:
             yield messages.get_nowait()
@@ -329,7 +401,7 @@ def _identity(config: Config, settings: WalkforwardConfig, data: str) -> dict[st
     """Return everything that the decisions of a pair depend on."""
     # More seeds may join a walk-forward, and a pair does not depend on the others.
     shape = settings.model_dump(mode="json", exclude={"jobs", "trials", "seeds"})
-    trained = config.model_dump(mode="json", include={"trading", "features", "training"})
+    trained = config.model_dump(mode="json", include={"trading", "features", "training", "selection"})
     return {"config": trained, "walkforward": shape, "data": data}
 
 

@@ -12,7 +12,8 @@ from tailguard.evaluate.report.page import Html, ReportSection, Tabs, join, page
 from tailguard.evaluate.report.sections.accounts import equity_section, positions_section, statistics_section
 from tailguard.evaluate.report.sections.overview import overview, with_page_names
 from tailguard.evaluate.report.sections.robustness import attack_section, costs_section
-from tailguard.evaluate.report.sections.stability import folds_section, time_section
+from tailguard.evaluate.report.sections.selection import selection_section
+from tailguard.evaluate.report.sections.stability import folds_section, instruments_section, time_section
 from tailguard.evaluate.report.sections.tail import tail_section
 from tailguard.evaluate.report.sections.training_curves import population_section, training_section
 from tailguard.io.atomic import atomic
@@ -123,7 +124,9 @@ SECTIONS = (
     time_section,
     costs_section,
     folds_section,
+    instruments_section,
     attack_section,
+    selection_section,
     population_section,
     training_section,
     provenance_section,

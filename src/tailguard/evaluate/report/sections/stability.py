@@ -180,6 +180,29 @@ def _regime_table(evaluation: Evaluation, kind: str) -> Html:
     return table(head, rows, "The same in numbers. Periods this short have wide confidence intervals, which are not computed.")
 
 
+def instruments_section(evaluation: Evaluation) -> ReportSection | None:
+    """Show the results of every instrument of a pool; None without one."""
+    if evaluation.instruments is None:
+        return None
+    pool = evaluation.instruments.sort_values("sharpe", ascending=False)
+    rows = [
+        [
+            str(row["symbol"]),
+            say(row["sharpe"]),
+            say(row["market_sharpe"]),
+            say(row["growth"], "percent"),
+            say(row["turnover"], "multiple"),
+        ]
+        for row in pool.to_dict("records")
+    ]
+    ahead = int((pool["sharpe"] > pool["market_sharpe"]).sum())
+    lead = "One policy trades all instruments, and the portfolio gives each the same share. Here each is traded alone with the "
+    lead += "whole account; the verdict is on the portfolio."
+    head = ["instrument", "Sharpe ratio", "held: Sharpe ratio", "log growth per year", "turnover per year"]
+    headline = f"A higher Sharpe ratio than holding in {ahead} of {len(pool)} instruments"
+    return ReportSection("instruments", "Instruments", headline, lead, [table(head, rows, "Instruments of the pool.")])
+
+
 def folds_section(evaluation: Evaluation) -> ReportSection | None:
     """Show the Sharpe ratio of every walk-forward fold and every training seed."""
     if not len(evaluation.folds):

@@ -1,0 +1,401 @@
+"""Choose an agent inside the training bars: by blocks that are held out in time, and by nothing else.
+
+The training bars are cut into blocks. For each block, agents of every policy are trained on the others and trade the block at
+several stops of their training, after costs. The policy and the stop that grow most over all blocks win; a recurrent policy is
+tried on half of the blocks first, and on the others only if it leads there. Then the winner's alpha decides how much it is
+trusted, that is, what it earns on held-out bars beyond what holding the market explains:
+
+    active = clip(t - doubt, 0, 1),    t: t-statistic of alpha,
+
+the share of the account that the agent will steer; the rest is held in a constant mix. Where nothing can be learnt, t is near 0
+and the mix is all that is left. An agent is trained on all training bars only after that.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+
+from tailguard.config import Config, SelectionConfig, TrainingConfig
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.folds import cut_into_blocks
+from tailguard.evaluate.play import ReportProgress
+from tailguard.evaluate.stats.performance import alpha_beta
+from tailguard.evaluate.stats.series import ROUNDING, Floats
+from tailguard.experiments.callbacks import BetweenUpdates
+from tailguard.experiments.decisions import trade_market
+from tailguard.experiments.prepared_market import Split, prepare_market
+from tailguard.experiments.training import build_model, train_model
+from tailguard.io.atomic import atomic
+from tailguard.market.data import periods_per_year, symbols_of
+from tailguard.market.env import Rows
+from tailguard.market.features import FeatureSet
+from tailguard.market.relevance import FLOOR, fill_returns
+from tailguard.market.rules import TradingSettings
+
+# Sharpe ratio per year that holding a market usually earns, and how much markets differ: about what stock indices have paid.
+PREMIUM, PREMIUM_SPREAD = 0.3, 0.3
+# From the simplest on: a later one must be better by more than one standard error.
+POLICIES = ("MlpPolicy", "MlpLstmPolicy")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy at a stop of its training, and how it traded the held-out blocks.
+
+    :param policy: its name.
+    :param steps: environment steps at the stop.
+    :param in_sample_sharpe: annual Sharpe ratio after costs on blocks that it had trained on, as many bars as were held out.
+    :param sharpe: annual Sharpe ratio after costs on the held-out blocks.
+    :param growth: log growth per year on the held-out blocks.
+    :param turnover: amount traded per year on them, as a multiple of equity.
+    :param t_statistic: of its alpha over the market on the held-out blocks.
+    :param blocks: held-out blocks that it traded; fewer than all if it fell behind on the first ones.
+    """
+
+    policy: str
+    steps: int
+    in_sample_sharpe: float
+    sharpe: float
+    growth: float
+    turnover: float
+    t_statistic: float
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The result of a selection.
+
+    :param policy: chosen policy.
+    :param steps: chosen length of training, in environment steps.
+    :param core: weights of the constant mix, from all training bars.
+    :param active: share of the account that the agent steers.
+    :param mix_growth: log growth per year of the constant mix on the held-out blocks.
+    :param candidates: all that were compared.
+    :param features: weights of the features that say something about the next return in the training bars, the largest first.
+    """
+
+    policy: str
+    steps: int
+    core: tuple[float, ...]
+    active: float
+    mix_growth: float
+    candidates: tuple[Candidate, ...]
+    features: dict[str, float]
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that won."""
+        return next(one for one in self.candidates if (one.policy, one.steps) == (self.policy, self.steps))
+
+    @property
+    def reason(self) -> str:
+        """The choice in a sentence."""
+        winner = self.chosen
+        trust = {0.0: "so it steers nothing", 1.0: "so it steers the whole account"}
+        return (
+            f"{self.policy} after {self.steps:,} steps grew most on held-out blocks ({winner.growth:+.1%} a year, the constant "
+            f"mix {self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}, "
+            + trust.get(self.active, f"so it steers {self.active:.0%} of the account")
+        )
+
+    def applied(self, config: Config) -> Config:
+        """Return the configuration of the training that follows: nothing is left to choose."""
+        training = config.training.model_copy(update={"policy": self.policy, "steps": self.steps})
+        trading = config.trading.model_copy(update={"core": self.core, "active": self.active})
+        return config.model_copy(update={"training": training, "trading": trading, "selection": None})
+
+    def table(self) -> pd.DataFrame:
+        """Return a row per candidate; the column `chosen` marks the winner."""
+        rows = pd.DataFrame([asdict(candidate) for candidate in self.candidates])
+        return rows.assign(chosen=(rows["policy"] == self.policy) & (rows["steps"] == self.steps))
+
+    def tree(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Self:
+        """Restore what :meth:`tree` returned."""
+        candidates = tuple(Candidate(**row) for row in tree["candidates"])
+        return cls(**{**tree, "core": tuple(tree["core"]), "candidates": candidates})
+
+
+def select(
+    bars: pd.DataFrame,
+    config: Config,
+    split: Split,
+    features: FeatureSet,
+    report: ReportProgress | None = None,
+) -> Selection:
+    """Choose policy, length of training, and how much of the account the agent steers.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`; rows after the training are not looked at.
+    :param config: of the training, with a section ``selection``.
+    :param split: its training rows are cut into blocks.
+    :param features: of the bars, not yet scaled.
+    :param report: called with the steps done, the steps in all, and a line.
+    """
+    settings = config.selection
+    assert settings is not None
+    whole_account = config.trading.model_copy(update={"core": (), "active": 1.0})  # while agents are compared
+    config = config.model_copy(update={"trading": whole_account})
+    known = split.train[1]  # beyond this row nothing is known
+    bars, features = bars.iloc[:known], features[:known]
+    blocks = cut_into_blocks((max(split.train[0], features.warmup), known), settings.blocks, "selection.blocks")
+    trials = _Trials(bars, config, split, features, blocks, report)
+    best, *challengers = POLICIES if config.training.policy == "auto" else (config.training.policy,)
+    everywhere, seeds = range(len(blocks)), range(settings.seeds)
+    trials.run(best, everywhere, seeds)
+    for policy in challengers:
+        half = everywhere[::2]
+        trials.run(policy, half, seeds[:1])
+        if trials.lead(policy, best, half) > 0.0:
+            trials.run(policy, everywhere, seeds)
+            best = policy if trials.lead(policy, best, everywhere) > 1.0 else best
+    winner = trials.longest(best, everywhere)
+    candidates = [trials.score(policy, stop) for policy in trials.policies for stop in trials.stops]
+    whole = prepare_market(bars, config, split, features)
+    active = float(np.clip(winner.candidate.t_statistic - settings.doubt, 0.0, 1.0))
+    weights = sorted(zip(whole.scaler.names, whole.scaler.weight.tolist(), strict=True), key=lambda pair: -pair[1])
+    return Selection(
+        policy=winner.candidate.policy,
+        steps=winner.candidate.steps,
+        core=_core(constant_mix(bars, whole.spans, config.trading), config.training.pooled),
+        active=active,
+        mix_growth=float(np.concatenate(trials.mixes).mean()) * trials.periods,
+        candidates=tuple(score.candidate for score in candidates),
+        features={name: weight for name, weight in weights if weight > FLOOR},
+    )
+
+
+def stops_of(training: TrainingConfig, settings: SelectionConfig) -> list[int]:
+    """Return the steps at which agents are scored: whole updates, the last one being the end of the training."""
+    rollout = training.n_steps * training.n_envs
+    last = -(-training.steps // rollout)
+    return sorted({rollout * max(round(share * last), 1) for share in settings.stops})
+
+
+def constant_mix(bars: pd.DataFrame, spans: Sequence[Rows], trading: TradingSettings) -> tuple[float, ...]:
+    """Return equal weights of all assets, scaled to the exposure that grows most as far as anybody can know; never short.
+
+    Without costs a constant exposure w to a return with mean m and variance v grows by w m - w^2 v / 2, so that w = m / v is
+    best. Ten years say little about a mean, so the Sharpe ratio s that was seen is combined with what markets usually pay, a
+    normal prior with mean :data:`PREMIUM` and deviation :data:`PREMIUM_SPREAD`:
+
+        posterior s = (PREMIUM / PREMIUM_SPREAD^2 + years s) / (1 / PREMIUM_SPREAD^2 + years),    w = s / volatility.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param spans: rows that may be looked at.
+    :param trading: with the largest exposure.
+    """
+    parts = [fill_returns(bars.iloc[start:stop], trading.fill) for start, stop in spans]
+    returns = np.expm1(np.concatenate(parts))
+    assets = len(symbols_of(bars))
+    together = returns[np.isfinite(returns).all(axis=1)].mean(axis=1)
+    periods = periods_per_year(pd.DatetimeIndex(bars.index))
+    volatility = float(together.std()) * periods**0.5 if len(together) > 1 else 0.0
+    if volatility <= ROUNDING:
+        return tuple([0.0] * assets)
+    years, seen = len(together) / periods, float(together.mean()) * periods / volatility
+    prior = 1.0 / PREMIUM_SPREAD**2
+    expected = (prior * PREMIUM + years * seen) / (prior + years)
+    exposure = min(max(expected / volatility, 0.0), trading.leverage)
+    return tuple([exposure / assets] * assets)
+
+
+def _core(mix: tuple[float, ...], pooled: bool) -> tuple[float, ...]:
+    """Return the core of an account: the mix, or for the accounts of a pool, which trade one instrument each, its exposure."""
+    return (sum(mix),) if pooled else mix
+
+
+class _Play(NamedTuple):
+    """The targets of one agent in a block that it had not seen, and in one that it had."""
+
+    held_out: Floats
+    in_sample: Floats
+
+
+class _Score(NamedTuple):
+    """A candidate with its log returns per held-out bar."""
+
+    candidate: Candidate
+    returns: Floats
+
+
+class _Trials:
+    """The trainings of a selection: every policy without every block, and how they trade.
+
+    :param bars: up to the end of the training rows.
+    :param config: of the training.
+    :param split: its training rows.
+    :param features: of the bars, not yet scaled.
+    :param blocks: of the training rows, each to be held out.
+    :param report: see :func:`select`.
+    """
+
+    def __init__(
+        self,
+        bars: pd.DataFrame,
+        config: Config,
+        split: Split,
+        features: FeatureSet,
+        blocks: Sequence[Rows],
+        report: ReportProgress | None,
+    ) -> None:
+        assert config.selection is not None
+        self.config, self.report = config, report
+        self.stops = stops_of(config.training, config.selection)
+        self.periods = periods_per_year(pd.DatetimeIndex(bars.index))
+        self.markets = [prepare_market(bars, config, split, features, block) for block in blocks]
+        # The first decision of a block is taken at the close before it.
+        self.spans = [(max(first - 1, features.warmup), last) for first, last in blocks]
+        self.windows = [BacktestWindow(bars, config.trading, span) for span in self.spans]
+        self.mixes = [self._held(number, self._mix(number)) for number in range(len(blocks))]
+        equal = np.full(len(symbols_of(bars)), 1.0 / len(symbols_of(bars)))
+        self.market_returns = [self._held(number, equal) for number in range(len(blocks))]
+        self.plays: dict[tuple[str, int, int, int], _Play] = {}  # by policy, stop, block and seed
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies that were tried, in order."""
+        return list(dict.fromkeys(policy for policy, *_ in self.plays))
+
+    def run(self, policy: str, blocks: Sequence[int], seeds: Sequence[int]) -> None:
+        """Train a policy without each of some blocks, as far as that is not done."""
+        for number in blocks:
+            for seed in seeds:
+                if (policy, self.stops[-1], number, seed) not in self.plays:
+                    self._train_and_play(policy, number, seed)
+
+    def longest(self, policy: str, blocks: Sequence[int]) -> _Score:
+        """Return the stop of a policy that grows most over some blocks; of equals the earliest."""
+        return max((self.score(policy, stop, blocks) for stop in self.stops), key=lambda score: score.candidate.growth)
+
+    def lead(self, policy: str, other: str, blocks: Sequence[int]) -> float:
+        """Return the t-statistic of the difference between two policies on some blocks, each at its best stop."""
+        return t_statistic(self.longest(policy, blocks).returns - self.longest(other, blocks).returns)
+
+    def score(self, policy: str, stop: int, blocks: Sequence[int] | None = None) -> _Score:
+        """Trade the mean of the seeds' decisions block by block; the account starts anew in each.
+
+        :param blocks: numbers of blocks; None is all that the policy has traded.
+        """
+        tried = sorted({number for name, _, number, _ in self.plays if name == policy})
+        unseen, seen, market, turnover = [], [], [], 0.0
+        for number in tried if blocks is None else blocks:
+            plays = [play for (*key, _), play in self.plays.items() if key == [policy, stop, number]]
+            history = self.windows[number].trade(policy, np.mean([play.held_out for play in plays], axis=0))
+            trained = self.windows[number - 1].trade(policy, np.mean([play.in_sample for play in plays], axis=0))
+            unseen.append(np.log1p(history.returns))
+            seen.append(np.log1p(trained.returns))
+            market.append(self.market_returns[number])
+            turnover += float(history.turnover.sum())
+        returns, in_sample = np.concatenate(unseen), np.concatenate(seen)
+        candidate = Candidate(
+            policy=policy,
+            steps=stop,
+            in_sample_sharpe=t_statistic(in_sample) * float(np.sqrt(self.periods / len(in_sample))),
+            sharpe=t_statistic(returns) * float(np.sqrt(self.periods / len(returns))),
+            growth=float(returns.mean()) * self.periods,
+            turnover=turnover * self.periods / len(returns),
+            t_statistic=_alpha_t(returns, np.concatenate(market), self.periods),
+            blocks=len(unseen),
+        )
+        return _Score(candidate, returns)
+
+    def _mix(self, number: int) -> Floats:
+        """Return the constant mix that the other blocks support."""
+        market = self.markets[number]
+        return np.array(constant_mix(market.bars, market.spans, self.config.trading))
+
+    def _held(self, number: int, weights: Floats) -> Floats:
+        """Return the log returns of constant weights on a block."""
+        window = self.windows[number]
+        returns: Floats = np.log1p(window.trade("mix", np.tile(weights, (len(window.times), 1))).returns)
+        return returns
+
+    def _train_and_play(self, policy: str, number: int, seed: int) -> None:
+        """Train without a block, and trade it and the block before it at every stop."""
+        market = self.markets[number]
+        # Seeds that no training of a walk-forward uses, since those count on from the first.
+        drawn = int(np.random.SeedSequence([self.config.training.seed, number, seed]).generate_state(1)[0])
+        changed = {"policy": policy, "steps": self.stops[-1], "seed": drawn, "tensorboard": None}
+        model = build_model(market, self.config.training.model_copy(update=changed))
+        spans, warmup = [self.spans[number], self.spans[number - 1]], self.config.walkforward.warmup
+
+        def trade() -> None:
+            (unseen, _), (seen, _) = trade_market(model, market, spans, warmup)
+            self.plays[policy, model.num_timesteps, number, seed] = _Play(unseen, seen)
+
+        train_model(model, self.stops[-1], [_AtStops(self.stops, trade)])
+        if self.report is not None:
+            block = f"block {number + 1} of {len(self.markets)}"
+            self.report(len(self.plays), self._most_plays(), f"choosing: {policy}, {block}")
+
+    def _most_plays(self) -> int:
+        """Return the plays of a selection in which every policy is tried on every block."""
+        assert self.config.selection is not None
+        policies = len(POLICIES) if self.config.training.policy == "auto" else 1
+        return policies * len(self.stops) * len(self.markets) * self.config.selection.seeds
+
+
+class _AtStops(BetweenUpdates):
+    """Call a function at some stops of a training."""
+
+    def __init__(self, stops: Sequence[int], function: Callable[[], None]) -> None:
+        super().__init__()
+        self.waiting, self.function = set(stops), function
+
+    def between_updates(self) -> None:
+        if self.num_timesteps in self.waiting:
+            self.waiting.remove(self.num_timesteps)
+            self.function()
+
+
+def _alpha_t(returns: Floats, market: Floats, periods: float) -> float:
+    """Return the t-statistic of alpha; that of the mean return in a market that does not move."""
+    if float(market.std()) <= ROUNDING:
+        return t_statistic(returns)
+    return alpha_beta(returns, market, periods).alpha_t if float(returns.std()) > ROUNDING else 0.0
+
+
+def t_statistic(returns: Floats) -> float:
+    """Return mean over standard error; 0 for returns that do not move."""
+    spread = float(returns.std())
+    return float(returns.mean()) / spread * len(returns) ** 0.5 if spread > 1e-12 else 0.0
+
+
+def save_selection(selection: Selection, path: Path) -> None:
+    """Write a selection as JSON."""
+    with atomic(path) as file:
+        file.write(json.dumps(selection.tree(), indent=2).encode())
+
+
+def load_selection(path: Path) -> Selection:
+    """Read what :func:`save_selection` wrote.
+
+    :raises ValueError: if the file is damaged; delete it to have the selection made again.
+    """
+    try:
+        return Selection.from_tree(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it to have the selection made again") from None
+
+
+def selection_table(selections: Mapping[int, Selection | None]) -> pd.DataFrame | None:
+    """Return the candidates of all folds, as :class:`tailguard.evaluate.record.Evaluation` keeps them; None without any.
+
+    :param selections: by fold.
+    """
+    tables = [
+        selection.table().assign(fold=fold, active=selection.active, mix_growth=selection.mix_growth, reason=selection.reason)
+        for fold, selection in selections.items()
+        if selection is not None
+    ]
+    return pd.concat(tables, ignore_index=True) if tables else None
