@@ -16,6 +16,19 @@ from tailguard.market import TradingRules, load_dataset, random_walk
 from tailguard.market.baselines import STRATEGIES, strategy
 
 
+TINY = [
+    "training.steps=256",
+    "training.n_envs=4",
+    "training.n_steps=32",
+    "training.tensorboard=null",
+    "selection={blocks: 2, seeds: 1, stops: [0.5, 1.0]}",
+]
+
+
+def set_options(*settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def run(*arguments, **environment):
     command = [sys.executable, "-c", "from tailguard.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
@@ -47,7 +60,7 @@ def own_file(tmp_path_factory):
         (["backtest", "--data", "nasdaq-1d", "--set", "trading.fee=2"], "trading.fee is 2: must be less than 1"),
         (["backtest", "--data", "nasdaq-1d", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["backtest", "--data", "nasdaq-1d", "--format", "pdf"], "'pdf' is not one of"),
-        (["config", "--set", "trading.fees=2"], "trading.fees: unknown key; known are band"),
+        (["config", "--set", "trading.fees=2"], "trading.fees: unknown key; known are active, band"),
         (
             ["config", "--explain", "training.risk.alfa"],
             "no setting named 'training.risk.alfa'; did you mean training.risk.alpha?",
@@ -117,9 +130,7 @@ def test_backtest_runs_on_a_users_file_and_on_a_portfolio(own_file):
 
 
 def test_train_prints_the_agent_beside_the_baselines(own_file, tmp_path):
-    tiny = ["training.steps=256", "training.n_envs=4", "training.n_steps=32", "training.lstm_hidden_size=8"]
-    overrides = [word for setting in [*tiny, "training.tensorboard=null"] for word in ("--set", setting)]
-    command = ["train", "--data", str(own_file), "--run", str(tmp_path / "run"), *overrides, "--format", "csv"]
+    command = ["train", "--data", str(own_file), "--run", str(tmp_path / "run"), *set_options(*TINY), "--format", "csv"]
     result = run(*command)
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["strategy"] for row in rows] == ["agent", *STRATEGIES]
@@ -135,9 +146,7 @@ def test_train_prints_the_agent_beside_the_baselines(own_file, tmp_path):
 def trained(own_file, tmp_path_factory):
     """A run, the rows that `train` printed, and the metrics that `evaluate` wrote."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    tiny = ["training.steps=256", "training.n_envs=4", "training.n_steps=32", "training.lstm_hidden_size=8"]
-    overrides = [word for setting in [*tiny, "training.tensorboard=null"] for word in ("--set", setting)]
-    printed = run("train", "--data", str(own_file), "--run", str(folder), *overrides, "--format", "json")
+    printed = run("train", "--data", str(own_file), "--run", str(folder), *set_options(*TINY), "--format", "json")
     assert run("evaluate", str(folder)).returncode == 0
     metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
     return folder, {row["strategy"]: row for row in json.loads(printed.stdout)}, metrics
@@ -169,10 +178,9 @@ def test_train_reads_the_data_and_builds_the_features_once(own_file, tmp_path, m
     for module in (prepared_market, run_module):
         monkeypatch.setattr(module, "load_source", counted(module.load_source, calls))
     monkeypatch.setattr(prepared_market, "build_features", counted(prepared_market.build_features, calls))
-    settings = ["training.steps=64", "training.n_envs=2", "training.n_steps=32", "training.tensorboard=null"]
-    overrides = [word for setting in settings for word in ("--set", setting)]
+    options = set_options(*TINY, "selection=null")
     with pytest.raises(SystemExit) as ended:
-        main(["train", "--data", str(own_file), "--run", str(tmp_path / "run"), *overrides, "--quiet"])
+        main(["train", "--data", str(own_file), "--run", str(tmp_path / "run"), *options, "--quiet"])
     assert ended.value.code == 0
     assert calls == ["load_source", "build_features"]
 
@@ -243,14 +251,9 @@ def test_init_writes_a_file_that_loads_and_never_overwrites(tmp_path):
     assert path.read_text() == "data: []\n"
 
 
-TINY = ["training.steps=256", "training.n_envs=4", "training.n_steps=32", "training.tensorboard=null"]
 POPULATION = """population={population_size: 2, perturbation_interval: 1, intervals: 1, validation_blocks: BLOCKS,
     hyperparams: [
     {name: learning_rate, min_value: 1.0e-4, max_value: 1.0e-3, is_log_scale: true}]}"""
-
-
-def set_options(*settings):
-    return [word for setting in settings for word in ("--set", setting)]
 
 
 @pytest.mark.parametrize("command", ["train", "walkforward", "population"])

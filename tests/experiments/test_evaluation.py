@@ -13,7 +13,14 @@ from tailguard.experiments.training import build_model
 from tailguard.market import random_walk
 from tailguard.ppo.critic import quantile_levels
 
-TINY = ["training.steps=128", "training.n_envs=4", "training.n_steps=16", "training.lstm_hidden_size=8", "training.gamma=0.5"]
+TINY = [
+    "training.steps=128",
+    "training.n_envs=4",
+    "training.n_steps=16",
+    "training.policy=MlpLstmPolicy",
+    "training.lstm_hidden_size=8",
+    "training.gamma=0.5",
+]
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tailguard.config import SEARCHABLE, load_config
+from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.experiments.evaluation import backtest_agent
 from tailguard.experiments.population_member import (
     ACCESSORS,
     MarketFactory,
     TunableHyperparameters,
-    blocks,
     equity_paths,
     log_growth,
     log_sharpe,
@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 TINY = [
     "training.n_envs=2",
     "training.n_steps=16",
+    "training.policy=MlpLstmPolicy",
     "training.lstm_hidden_size=4",
     "training.critic={num_quantiles: 5}",
     "training.tensorboard=null",
@@ -98,7 +99,7 @@ def test_the_winner_is_an_ordinary_run(straight):
     assert model.lr.base_at(1.0) == best.hyperparams["learning_rate"]
     assert model.clip_range == best.hyperparams["clip_range"]
     assert model.num_timesteps == run.config.training.steps == 3 * 2 * 16 * 2
-    paths = equity_paths(model, market, blocks(tuple(run.info["validation"]), 4))
+    paths = equity_paths(model, market, cut_into_blocks(tuple(run.info["validation"]), 4, "blocks"))
     assert np.mean([log_growth(path) for path in paths]) == pytest.approx(best.performance, abs=1e-12)
     assert backtest_agent(model, market, run.config.walkforward.warmup)[0].strategy == "agent"
 
@@ -286,9 +287,9 @@ def test_other_processes_map_the_features(data, tmp_path):
 
 
 def test_blocks_and_spans():
-    assert blocks((10, 50), 4) == [(10, 20), (20, 30), (30, 40), (40, 50)]
+    assert cut_into_blocks((10, 50), 4, "validation_blocks") == [(10, 20), (20, 30), (30, 40), (40, 50)]
     with pytest.raises(ValueError, match="validation_blocks"):
-        blocks((10, 50), 20)
+        cut_into_blocks((10, 50), 20, "validation_blocks")
     split, validation = split_off_validation(Split((0, 400), (400, 500)), 0.25)
     assert (split, validation) == (Split((0, 300), (400, 500)), (300, 400))
     with pytest.raises(ValueError, match="validation_share"):

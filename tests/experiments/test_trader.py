@@ -24,6 +24,8 @@ TINY = [
     "training.steps=256",
     "training.n_envs=4",
     "training.n_steps=32",
+    "selection=null",
+    "training.policy=MlpLstmPolicy",
     "training.lstm_hidden_size=8",
     "training.tensorboard=null",
 ]

@@ -14,6 +14,7 @@ TINY = [
     "training.steps=512",
     "training.n_envs=4",
     "training.n_steps=32",
+    "training.policy=MlpLstmPolicy",
     "training.lstm_hidden_size=8",
     "training.tensorboard=null",
 ]

@@ -17,6 +17,7 @@ from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from tailguard.envs.vec_env import GymVectorAdapter
+from tailguard.evaluate.play import target_weights
 from tailguard.market import (
     BettingGame,
     FeatureSet,
@@ -28,7 +29,7 @@ from tailguard.market import (
     random_walk,
     simulate,
 )
-from tailguard.market.rules import Fill
+from tailguard.market.rules import Fill, TradingSettings
 
 every_fill = pytest.mark.parametrize("fill", get_args(Fill))
 
@@ -443,6 +444,88 @@ def test_the_span_is_never_left() -> None:
     assert (np.concatenate(rows).min(), np.concatenate(rows).max()) == (200, 229)
 
 
+# Several spans.
+
+
+def start_by_hand(seed: int, episode: int, choices: int) -> int:
+    """The start that episode k of a seed draws: SplitMix64 of SplitMix64(seed) xor k, in whole numbers of Python."""
+
+    def mix(value: int) -> int:
+        value = (value + 0x9E3779B97F4A7C15) % 2**64
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+        return value ^ value >> 31
+
+    return mix(mix(seed) ^ episode) % choices
+
+
+def spans_env(span: Any, **settings: Any) -> TradingEnv:
+    bars = table("btcusd-1h")
+    return TradingEnv(bars, features=row_numbers(bars), span=span, **settings)
+
+
+@pytest.mark.parametrize("span", [(200, 300), [(200, 300)], ((200, 300),), [200, 300], (np.int64(200), np.int64(300))])
+def test_one_span_draws_the_starts_that_it_always_drew(span: Any) -> None:
+    env = spans_env(span, episode_length=10)
+    for seed in (0, 5, 2**63):
+        starts = [env.reset(seed=seed)[1]["row"]] + [env.reset()[1]["row"] for _ in range(20)]
+        assert starts == [200 + start_by_hand(seed, episode, 90) for episode in range(21)]
+
+
+def test_an_episode_stays_inside_one_of_several_spans() -> None:
+    spans = [(100, 120), (300, 310), (500, 545)]
+    bars = table("btcusd-1h")
+    env = TradingVecEnv(bars, n_envs=60, seed=0, features=row_numbers(bars), span=spans, episode_length=7)
+    rows = env.reset()[:, 0]
+    visited = {span: set() for span in spans}
+    for action in random_actions(100, 60):
+        before = [next(span for span in spans if span[0] <= row < span[1]) for row in rows]
+        step = env.step_arrays(action)
+        arrived = step.obs[:, 0].copy()
+        arrived[step.ended] = step.final_obs[:, 0]
+        for span, row in zip(before, arrived, strict=True):
+            assert span[0] < row < span[1]
+            visited[span].add(int(row))
+        rows = step.obs[:, 0]
+    for (first, stop), seen in visited.items():
+        assert seen == set(range(first + 1, stop))
+
+
+def test_every_start_of_every_span_is_drawn_equally_often() -> None:
+    spans, length = [(10, 30), (100, 112), (60, 90)], 8
+    fits = [row for first, stop in spans for row in range(first, stop - length)]
+    env = spans_env(spans, episode_length=length)
+    env.reset(seed=1)
+    rows = [env.reset()[1]["row"] for _ in range(4000)]
+    assert set(rows) == set(fits)
+    assert chisquare([rows.count(row) for row in fits]).pvalue > 1e-3
+
+
+def test_without_a_length_an_episode_lasts_to_the_end_of_its_span() -> None:
+    env = spans_env([(10, 15), (100, 103)])
+    ends = set()
+    for seed in range(20):
+        first, steps, truncated = env.reset(seed=seed)[1]["row"], 0, False
+        while not truncated:
+            *_, truncated, info = env.step([0.1])
+            steps += 1
+        ends.add((first, info["row"], steps))
+    assert ends == {(10, 14, 4), (100, 102, 2)}
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([(0, 100), (300, 250)], r"span must be rows .* got \(300, 250\)"),
+        ([(0, 100), (300, 1001)], r"span must be rows .* got \(300, 1001\)"),
+        ([(0, 100), (300, 305)], "not enough bars"),
+    ],
+)
+def test_one_bad_span_of_several_is_refused(spans: list[tuple[int, int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        spans_env(spans, episode_length=10)
+
+
 @pytest.mark.parametrize("end", ["data", "length", "ruin"])
 def test_an_ended_environment_refuses_to_go_on(end: str) -> None:
     second = (100.0, 100.0, 10.0, 100.0) if end == "ruin" else still(100.0)
@@ -522,6 +605,72 @@ def test_an_action_that_is_not_finite_is_refused_and_moves_nobody() -> None:
             env.step(np.array([[0.5], [bad], [0.5]]))
     for action in random_actions(15, 3):
         assert np.array_equal(env.step(action)[0], twin.step(action)[0])
+
+
+# An agent that steers a part of the account.
+
+STEERED = {
+    "long-short": (1, {"core": (0.4,)}),
+    "long only": (1, {"core": (0.4,), "long_only": True}),
+    "leverage": (1, {"core": (1.5,), "leverage": 2.0}),
+    "leverage, long only": (1, {"core": (1.5,), "leverage": 2.0, "long_only": True}),
+    "cash": (1, {}),
+    "cash, long only": (1, {"long_only": True}),
+    "three assets": (3, {"core": (0.2, -0.3, 0.4)}),
+    "three assets, long only": (3, {"core": (0.2, 0.3, 0.4), "long_only": True, "leverage": 1.5}),
+}
+
+
+@pytest.mark.parametrize("active", [0.0, 0.25, 0.9, 1.0])
+@pytest.mark.parametrize("case", STEERED)
+def test_the_target_is_the_core_and_the_agent_in_their_shares(case: str, active: float) -> None:
+    assets, settings = STEERED[case]
+    core = np.array(settings.get("core", [0.0] * assets))
+    for action in np.random.default_rng(0).uniform(-1.5, 1.5, (20, assets)):
+        alone = weights_after(action.tolist(), assets, **settings)
+        expected = (1.0 - active) * core + active * np.array(alone)
+        together = {**settings, "active": active}
+        assert weights_after(action.tolist(), assets, **together) == pytest.approx(expected, abs=1e-12)
+        targets = target_weights(action, TradingSettings(fee=0.0, **together))
+        assert targets == pytest.approx(expected, abs=1e-12)
+
+
+@every_fill
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("nasdaq-1d", {"core": (0.7,)}),
+        ("nasdaq-1d", {"core": (0.7,), "long_only": True, "band": 0.02}),
+        ("btcusd-1h", {"core": (1.4,), "leverage": 2.0, "loan_rate": 0.08}),
+        ("stocks", {"core": (0.5, -0.2, 0.3)}),
+        ("nasdaq-1d", {}),
+    ],
+)
+def test_an_agent_that_steers_nothing_holds_the_core_as_simulate_does(name: str, rules: dict[str, Any], fill: str) -> None:
+    bars = table(name)
+    env = TradingEnv(bars, features=row_numbers(bars), fill=fill, bankruptcy=0.05, fee=0.001, active=0.0, **rules)
+    _, info = env.reset(seed=0)
+    equities, truncated = [info["equity"]], False
+    rng = np.random.default_rng(0)
+    while not truncated:
+        *_, truncated, info = env.step(rng.uniform(-1.0, 1.0, assets_of(bars)))
+        equities.append(info["equity"])
+    weights = np.tile(rules.get("core", (0.0,)), (len(bars), 1)).astype(float)
+    weights[-1] = np.nan  # the last observation is not acted on
+    costs = {key: value for key, value in rules.items() if key in ("band", "loan_rate")}
+    result = simulate(bars, weights, fee=0.001, fill=fill, bankruptcy=0.05, **costs)
+    expected = result.equity + (result.costs if fill == "close" else 0.0)  # see above: it looks at a close before it trades
+    assert equities == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("active", [0.0, 0.5])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_action_that_is_not_finite_is_refused_whatever_is_steered(active: float, bad: float) -> None:
+    bars = table("nasdaq-1d")
+    env = TradingVecEnv(bars, n_envs=3, seed=0, features=row_numbers(bars), active=active, core=(0.5,))
+    env.reset()
+    with pytest.raises(ValueError, match=r"^the action of env 1 is not finite"):
+        env.step(np.array([[0.5], [bad], [0.5]]))
 
 
 # What the account shows of itself.
@@ -737,11 +886,17 @@ def test_what_a_single_environment_returns_may_be_overwritten() -> None:
         ({"span": (0, 401)}, "span must be rows"),
         ({"features": "too few"}, "features have 399 rows, the bars 400"),
         ({"no_trade": [True] * 3}, r"no_trade must have the shape \(400,\)"),
-        ({"commission": 0.1}, "commission: unknown key; known are band, "),
+        ({"commission": 0.1}, "commission: unknown key; known are active, band, "),
         ({"fill": "yesterday"}, "fill is 'yesterday': must be 'next_open', 'close' or 'next_close'"),
         ({"leverage": 0.0}, "leverage is 0.0: must be greater than 0"),
         ({"fee": math.nan}, "fee is nan: must be "),
         ({"fee": 0.5, "leverage": 2.0}, "cannot carry a gross exposure of 2"),
+        ({"active": 1.1}, "active is 1.1: must be less than or equal to 1"),
+        ({"active": -0.1}, "active is -0.1: must be greater than or equal to 0"),
+        ({"core": (1.1,)}, r"core is \(1.1,\), but it must be at least -1 each, at most 1 together"),
+        ({"core": (-0.1,), "long_only": True}, r"core is \(-0.1,\), but it must be at least 0 each"),
+        ({"core": (math.nan,)}, "core"),
+        ({"core": (0.1, 0.1)}, r"trading.core is \(0.1, 0.1\), but it must be empty or one weight for each of 1 assets"),
     ],
 )
 @pytest.mark.parametrize("make", [TradingEnv, TradingVecEnv])

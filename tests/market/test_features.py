@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,15 @@ from pydantic import ValidationError
 from tailguard.market import FeatureConfig, FeatureScaler, FeatureSet, align_bars, build_features, load_bars, load_dataset
 from tailguard.market.data import PRICES
 from tailguard.market.features import parkinson, yang_zhang
+from tailguard.market.relevance import FLOOR, fill_returns, relevance_weights
 from tailguard.market.synthetic import random_walk
 
 SIGMA = 0.01
 SHORT = {
-    "horizons": (1,), "volatility_window": 2, "slow_window": 2, "drawdown_window": 2, "rsi": 2, "macd": (2, 3, 2), "atr": 2,
-    "bollinger": 2, "cci": 2, "calendar": False,
+    "horizons": (1,), "volatility_window": 2, "slow_window": 2, "lags": 0, "drawdown_window": 2, "rsi": 2, "macd": (2, 3, 2),
+    "atr": 2, "bollinger": 2, "cci": 2, "calendar": False,
 }  # fmt: skip
+CALENDAR = ("hour_sin", "hour_cos", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
 def brownian_bars(n_bars: int = 20_000, overnight: float = 0.0, drift: float = 0.0, steps: int = 64) -> pd.DataFrame:
@@ -124,6 +127,7 @@ def reference_row(bars: pd.DataFrame, config: FeatureConfig) -> dict[str, float]
     returns = np.diff(np.log(close))
     scale = returns[-config.slow_window :].std(ddof=1)
     row = {f"return_{h}": math.log(close[-1] / close[-1 - h]) / (scale * math.sqrt(h)) for h in config.horizons}
+    row |= {f"lag_{k}": math.log(close[-1 - k] / close[-2 - k]) / scale for k in range(1, config.lags + 1)}
 
     n = config.volatility_window
     nights, days = np.log(opens[-n:] / close[-n - 1 : -1]), np.log(close[-n:] / opens[-n:])
@@ -158,31 +162,36 @@ def reference_row(bars: pd.DataFrame, config: FeatureConfig) -> dict[str, float]
 
 
 @pytest.mark.parametrize("name", ["nasdaq-1d", "btcusd-1h", "eurusd-1h"])
-@pytest.mark.parametrize("config", [FeatureConfig(), FeatureConfig(drawdown_window=40, macd=(3, 10, 4), rsi=5, atr=9, cci=7)])
+@pytest.mark.parametrize("config", [FeatureConfig(), FeatureConfig(drawdown_window=40, lags=3, macd=(3, 10, 4), rsi=5, atr=9, cci=7)])
 def test_every_market_feature_equals_its_definition(name: str, config: FeatureConfig) -> None:
     bars = load_dataset(name).iloc[1000:1400]
     features = build_features(bars, config)
     for t in (features.warmup, features.warmup + 1, 150, 399):
         expected = reference_row(bars.iloc[: t + 1], config)
-        assert set(expected) == {column for column in features.names if not column.endswith(("_sin", "_cos"))}
+        assert set(expected) == set(features.names) - set(CALENDAR)
         for feature, value in expected.items():
             clipped = min(max(value, -config.clip), config.clip)
             assert column(features, feature)[t] == pytest.approx(clipped, rel=1e-5, abs=1e-5), feature
 
 
-def test_calendar_features_are_points_on_circles() -> None:
-    times = ["2023-12-29", "2023-12-30", "2023-12-31", "2024-01-01", "2024-01-01 06:00", "2024-01-01 12:30", "2024-07-02"]
+def test_the_hour_is_a_point_on_a_circle_and_every_weekday_has_a_column() -> None:
+    times = ["2023-12-29", "2023-12-30", "2023-12-31", "2024-01-01", "2024-01-01 06:00", "2024-01-02 12:30", "2024-07-07"]
     bars = flat_bars(len(times)).set_index(pd.DatetimeIndex(times, name="time"))
     features = build_features(bars, FeatureConfig(**SHORT | {"calendar": True}))
     assert features.warmup == 3
-    turns = {
-        "hour": np.array([0.0, 6.0, 12.5, 0.0]) / 24.0,
-        "weekday": np.array([0, 0, 0, 1]) / 7.0,  # a Monday and a Tuesday
-        "yearday": np.array([0, 0, 0, 183]) / 366.0,
-    }
-    for name, turn in turns.items():
-        assert column(features, f"{name}_sin")[3:] == pytest.approx(np.sin(2.0 * np.pi * turn), abs=1e-6)
-        assert column(features, f"{name}_cos")[3:] == pytest.approx(np.cos(2.0 * np.pi * turn), abs=1e-6)
+    assert features.names[-len(CALENDAR) :] == CALENDAR
+    turns = np.array([0.0, 6.0, 12.5, 0.0]) / 24.0
+    assert column(features, "hour_sin")[3:] == pytest.approx(np.sin(2.0 * np.pi * turns), abs=1e-6)
+    assert column(features, "hour_cos")[3:] == pytest.approx(np.cos(2.0 * np.pi * turns), abs=1e-6)
+    days = [column(features, day)[3:].tolist() for day in CALENDAR[2:]]
+    assert days == [[1, 1, 0, 0], [0, 0, 1, 0], *[[0] * 4] * 4, [0, 0, 0, 1]]  # two Mondays, a Tuesday, a Sunday
+
+
+def test_the_calendar_has_no_day_of_the_year() -> None:
+    weeks = pd.date_range("2024-01-01", periods=400, freq="7D", unit="ns", name="time")
+    features = build_features(random_walk(400, seed=0).set_index(weeks))
+    for name in CALENDAR:
+        assert np.ptp(column(features, name)[features.warmup :]) == 0.0, name
 
 
 # Scale, size and form.
@@ -221,6 +230,7 @@ def test_features_are_cut_at_the_clip() -> None:
         ({"horizons": (1, 40)}, 40),
         ({"volatility_window": 40}, 40),  # 40 returns need 41 bars
         ({"slow_window": 40}, 40),
+        ({"lags": 40}, 41),  # the return of 40 bars ago needs the close before it
         ({"rsi": 40}, 40),
         ({"macd": (5, 40, 9)}, 39 + 8),
         ({"atr": 40}, 40),
@@ -245,7 +255,7 @@ def test_warmup_is_exactly_the_longest_look_back(longest: dict[str, object], war
 def test_fewer_bars_than_the_look_backs_are_all_warm_up(n_bars: int) -> None:
     features = build_features(random_walk(n_bars, seed=0))
     assert features.warmup == n_bars
-    assert features.values.shape == (n_bars, 23)
+    assert features.values.shape == (n_bars, 36)
     assert not features.values.any()
 
 
@@ -285,9 +295,9 @@ def test_symbols_prefix_their_features_and_share_the_calendar() -> None:
     one, two = random_walk(100, seed=1), random_walk(100, seed=2)
     features = build_features(align_bars({"one": one, "two": two}))
     single = build_features(one)
-    market = [name for name in single.names if not name.endswith(("_sin", "_cos"))]
-    calendar = [name for name in single.names if name.endswith(("_sin", "_cos"))]
-    assert list(features.names) == [f"{symbol}:{name}" for symbol in ("one", "two") for name in market] + calendar
+    market = single.names[: -len(CALENDAR)]
+    assert single.names == (*market, *CALENDAR)
+    assert features.names == (*(f"{symbol}:{name}" for symbol in ("one", "two") for name in market), *CALENDAR)
     for symbol, bars in (("one", one), ("two", two)):
         alone = build_features(bars)
         for name in market:
@@ -320,6 +330,7 @@ def test_warmup_waits_for_the_symbol_that_starts_last() -> None:
         {"volatility_window": 1}, {"slow_window": 0}, {"drawdown_window": -1}, {"rsi": 1}, {"atr": 2.5}, {"cci": 10_001},
         {"bollinger": None}, {"macd": (26, 12, 9)}, {"macd": (12, 12, 9)}, {"macd": (12, 26)}, {"macd": (12, 26, 1)},
         {"clip": 0.0}, {"clip": -1.0}, {"clip": math.nan}, {"clip": math.inf}, {"calendar": "sometimes"}, {"window": 3},
+        {"lags": -1}, {"lags": 1001}, {"lags": 1.5}, {"relevance": -0.1}, {"relevance": math.nan}, {"relevance": math.inf},
     ],
 )  # fmt: skip
 def test_config_rejects_nonsense_and_names_it(wrong: dict[str, object]) -> None:
@@ -447,6 +458,70 @@ def test_scaler_keeps_a_constant_column_finite_and_its_later_changes_visible() -
     features = FeatureSet(np.array([[3.0]] * 4 + [[5.0]] * 2, np.float32), ("x",), time, 0)
     scaled = FeatureScaler(time[0], time[4]).fit(features[:4]).transform(features)
     assert scaled.values[:, 0].tolist() == [0.0, 0.0, 0.0, 0.0, 2.0, 2.0]
+
+
+# Relevance.
+
+
+def weighted_scaler(bars: pd.DataFrame, held_out: np.ndarray | None = None, **changes: object) -> FeatureScaler:
+    """A scaler of the first 200 rows with the weights of what their features say; `changes` replace its inputs."""
+    inputs = {"features": build_features(bars)[TRAIN], "earned": fill_returns(bars.iloc[TRAIN], "close")} | changes
+    return FeatureScaler(bars.index[0], bars.index[200]).fit(inputs["features"], inputs["earned"], 1.0, held_out)
+
+
+def test_scaler_weights_the_standardised_columns_by_their_relevance() -> None:
+    bars = random_walk(300, seed=0)
+    features, plain, scaler = build_features(bars), train_scaler(bars), weighted_scaler(bars)
+    rows = slice(features.warmup, 200)
+    standardised = (features.values[rows].astype(np.float64) - plain.mean) / plain.std
+    expected = relevance_weights(standardised[None], fill_returns(bars.iloc[TRAIN], "close")[rows], 1.0)
+    assert scaler.weight == pytest.approx(expected, rel=1e-9)
+    assert 0.0 < (scaler.weight > FLOOR).mean() < 1.0
+    assert scaler.factor == pytest.approx(expected / plain.std, rel=1e-9)
+    assert scaler.transform(features).values == pytest.approx(plain.transform(features).values * expected, abs=1e-5)
+    assert plain.weight.tolist() == [1.0] * len(features.names)
+
+
+@pytest.mark.parametrize("relevance", [0.0, None])
+def test_scaler_without_relevance_only_standardises(relevance: float | None) -> None:
+    bars = random_walk(300, seed=0)
+    features, earned = build_features(bars)[TRAIN], fill_returns(bars.iloc[TRAIN], "close")
+    scaler = FeatureScaler(bars.index[0], bars.index[200])
+    scaler.fit(features, earned, relevance) if relevance is not None else scaler.fit(features, earned)
+    assert scaler.state_dict() == train_scaler(bars).state_dict()
+
+
+def test_scaler_learns_nothing_from_rows_that_are_held_out() -> None:
+    bars = random_walk(300, seed=0)
+    features, earned = build_features(bars)[TRAIN], fill_returns(bars.iloc[TRAIN], "close")
+    held_out = (np.arange(200) >= 120) & (np.arange(200) < 160)
+    garbage = features.values.copy()
+    garbage[held_out] = 1e3 * np.random.default_rng(0).standard_normal(garbage[held_out].shape)
+    changed = {"features": replace(features, values=garbage), "earned": np.where(held_out[:, None], 5.0, earned)}
+    state = weighted_scaler(bars, held_out).state_dict()
+    assert weighted_scaler(bars, held_out, **changed).state_dict() == state
+    assert weighted_scaler(bars).state_dict() != state
+    assert weighted_scaler(bars, **changed).state_dict() != state
+
+
+def test_scaler_keeps_its_weights_and_reads_files_that_have_none() -> None:
+    bars = random_walk(300, seed=0)
+    scaler, features = weighted_scaler(bars), build_features(bars)
+    state = json.loads(json.dumps(scaler.state_dict()))
+    assert FeatureScaler.from_state_dict(state).transform(features).values.tobytes() == scaler.transform(features).values.tobytes()
+    del state["weight"]  # as version 0.1 wrote it
+    old = FeatureScaler.from_state_dict(state)
+    assert old.transform(features).values.tobytes() == train_scaler(bars).transform(features).values.tobytes()
+
+
+def test_scaler_weights_depend_on_the_training_bars_and_on_no_later_ones() -> None:
+    bars = random_walk(300, seed=0)
+    later, within = bars.copy(), bars.copy()
+    later.iloc[200:, :4] *= 2.0
+    within.iloc[199:, :4] *= 2.0
+    weight = weighted_scaler(bars).weight.tolist()
+    assert weighted_scaler(later).weight.tolist() == weight
+    assert weighted_scaler(within).weight.tolist() != weight
 
 
 def test_scaler_changes_nothing_in_what_it_transforms() -> None:

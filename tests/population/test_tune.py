@@ -21,6 +21,7 @@ pytestmark = [
 TINY = [
     "training.n_envs=2",
     "training.n_steps=16",
+    "training.policy=MlpLstmPolicy",
     "training.lstm_hidden_size=4",
     "training.critic={num_quantiles: 5}",
     "training.tensorboard=null",
