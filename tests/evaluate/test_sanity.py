@@ -146,7 +146,7 @@ def test_interquartile_mean_of_a_multiple_of_four_is_the_trimmed_mean():
 def history(name, returns):
     n = len(returns)
     times = random_walk(n, seed=0).index
-    return AccountHistory(name, times, np.asarray(returns), np.zeros((n, 1)), np.zeros(n), np.zeros(n))
+    return AccountHistory(name, times, np.asarray(returns), np.zeros((n, 1)), *np.zeros((3, n)))
 
 
 def test_dispersion_by_hand():

@@ -92,12 +92,16 @@ def assess(
     periods, trials = window.periods_per_year, context.provenance.trials
     accounts = [agent, *seeds, *baselines]
     resamples = bootstrap(
-        {history.name: history.returns for history in accounts}, periods, draws=effort.draws, seed=effort.seed
+        {history.name: history.returns for history in accounts},
+        periods,
+        riskless=window.riskless,
+        draws=effort.draws,
+        seed=effort.seed,
     )
     returns = context.trial_returns
     verdict = judge(
-        agent.returns,
-        {history.name: history.returns for history in baselines},
+        agent.excess,
+        {history.name: history.excess for history in baselines},
         periods,
         market=sanity.MARKET,
         rules=rules,
@@ -138,7 +142,7 @@ def _sanity(
     permuted_sharpes: Floats,
 ) -> Sanity:
     """Run the sanity checks of the agent's target weights."""
-    reached = float((permuted_sharpes >= performance.sharpe(agent.returns, window.periods_per_year)).sum())
+    reached = float((permuted_sharpes >= performance.sharpe(agent.excess, window.periods_per_year)).sum())
     return Sanity(
         cost_curve=sanity.cost_curve(window, targets),
         break_even_cost=sanity.break_even_cost(window, targets),
@@ -163,24 +167,25 @@ def account_statistics(
     """
     intervals = {metric: resamples.interval(metric, history.name) for metric in METRICS}
     table = {metric: Estimate(interval.estimate, interval.low, interval.high) for metric, interval in intervals.items()}
-    moves = float(np.std(history.returns)) > ROUNDING
+    excess = history.excess
+    moves = float(np.std(excess)) > ROUNDING
     relation = _relation(history, market, periods)
     table |= {
         "total_return": Estimate(history.total_return),
-        "lo_sharpe": Estimate(performance.lo_sharpe(history.returns, periods)),
+        "lo_sharpe": Estimate(performance.lo_sharpe(excess, periods)),
         "cdar_5": Estimate(performance.cdar(history.equity, 0.05)),
         "turnover": Estimate(performance.turnover(history.turnover, periods)),
         "exposure": Estimate(performance.exposure(history.weights)),
         "net_exposure": Estimate(performance.net_exposure(history.weights)),
-        "hit_rate": Estimate(performance.hit_rate(history.returns)),
+        "hit_rate": Estimate(performance.hit_rate(excess)),
         "costs": Estimate(history.total_costs),
-        "cost_share": Estimate(performance.cost_share(history.total_return, history.total_costs)),
+        "cost_share": Estimate(performance.cost_share(history.excess_return, history.total_costs)),
         "alpha": Estimate(relation.alpha if relation else math.nan),
         "alpha_t": Estimate(relation.alpha_t if relation else math.nan),
         "beta": Estimate(relation.beta if relation else math.nan),
-        "probabilistic_sharpe": Estimate(probabilistic_sharpe(history.returns) if moves else math.nan),
-        "deflated_sharpe": Estimate(deflated_sharpe(history.returns, trials) if moves else math.nan),
-        "minimum_track_record": Estimate(minimum_track_record(history.returns) if moves else math.nan),
+        "probabilistic_sharpe": Estimate(probabilistic_sharpe(excess) if moves else math.nan),
+        "deflated_sharpe": Estimate(deflated_sharpe(excess, trials) if moves else math.nan),
+        "minimum_track_record": Estimate(minimum_track_record(excess) if moves else math.nan),
     }
     if history.name != AGENT:
         lead = resamples.difference("sharpe", AGENT, history.name)
@@ -190,7 +195,7 @@ def account_statistics(
 
 def _relation(history: AccountHistory, market: AccountHistory, periods: float) -> AlphaBeta | None:
     """Regress an account on the market; None where the market does not move and there is no beta."""
-    return alpha_beta(history.returns, market.returns, periods) if float(np.std(market.returns)) > ROUNDING else None
+    return alpha_beta(history.excess, market.excess, periods) if float(np.std(market.excess)) > ROUNDING else None
 
 
 def _hedged_sharpe(history: AccountHistory, market: AccountHistory, periods: float) -> float:

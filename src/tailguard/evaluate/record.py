@@ -53,6 +53,7 @@ class AccountHistory:
     :param weights: ``[n, assets]`` held while the return was earned, as shares of equity; negative is short.
     :param turnover: ``[n]`` traded notional as a share of equity.
     :param costs: ``[n]`` fees and slippage as a share of the equity before the bar.
+    :param riskless: ``[n]`` returns of idle cash over the same bars.
     """
 
     name: str
@@ -61,14 +62,21 @@ class AccountHistory:
     weights: Floats
     turnover: Floats
     costs: Floats
+    riskless: Floats
 
     def __post_init__(self) -> None:
         """Refuse columns of different lengths."""
         n = len(self.times)
-        for label, column in (("returns", self.returns), ("turnover", self.turnover), ("costs", self.costs)):
+        columns = {"returns": self.returns, "turnover": self.turnover, "costs": self.costs, "riskless": self.riskless}
+        for label, column in columns.items():
             require(column.shape == (n,), f"the shape of {label}", column.shape, f"{(n,)}, one per time")
         legal = f"({n}, assets), one row per time"
         require(self.weights.ndim == 2 and len(self.weights) == n, "the shape of weights", self.weights.shape, legal)
+
+    @property
+    def excess(self) -> Floats:
+        """The returns ``[n]`` in excess of those of idle cash: what every ratio, regression and test is about."""
+        return self.returns - self.riskless
 
     @property
     def equity(self) -> Floats:
@@ -79,6 +87,11 @@ class AccountHistory:
     def total_return(self) -> float:
         """The gain over the whole history, as a share of the start."""
         return float(self.equity[-1]) - 1.0
+
+    @property
+    def excess_return(self) -> float:
+        """The gain over what idle cash would have earned, as a share of the start."""
+        return self.total_return - float(np.prod(1.0 + self.riskless) - 1.0)
 
     @property
     def total_costs(self) -> float:
@@ -388,9 +401,10 @@ def _histories_table(evaluation: Evaluation) -> pd.DataFrame:
     assets = [str(column) for column in evaluation.prices.columns]
     tables = []
     for kind, history in zip(kinds, evaluation.histories, strict=True):
-        columns = {"return": history.returns, "turnover": history.turnover, "costs": history.costs}
+        earned = {"return": history.returns, "riskless": history.riskless}
+        paid = {"turnover": history.turnover, "costs": history.costs}
         weights = {f"weight {asset}": history.weights[:, i] for i, asset in enumerate(assets)}
-        tables.append(pd.DataFrame({"kind": kind, "track": history.name, "time": history.times, **columns, **weights}))
+        tables.append(pd.DataFrame({"kind": kind, "track": history.name, "time": history.times, **earned, **paid, **weights}))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -406,6 +420,8 @@ def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
             weights=weights.to_numpy(dtype=np.float64),
             turnover=rows["turnover"].to_numpy(dtype=np.float64),
             costs=rows["costs"].to_numpy(dtype=np.float64),
+            # Records of earlier versions have no such column: their ratios were of raw returns.
+            riskless=rows["riskless"].to_numpy(dtype=np.float64) if "riskless" in rows else np.zeros(len(rows)),
         )
         histories.setdefault(str(kind), []).append(history)
     return histories

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.record import AccountHistory, CostPoint, Delay, Dispersion
 from tailguard.evaluate.stats import performance
-from tailguard.evaluate.stats.series import Floats
+from tailguard.evaluate.stats.series import Floats, equity_of
 from tailguard.market.baselines import Strategy, strategy
 from tailguard.validation import require
 
@@ -89,7 +89,7 @@ def permutations(window: BacktestWindow, targets: ArrayLike, count: int = 499, s
     """
     weights, periods = np.asarray(targets, dtype=np.float64), window.periods_per_year
     orders = list(block_orders(len(weights), permutation_block(len(weights)), count, seed))
-    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, weights[order]).returns, periods) for order in orders])
+    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, weights[order]).excess, periods) for order in orders])
     middle = int(np.argsort(sharpes, kind="stable")[count // 2])
     return sharpes, window.trade(PERMUTED, weights[orders[middle]])
 
@@ -104,18 +104,18 @@ def cost_curve(window: BacktestWindow, targets: ArrayLike, multiples: Sequence[f
     points = []
     for multiple in multiples:
         history = window.at_costs(multiple).trade("agent", targets)
-        points.append(CostPoint(multiple, performance.sharpe(history.returns, window.periods_per_year), history.total_return))
+        points.append(CostPoint(multiple, performance.sharpe(history.excess, window.periods_per_year), history.total_return))
     return points
 
 
 def break_even_cost(window: BacktestWindow, targets: ArrayLike) -> float | None:
-    """Compute the cost per traded notional at which nothing is left: mean return without costs over mean turnover.
+    """Compute the cost per traded notional at which nothing is left: mean excess return without costs over mean turnover.
 
     :return: a share of the traded notional, None if nothing is ever traded.
     """
     free = window.at_costs(0.0).trade("agent", targets)
     turnover = float(free.turnover.mean())
-    return float(free.returns.mean()) / turnover if turnover > 0.0 else None
+    return float(free.excess.mean()) / turnover if turnover > 0.0 else None
 
 
 def delayed(window: BacktestWindow, targets: ArrayLike, agent: AccountHistory, bars: int = 1) -> Delay:
@@ -130,7 +130,7 @@ def delayed(window: BacktestWindow, targets: ArrayLike, agent: AccountHistory, b
     require(1 <= bars < len(weights), "bars", bars, f"from 1 to {len(weights) - 1}")
     late = window.trade("agent", np.concatenate([np.zeros_like(weights[:bars]), weights[:-bars]]))
     periods = window.periods_per_year
-    sharpes = [performance.sharpe(history.returns, periods) for history in (late, agent)]
+    sharpes = [performance.sharpe(history.excess, periods) for history in (late, agent)]
     return Delay(bars, sharpes[0], late.total_return, sharpes[1], agent.total_return)
 
 
@@ -176,11 +176,11 @@ def dispersion(
     """
     if len(seeds) < 2:
         return None
-    sharpes = np.array([performance.sharpe(history.returns, periods) for history in seeds])
+    sharpes = np.array([performance.sharpe(history.excess, periods) for history in seeds])
     edges = np.cumsum([0, *fold_rows])
     require(edges[-1] == len(seeds[0].returns), "the sum of fold_rows", edges[-1], "the number of bars")
     folds = list(pairwise(edges))
-    table = np.array([[performance.sharpe(history.returns[a:b], periods) for history in seeds] for a, b in folds])  # [F, S]
+    table = np.array([[performance.sharpe(history.excess[a:b], periods) for history in seeds] for a, b in folds])  # [F, S]
     chosen = np.random.default_rng(0).integers(len(seeds), size=(draws, *table.shape))
     resampled = np.take_along_axis(np.broadcast_to(table, chosen.shape), chosen, axis=2).reshape(draws, -1)
     low, high = np.quantile([interquartile_mean(values) for values in resampled], [0.025, 0.975])
@@ -204,11 +204,10 @@ def _regime(
     bars = int(where.sum())
 
     def figures(history: AccountHistory) -> tuple[float, float, float]:
-        returns = history.returns[where]
         if bars < FEWEST_REGIME_BARS:
             return math.nan, math.nan, math.nan
-        equity = np.concatenate([[1.0], np.cumprod(1.0 + returns)])
-        return float(equity[-1] - 1.0), performance.sharpe(returns, periods), performance.max_drawdown(equity)
+        equity = equity_of(history.returns[where])
+        return float(equity[-1] - 1.0), performance.sharpe(history.excess[where], periods), performance.max_drawdown(equity)
 
     own, held = figures(agent), figures(market)
     exposure = performance.exposure(agent.weights[where]) if bars else math.nan

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import AccountHistory, Evaluation
@@ -75,7 +76,7 @@ def _rolling_chart(evaluation: Evaluation) -> Chart:
     window = window_of(len(agent.returns), periods)
     times = seconds(agent.times)[window - 1 :]
     name = title_of(market.name)
-    (mean, deviation), (market_mean, market_deviation) = (rolling(history.returns, window) for history in (agent, market))
+    (mean, deviation), (market_mean, market_deviation) = (rolling(history.excess, window) for history in (agent, market))
     ratio, market_ratio = _annual_ratio(mean, deviation, periods), _annual_ratio(market_mean, market_deviation, periods)
     error = 1.96 * np.sqrt((1.0 + ratio**2 / periods / 2.0) / window * periods)
     grid = np.linspace(0, len(times) - 1, min(len(times), 300)).round().astype(int)
@@ -89,7 +90,7 @@ def _rolling_chart(evaluation: Evaluation) -> Chart:
         _rolling_line(times, market_deviation * math.sqrt(periods), name, "market"),
         _rolling_line(times, deviation * math.sqrt(periods), "agent", "agent"),
     ]
-    beta = [_rolling_line(times, _rolling_beta(agent.returns, market.returns, window), "agent", "agent", False)]
+    beta = [_rolling_line(times, _rolling_beta(agent.excess, market.excess, window), "agent", "agent", False)]
     panels = [
         Panel("Sharpe ratio", sharpe, TIME, Axis(include=(0.0,)), 260, hide_x=True),
         Panel("Annual volatility", volatility, TIME, Axis("percent", include=(0.0,), tight=True), 160, hide_x=True),
@@ -195,16 +196,14 @@ def folds_section(evaluation: Evaluation) -> ReportSection | None:
     return ReportSection("folds", "Folds and seeds", headline, lead, [block for block in blocks if block is not None])
 
 
-def returns_within(history: AccountHistory, fold: pd.Series) -> Floats:
-    """Return the returns of an account inside the test of a fold, both ends included."""
-    inside = (history.times >= fold["test_from"]) & (history.times <= fold["test_to"])
-    returns: Floats = history.returns[inside]
-    return returns
+def _inside(history: AccountHistory, fold: pd.Series) -> NDArray[np.bool_]:
+    """Return which bars of an account lie inside the test of a fold, both ends included."""
+    return np.asarray((history.times >= fold["test_from"]) & (history.times <= fold["test_to"]))
 
 
 def _fold_sharpe(evaluation: Evaluation, history: AccountHistory, fold: pd.Series) -> float:
-    returns = returns_within(history, fold)
-    return statistics.sharpe(returns, evaluation.periods_per_year) if len(returns) > 1 else float("nan")
+    excess = history.excess[_inside(history, fold)]
+    return statistics.sharpe(excess, evaluation.periods_per_year) if len(excess) > 1 else float("nan")
 
 
 def _fold_chart(evaluation: Evaluation) -> Chart:
@@ -255,7 +254,7 @@ def _fold_table(evaluation: Evaluation) -> Html:
     rows = []
     for _, fold in evaluation.folds.iterrows():
         histories = (evaluation.agent, evaluation.history(evaluation.market))
-        agent, other = (returns_within(history, fold) for history in histories)
+        agent, other = (history.returns[_inside(history, fold)] for history in histories)
         rows.append(
             [
                 str(fold["fold"]),
