@@ -84,7 +84,8 @@ def test_every_check_is_of_the_excess_returns(bars, record):
     own = statistics.sharpe(record.agent.excess, periods)
     assert {point.sharpe for point in record.sanity.cost_curve if point.multiple == 1.0} == {own}
     assert record.sanity.delay.sharpe_before == own
-    assert record.sanity.break_even_cost == pytest.approx(record.agent.excess.mean() / record.agent.turnover.mean())
+    growth = np.log(record.agent.equity[-1] / record.history("cash").equity[-1]) / N
+    assert record.sanity.break_even_cost == pytest.approx(growth / record.agent.turnover.mean())
     years = record.sanity.regimes.query("kind == 'year'")
     first = record.agent.times.year == int(years["regime"].iloc[0])
     assert years["agent_sharpe"].iloc[0] == statistics.sharpe(record.agent.excess[first], periods)

@@ -67,14 +67,12 @@ class BacktestWindow:
     @property
     def prices(self) -> pd.DataFrame:
         """The closes ``[n, assets]``, the last known one where a bar is missing."""
-        closes = {symbol or "close": table["close"].ffill() for symbol, table in iterate_symbols(self.bars)}
-        return pd.DataFrame(closes).iloc[self.span[0] + 1 : self.span[1]].rename_axis(None)
+        return closes(self.bars).iloc[self.span[0] + 1 : self.span[1]].rename_axis(None)
 
     @property
     def moves(self) -> Floats:
         """The close-to-close returns ``[n, assets]``; 0 before a symbol's first bar."""
-        closes = pd.DataFrame({symbol: table["close"].ffill() for symbol, table in iterate_symbols(self.bars)})
-        changes = closes.pct_change(fill_method=None).iloc[self.span[0] + 1 : self.span[1]]
+        changes = closes(self.bars).pct_change(fill_method=None).iloc[self.span[0] + 1 : self.span[1]]
         return np.asarray(np.nan_to_num(changes.to_numpy(dtype=np.float64)))
 
     @cached_property
@@ -136,3 +134,8 @@ class BacktestWindow:
         if self.cash_rates is not None:  # paid on the cash at the close before, as the kernel pays a constant rate
             returns += self.riskless * np.maximum(result.cash[:-1], 0.0) / result.equity[:-1]
         return AccountHistory(name, self.times, returns, np.array(held), turnover, costs / equity[:-1], self.riskless)
+
+
+def closes(bars: pd.DataFrame) -> pd.DataFrame:
+    """Return the closes, one column per symbol, the last known one where a bar is missing."""
+    return pd.DataFrame({symbol or "close": table["close"].ffill() for symbol, table in iterate_symbols(bars)})

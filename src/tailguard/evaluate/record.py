@@ -50,7 +50,8 @@ class AccountHistory:
     :param name: of the agent, the seed or the baseline.
     :param times: ``[n]`` ends of the bars over which the returns were earned.
     :param returns: ``[n]`` simple, after all costs, each above -1.
-    :param weights: ``[n, assets]`` held while the return was earned, as shares of equity; negative is short.
+    :param weights: ``[n, assets]`` held while the return was earned, as shares of equity; negative is short. Without columns
+        where only the returns are known.
     :param turnover: ``[n]`` traded notional as a share of equity.
     :param costs: ``[n]`` fees and slippage as a share of the equity before the bar.
     :param riskless: ``[n]`` returns of idle cash over the same bars.
@@ -72,6 +73,11 @@ class AccountHistory:
             require(column.shape == (n,), f"the shape of {label}", column.shape, f"{(n,)}, one per time")
         legal = f"({n}, assets), one row per time"
         require(self.weights.ndim == 2 and len(self.weights) == n, "the shape of weights", self.weights.shape, legal)
+
+    @property
+    def traded(self) -> bool:
+        """True where weights and costs are known, False where only the returns are."""
+        return bool(self.weights.shape[1])
 
     @property
     def excess(self) -> Floats:
@@ -154,26 +160,27 @@ class Dispersion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sanity:
-    """The sanity checks of the agent's decisions.
+    """The sanity checks of the agent's decisions; where only returns are known, there are regimes and nothing else.
 
     :param cost_curve: at 0 to 5 times the costs.
-    :param break_even_cost: cost per unit of traded notional that would have left nothing of the gross gain (0.001 is 10 basis
-        points); negative if there was no gross gain, None if the agent never traded.
-    :param delay: one extra bar between decision and trade.
+    :param break_even_cost: cost per unit of traded notional that would have left nothing of the gross gain over cash (0.001 is
+        10 basis points); negative if there was no such gain, None if the agent never traded.
+    :param delay: one extra bar between decision and trade; None where nothing can be traded again.
     :param regimes: one row per regime: `kind` (year or volatility), `regime`, `bars`, `agent_return`, `agent_sharpe`,
         `market_return`, `market_sharpe`, `agent_max_drawdown`, `exposure`.
     :param dispersion: of the seeds; None with a single one.
-    :param permutation_p: share of permutations of the agent's positions, in blocks, that reach its Sharpe ratio.
-    :param permutation_block: bars per block of the permutations.
+    :param permutation_p: share of permutations of the agent's positions, in blocks, that reach its Sharpe ratio; None without
+        positions.
+    :param permutation_block: bars per block of the permutations; None without positions.
     """
 
     cost_curve: list[CostPoint]
     break_even_cost: float | None
-    delay: Delay
+    delay: Delay | None
     regimes: pd.DataFrame
     dispersion: Dispersion | None
-    permutation_p: float
-    permutation_block: int
+    permutation_p: float | None
+    permutation_block: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +224,7 @@ class Provenance:
     :param seeds: of the trainings.
     :param trials: agents that could have been chosen by looking at these test bars, discarded ones included.
     :param date: of the evaluation, as YYYY-MM-DD.
+    :param ledger: how the trials were counted, as a sentence; empty in records of earlier versions.
     """
 
     config: str
@@ -225,6 +233,7 @@ class Provenance:
     seeds: tuple[int, ...]
     trials: int
     date: str
+    ledger: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +243,8 @@ class Evaluation:
     :param title: one line.
     :param source: name of the data set or file.
     :param periods_per_year: bars per year.
-    :param prices: closes over the out-of-sample time, one column per asset, one row per bar.
+    :param prices: closes over the out-of-sample time, one column per asset, one row per bar; no column where only returns are
+        known.
     :param agent: the account that the verdict is about: the ensemble of the seeds, the out-of-sample folds chained.
     :param seeds: the account of each training seed alone.
     :param baselines: under the same accounting, over the same bars; see :mod:`tailguard.evaluate.sanity` for
@@ -251,6 +261,7 @@ class Evaluation:
     :param attack: one row per attack and strength: `attack`, `epsilon`, `statistic`, `value`, `low`, `high`; None if none ran.
     :param lineage: entries of a population's lineage.jsonl; None without a population.
     :param provenance: config, data, versions, seeds, trials, date.
+    :param subject: what the report calls the account that was evaluated: an agent, or a strategy.
     """
 
     title: str
@@ -271,6 +282,7 @@ class Evaluation:
     warnings: list[str] = field(default_factory=list)
     attack: pd.DataFrame | None = None
     lineage: list[dict[str, Any]] | None = None
+    subject: str = "agent"
 
     def __post_init__(self) -> None:
         """Refuse accounts over other bars than the agent's, and names that occur twice."""
@@ -360,6 +372,7 @@ def load_record(folder: Path) -> Evaluation:
         warnings=numbers["warnings"],
         attack=_read_table(attack) if attack.exists() else None,
         lineage=[json.loads(line) for line in lineage.read_text("utf-8").splitlines()] if lineage.exists() else None,
+        subject=numbers.get("subject", "agent"),
     )
 
 
@@ -375,6 +388,7 @@ def _numbers(evaluation: Evaluation) -> dict[str, Any]:
         "format": FORMAT,
         "title": evaluation.title,
         "source": evaluation.source,
+        "subject": evaluation.subject,
         "periods_per_year": evaluation.periods_per_year,
         "bars": len(evaluation.agent.times),
         "market": evaluation.market,
@@ -385,7 +399,7 @@ def _numbers(evaluation: Evaluation) -> dict[str, Any]:
         "sanity": {
             "cost_curve": [point._asdict() for point in sanity.cost_curve],
             "break_even_cost": sanity.break_even_cost,
-            "delay": sanity.delay._asdict(),
+            "delay": None if sanity.delay is None else sanity.delay._asdict(),
             "dispersion": None if sanity.dispersion is None else sanity.dispersion._asdict(),
             "permutation_p": sanity.permutation_p,
             "permutation_block": sanity.permutation_block,
@@ -403,7 +417,8 @@ def _histories_table(evaluation: Evaluation) -> pd.DataFrame:
     for kind, history in zip(kinds, evaluation.histories, strict=True):
         earned = {"return": history.returns, "riskless": history.riskless}
         paid = {"turnover": history.turnover, "costs": history.costs}
-        weights = {f"weight {asset}": history.weights[:, i] for i, asset in enumerate(assets)}
+        held = history.weights if history.traded else np.full((len(history.times), len(assets)), np.nan)
+        weights = {f"weight {asset}": held[:, i] for i, asset in enumerate(assets)}
         tables.append(pd.DataFrame({"kind": kind, "track": history.name, "time": history.times, **earned, **paid, **weights}))
     return pd.concat(tables, ignore_index=True)
 
@@ -412,7 +427,7 @@ def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
     table = _read_table(path, times=("time",))
     histories: dict[str, list[AccountHistory]] = {}
     for (kind, name), rows in table.groupby(["kind", "track"], sort=False):
-        weights = rows[[column for column in rows.columns if column.startswith("weight ")]]
+        weights = rows[[column for column in rows.columns if column.startswith("weight ")]].dropna(axis="columns", how="all")
         history = AccountHistory(
             name=str(name),
             times=pd.DatetimeIndex(rows["time"], name=None),
@@ -471,7 +486,7 @@ def _read_sanity(values: dict[str, Any], regimes: pd.DataFrame) -> Sanity:
     return Sanity(
         cost_curve=[CostPoint(**point) for point in values["cost_curve"]],
         break_even_cost=values["break_even_cost"],
-        delay=Delay(**values["delay"]),
+        delay=None if values["delay"] is None else Delay(**values["delay"]),
         regimes=regimes,
         dispersion=None if values["dispersion"] is None else Dispersion(**values["dispersion"]),
         permutation_p=values["permutation_p"],

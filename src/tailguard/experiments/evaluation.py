@@ -18,6 +18,7 @@ from tailguard.evaluate.backtest import BacktestRow, backtest_row
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.critic_calibration import calibrate
 from tailguard.evaluate.folds import Fold
+from tailguard.evaluate.ledger import Ledger
 from tailguard.evaluate.play import ReportProgress, play, return_gamma_of
 from tailguard.evaluate.record import CriticCalibration, Evaluation, Provenance
 from tailguard.evaluate.sanity import matched_random_positions
@@ -115,6 +116,7 @@ def evaluate_agent(
     attack: pd.DataFrame | None = None,
     rules: VerdictRules | None = None,
     effort: Effort | None = None,
+    ledger: Ledger | None = None,
 ) -> Evaluation:
     """Evaluate one trained agent on the test rows of its market: one fold, one seed.
 
@@ -130,6 +132,7 @@ def evaluate_agent(
     :param attack: table of attacks.
     :param rules: of the verdict.
     :param effort: of the computation.
+    :param ledger: of trials; None keeps none.
     """
     fold, seed = market.split.fold, config.training.seed
     decisions = out_of_sample_decisions(model, market, fold.span, config.walkforward.warmup)
@@ -146,11 +149,15 @@ def evaluate_agent(
         lineage=lineage,
         attack=attack,
     )
-    return assess(window, {f"seed {seed}": decisions.targets}, [len(decisions.targets)], context, rules, effort)
+    return assess(window, {f"seed {seed}": decisions.targets}, [len(decisions.targets)], context, rules, effort, ledger)
 
 
-def evaluate_run(run: Run) -> Evaluation:
-    """Evaluate the agent of a run, with its training curves, its population and its attacks where there are any."""
+def evaluate_run(run: Run, ledger: Ledger | None = None) -> Evaluation:
+    """Evaluate the agent of a run, with its training curves, its population and its attacks where there are any.
+
+    :param run: with a trained model.
+    :param ledger: of trials; None keeps none.
+    """
     metrics = run.metrics()
     attack, lineage = run.path / ATTACK_TABLE, run.path / FOLDER / LINEAGE
     return evaluate_agent(
@@ -164,6 +171,7 @@ def evaluate_run(run: Run) -> Evaluation:
         trials=run.info.get("trials", 1),
         lineage=read_lineage(lineage) if lineage.exists() else None,
         attack=pd.read_csv(attack) if attack.exists() else None,
+        ledger=ledger,
     )
 
 

@@ -206,7 +206,7 @@ def test_every_outcome_has_its_words_and_its_mark(outcome, headline, mark):
     page = Page(report_html(replace(example_evaluation(bars=60, seeds=1, full=False), verdict=verdict)))
     assert headline in page.text
     assert page.find("div", class_=mark)
-    assert f"Lead over constant mix {MINUS}0.50 [{MINUS}1.00, +0.10], rank 1-2." in page.text
+    assert f"Lead over own mix {MINUS}0.50 [{MINUS}1.00, +0.10], rank 1-2." in page.text
 
 
 def test_lineage_is_read_as_the_population_itself_replays_it():

@@ -19,7 +19,7 @@ from tailguard.evaluate.report.charts import (
     estimate_row,
     seconds,
 )
-from tailguard.evaluate.report.formatting import capital, day, say, with_interval
+from tailguard.evaluate.report.formatting import capital, day, say, with_interval, without_folders
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, page, table, tag
 from tailguard.evaluate.report.report import is_intraday
@@ -38,6 +38,7 @@ def compare(evaluations: Sequence[Evaluation], names: Sequence[str] | None = Non
     :param names: of the runs, all different; None takes their titles, numbered where titles repeat.
     """
     names = _names(evaluations, names)
+    evaluations = [without_folders(evaluation) for evaluation in evaluations]
     sections = [
         _verdicts(evaluations, names),
         _equities(evaluations, names),
@@ -63,7 +64,7 @@ def comparison_rows(evaluations: Sequence[Evaluation], names: Sequence[str] | No
     :param names: as for :func:`compare`.
     """
     rows = []
-    for name, evaluation in zip(_names(evaluations, names), evaluations, strict=True):
+    for name, evaluation in zip(_names(evaluations, names), map(without_folders, evaluations), strict=True):
         estimates = evaluation.statistics[evaluation.agent.name]
         known = {term(key).label: with_interval(estimates[key], term(key).kind) for key in STATISTICS if key in estimates}
         market = evaluation.statistics[evaluation.market]["sharpe"].value
@@ -91,7 +92,7 @@ def _caution(evaluations: Sequence[Evaluation]) -> str:
     prints = {evaluation.provenance.fingerprint for evaluation in evaluations}
     spans = {(evaluation.agent.times[0], evaluation.agent.times[-1]) for evaluation in evaluations}
     if len(prints) > 1:
-        return "The runs used different data, so a better number does not make a better agent."
+        return "The runs used different data, so a better number does not make a better strategy."
     if len(spans) > 1:
         return "The runs were tested on different periods of the same data, so a lead may come from the period."
     same = "The runs were tested on the same bars. Each run that you choose from counts as a trial: the more trials, the "
@@ -174,7 +175,7 @@ def _statistics_table(evaluations: Sequence[Evaluation], names: list[str]) -> Ht
     for key in ("sharpe", "cagr"):
         holding = [evaluation.statistics[evaluation.market][key] for evaluation in evaluations]
         rows.append([f"Market: {term(key).label}", *(with_interval(estimate, term(key).kind) for estimate in holding)])
-    return table(["statistic of the agent", *names], rows, "All statistics of every run, with 95% intervals in brackets.")
+    return table(["statistic", *names], rows, "All statistics of every run, with 95% intervals in brackets.")
 
 
 def _provenance(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSection:

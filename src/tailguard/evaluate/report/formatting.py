@@ -2,11 +2,12 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Literal
 
 import pandas as pd
 
-from tailguard.evaluate.record import Estimate
+from tailguard.evaluate.record import Estimate, Evaluation
 
 NumberFormat = Literal["percent", "number", "free", "multiple", "count", "price"]
 MINUS = "\N{MINUS SIGN}"
@@ -69,6 +70,18 @@ def with_interval(estimate: Estimate, kind: NumberFormat = "number") -> str:
 def readable(name: str) -> str:
     """Return a name with spaces for underscores: ``buy_and_hold`` becomes buy and hold."""
     return name.replace("_", " ")
+
+
+def source_name(source: str) -> str:
+    """Return the name of the data without the folders of its files."""
+    return "+".join(part.replace("\\", "/").rsplit("/", 1)[-1] for part in source.split("+"))
+
+
+def without_folders(evaluation: Evaluation) -> Evaluation:
+    """Return a record whose data are named without the folders of their files: a page may be shown to others."""
+    short = source_name(evaluation.source)
+    provenance = replace(evaluation.provenance, config=evaluation.provenance.config.replace(evaluation.source, short))
+    return replace(evaluation, source=short, provenance=provenance)
 
 
 def slug(name: str) -> str:

@@ -71,7 +71,7 @@ def rolling(values: Floats, window: int) -> tuple[Floats, Floats]:
 
 
 def _rolling_chart(evaluation: Evaluation) -> Chart:
-    periods, agent = evaluation.periods_per_year, evaluation.agent
+    periods, agent, who = evaluation.periods_per_year, evaluation.agent, evaluation.subject
     market = evaluation.history(evaluation.market)
     window = window_of(len(agent.returns), periods)
     times = seconds(agent.times)[window - 1 :]
@@ -82,15 +82,15 @@ def _rolling_chart(evaluation: Evaluation) -> Chart:
     grid = np.linspace(0, len(times) - 1, min(len(times), 300)).round().astype(int)
     band = {"low": (ratio - error)[grid], "high": (ratio + error)[grid]}
     sharpe = [
-        Mark("band", times[grid], band, "agent, 95% interval", "agent"),
+        Mark("band", times[grid], band, f"{who}, 95% interval", "agent"),
         _rolling_line(times, market_ratio, name, "market"),
-        _rolling_line(times, ratio, "agent", "agent"),
+        _rolling_line(times, ratio, who, "agent"),
     ]
     volatility = [
         _rolling_line(times, market_deviation * math.sqrt(periods), name, "market"),
-        _rolling_line(times, deviation * math.sqrt(periods), "agent", "agent"),
+        _rolling_line(times, deviation * math.sqrt(periods), who, "agent"),
     ]
-    beta = [_rolling_line(times, _rolling_beta(agent.excess, market.excess, window), "agent", "agent", False)]
+    beta = [_rolling_line(times, _rolling_beta(agent.excess, market.excess, window), who, "agent", False)]
     panels = [
         Panel("Sharpe ratio", sharpe, TIME, Axis(include=(0.0,)), 260, hide_x=True),
         Panel("Annual volatility", volatility, TIME, Axis("percent", include=(0.0,), tight=True), 160, hide_x=True),
@@ -98,7 +98,7 @@ def _rolling_chart(evaluation: Evaluation) -> Chart:
     ]
     above = float((ratio > market_ratio).mean())
     length = duration(window / periods)
-    summary = f"In rolling windows of {window:,} bars, the agent's Sharpe ratio ranges from {say(ratio.min())} to "
+    summary = f"In rolling windows of {window:,} bars, the {who}'s Sharpe ratio ranges from {say(ratio.min())} to "
     summary += f"{say(ratio.max())} and is above that of {name} in {say(above, 'percent')} of them."
     note = f"Each point covers the last {window:,} bars ({length}). The interval assumes independent bars (Lo 2002)."
     title = f"A higher Sharpe ratio than {name} in {say(above, 'percent')} of all windows of {length}"
@@ -122,7 +122,7 @@ def _rolling_beta(agent: Floats, market: Floats, window: int) -> Floats:
 
 def _regime_chart(evaluation: Evaluation, kind: str) -> Chart:
     chosen = evaluation.sanity.regimes[evaluation.sanity.regimes["kind"] == kind]
-    name = title_of(evaluation.market)
+    name, who = title_of(evaluation.market), evaluation.subject
     rows = [
         ChartRow(
             capital(_regime_title(regime["regime"])),
@@ -130,7 +130,7 @@ def _regime_chart(evaluation: Evaluation, kind: str) -> Chart:
             finite_or_none(float(regime["agent_sharpe"])),
             color="agent",
             dots=[Dot(name, float(regime["market_sharpe"]), "market", True)],
-            label="agent",
+            label=who,
         )
         for regime in chosen.to_dict("records")
     ]
@@ -139,9 +139,9 @@ def _regime_chart(evaluation: Evaluation, kind: str) -> Chart:
     title = f"A higher Sharpe ratio than {name} in {len(ahead)} of {len(chosen)} {what}"
     best, worst = (chosen.iloc[int(pick)] for pick in (chosen["agent_sharpe"].argmax(), chosen["agent_sharpe"].argmin()))
     times = "times of " if kind == "volatility" else ""
-    summary = f"The agent's Sharpe ratio is highest in {times}{_regime_title(best['regime'])} ({say(best['agent_sharpe'])}) "
+    summary = f"The {who}'s Sharpe ratio is highest in {times}{_regime_title(best['regime'])} ({say(best['agent_sharpe'])}) "
     summary += f"and lowest in {times}{_regime_title(worst['regime'])} ({say(worst['agent_sharpe'])})."
-    panel = RowPanel(f"Sharpe ratio, agent against {name}", rows)
+    panel = RowPanel(f"Sharpe ratio, {who} against {name}", rows)
     note = "The first and the last year may be incomplete."
     if kind == "volatility":
         note = "Terciles of the market's volatility over the month before each bar."
@@ -167,16 +167,16 @@ def _regime_table(evaluation: Evaluation, kind: str) -> Html:
         ]
         for regime in chosen.to_dict("records")
     ]
-    market = title_of(evaluation.market)
+    market, who = title_of(evaluation.market), evaluation.subject
     head = [
         kind,
         "bars",
-        "agent: return",
+        f"{who}: return",
         f"{market}: return",
-        "agent: Sharpe ratio",
+        f"{who}: Sharpe ratio",
         f"{market}: Sharpe ratio",
-        "agent: maximum drawdown",
-        "agent: exposure",
+        f"{who}: maximum drawdown",
+        f"{who}: exposure",
     ]
     return table(head, rows, "The same in numbers. Periods this short have wide confidence intervals, which are not computed.")
 
