@@ -196,7 +196,9 @@ def _better_baselines(resamples: Bootstrap, rivals: Sequence[str], size: float) 
         return ()
     resamples = resamples.only([AGENT, *rivals])
     estimates, draws = resamples.estimates["sharpe"], resamples.draws["sharpe"]
-    significant = step_down(estimates[1:] - estimates[0], draws[:, 1:] - draws[:, :1], size)
+    # Accounts that are nearly the same differ by next to nothing, and by that for sure.
+    leads, resampled = estimates[1:] - estimates[0] - NEGLIGIBLE, draws[:, 1:] - draws[:, :1] - NEGLIGIBLE
+    significant = step_down(leads, resampled, size)
     return tuple(name for name, is_better in zip(resamples.names[1:], significant, strict=True) if is_better)
 
 
@@ -204,6 +206,7 @@ VerdictOutcome = Literal["evidence of skill", "no evidence of skill", "worse tha
 
 TOO_GOOD = 3.0  # annual Sharpe ratios above this are more often a bug than a strategy
 HIGHEST_PBO = 0.2
+NEGLIGIBLE = 0.05  # lead in annual Sharpe ratio below which nobody is called worse
 MANY_YEARS = 100.0
 
 
@@ -322,7 +325,8 @@ def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
         return _too_little(evidence, gates, rules, length, findings + remarks)
     if evidence.better:
         names = _and(evidence.better)
-        reason = f"The Sharpe ratio is below that of {names}, with a chance of error of at most {rules.size / 2.0:.1%}."
+        reason = f"The Sharpe ratio is more than {NEGLIGIBLE} below that of {names}, with a chance of error of at most "
+        reason += f"{rules.size / 2.0:.1%}."
         return Verdict("worse than", f"worse than {names}", (reason, *findings, length, *remarks), evidence.better)
     if not failed:
         return Verdict("evidence of skill", "evidence of skill", (*findings, length, *remarks))

@@ -19,8 +19,8 @@ MEANINGS = {
 RULES = {
     "too little data to tell": "The rule: the test has fewer than 100 bars, or it would have found a Sharpe ratio lead of 1 "
     "with a probability below 80% and the data do not rule such a lead out.",
-    "worse than": "The rule: the Sharpe ratio of a baseline is higher than luck can explain, in a test over all of them "
-    "(stepwise, 2.5% chance of error). Baselines that are draws of luck themselves do not count.",
+    "worse than": "The rule: the Sharpe ratio of a baseline is higher by more than 0.05 and luck, in a test over all of "
+    "them (stepwise, 2.5% chance of error). Baselines that are draws of luck themselves do not count.",
     "evidence of skill": "The rule: every test below is passed, each with a chance of error of at most 5%.",
     "no evidence of skill": "The rule: at least one test below is not passed, and the data were enough to find a Sharpe ratio "
     'lead of 1, or to rule it out. Being behind single baselines does not make it "worse than": that needs a test over all.',
