@@ -193,9 +193,10 @@ def power(options, fee=0.0005):
     print(" " * 30, *(f"{name:>24}" for name in OUTCOMES))
     for sharpe, years in ((0.5, 10), (1.0, 10), (2.0, 5), (2.0, 10)):
         counts = Counter()
+        other = planted_market("ar", 20_000, sharpe=sharpe, fee=fee, seed=options.walks)
+        threshold = best_threshold(other.expected, open_returns(other.bars), fee)  # not fitted to the markets below
         for seed in range(options.walks):
             market = planted_market("ar", HISTORY + years * BARS_PER_YEAR, sharpe=sharpe, fee=fee, seed=seed)
-            threshold = best_threshold(market.expected, open_returns(market.bars), fee)
             targets = oracle_weights(market.expected, threshold)[HISTORY:, 0]
             weights = pd.Series(targets, market.bars.index[HISTORY:])
             counts[judged_weights(market.bars, weights, seed, options.draws, fee=fee)] += 1

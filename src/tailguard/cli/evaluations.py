@@ -100,12 +100,20 @@ def run_compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of evaluated runs or walk-forwards.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("comparison.html"),
 ) -> None:
-    """Put evaluated runs side by side in one page."""
-    from tailguard.evaluate.report.compare import compare, comparison_rows
+    """Put evaluated runs side by side in one page, and test which is better, given that one can choose."""
+    from tailguard.evaluate.comparison import compare_runs
+    from tailguard.evaluate.report.compare import compare, comparison_rows, comparison_sentences, ranking_rows
     from tailguard.evaluate.report.report import write_page
 
-    names, evaluations = [str(run) for run in runs], [load_record(run / RECORD_FOLDER) for run in runs]
+    short = [run.resolve().name for run in runs]
+    names = [name if short.count(name) == 1 else str(run) for name, run in zip(short, runs, strict=True)]
+    evaluations = [load_record(run / RECORD_FOLDER) for run in runs]
     print_rows("", comparison_rows(evaluations, names), Format.TABLE)
+    comparison = compare_runs(evaluations, names)
+    if comparison is not None:
+        print_rows("Ranking over the bars that all runs share", ranking_rows(comparison), Format.TABLE)
+        for line in comparison_sentences(comparison):
+            console().print(f"  - {line}", highlight=False, markup=False, soft_wrap=True)
     console().print(f"page: {write_page(compare(evaluations, names), output)}", highlight=False, soft_wrap=True)
 
 

@@ -148,10 +148,17 @@ def data_key(times: pd.DatetimeIndex, prices: ArrayLike | None = None) -> str:
 
 def count_trials(trials: Sequence[Trial]) -> int:
     """Return the number of different trials: those whose returns are all correlated by more than :data:`SAME` are one."""
-    if len(trials) < 2:
-        return len(trials)
-    distances = 1.0 - correlations(trials)
-    labels = fcluster(linkage(squareform(distances, checks=False), "complete"), 1.0 - SAME, "distance")
+    return count_different(correlations(trials)) if trials else 0
+
+
+def count_different(table: Floats) -> int:
+    """Return the number of clusters in which all correlations exceed :data:`SAME` (complete linkage).
+
+    :param table: correlations ``[N, N]``.
+    """
+    if len(table) < 2:
+        return len(table)
+    labels = fcluster(linkage(squareform(1.0 - table, checks=False), "complete"), 1.0 - SAME, "distance")
     return len(np.unique(labels))
 
 
