@@ -94,7 +94,8 @@ def assess(
     require(len(targets) >= 1, "targets", dict(targets), "those of at least one seed")
     weights = {name: np.asarray(target, dtype=np.float64) for name, target in targets.items()}
     ensemble = np.mean(list(weights.values()), axis=0)
-    agent = window.trade(AGENT, ensemble)
+    result = window.simulate(ensemble)
+    agent = window.history(AGENT, result)
     seeds = [] if list(weights) == [AGENT] else [window.trade(name, target) for name, target in weights.items()]
     permuted_sharpes, permuted = sanity.permutations(window, ensemble, effort.permutations, effort.seed)
     baselines = [*sanity.baselines(window, agent, permuted, effort.seed), *context.baselines]
@@ -115,7 +116,8 @@ def assess(
     )
     spread = sanity.dispersion(seeds, fold_rows, periods)
     checks = _sanity(window, ensemble, agent, market, spread, permuted_sharpes)
-    return _record(accounts, periods, window.prices, context, verdict, figures, checks)
+    record = _record(accounts, periods, window.prices, context, verdict, figures, checks)
+    return replace(record, trades=window.round_trips(result))
 
 
 def assess_returns(

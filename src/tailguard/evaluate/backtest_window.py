@@ -9,9 +9,11 @@ from numpy.typing import ArrayLike
 
 from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.series import Floats, require_finite
+from tailguard.evaluate.trades import Fills, round_trips
 from tailguard.market.accounting import SimulationResult, bar_array, simulate_bars
 from tailguard.market.baselines import Strategy
-from tailguard.market.data import YEAR, iterate_symbols, periods_per_year
+from tailguard.market.data import YEAR, iterate_symbols, periods_per_year, symbols_of
+from tailguard.market.kernel import MARK, TRADE_FIELDS
 from tailguard.market.rules import TradingRules
 from tailguard.validation import require
 
@@ -134,6 +136,20 @@ class BacktestWindow:
         if self.cash_rates is not None:  # paid on the cash at the close before, as the kernel pays a constant rate
             returns += self.riskless * np.maximum(result.cash[:-1], 0.0) / result.equity[:-1]
         return AccountHistory(name, self.times, returns, np.array(held), turnover, costs / equity[:-1], self.riskless)
+
+    def round_trips(self, result: SimulationResult) -> pd.DataFrame:
+        """Return the round trips of an account; see :func:`tailguard.evaluate.trades.round_trips`.
+
+        :param result: from :meth:`simulate`.
+        """
+        field = TRADE_FIELDS[self.rules.fill]
+        marks = self._array[:, :, MARK]
+        prices = self._array[:, :, field]
+        fills = np.where(np.isnan(prices), marks, prices)
+        units = result.units if result.units.ndim == 2 else result.units[:, None]
+        times = pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]])
+        symbols = [symbol or "asset" for symbol in symbols_of(self.bars)]
+        return round_trips(times, symbols, Fills(units, marks, fills, result.costs, self.rules.cash))
 
 
 def closes(bars: pd.DataFrame) -> pd.DataFrame:

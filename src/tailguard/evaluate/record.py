@@ -262,6 +262,8 @@ class Evaluation:
     :param lineage: entries of a population's lineage.jsonl; None without a population.
     :param provenance: config, data, versions, seeds, trials, date.
     :param subject: what the report calls the account that was evaluated: an agent, or a strategy.
+    :param trades: round trips of the account, see :func:`tailguard.evaluate.trades.round_trips`; None where only returns are
+        known, and in records of earlier versions.
     """
 
     title: str
@@ -283,6 +285,7 @@ class Evaluation:
     attack: pd.DataFrame | None = None
     lineage: list[dict[str, Any]] | None = None
     subject: str = "agent"
+    trades: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         """Refuse accounts over other bars than the agent's, and names that occur twice."""
@@ -317,7 +320,7 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     # The old metrics go first: a folder that has them is complete.
-    for name in (METRICS_FILE, "calibration.csv", "attack.csv", "lineage.jsonl"):
+    for name in (METRICS_FILE, "calibration.csv", "attack.csv", "trades.csv", "lineage.jsonl"):
         (folder / name).unlink(missing_ok=True)
     _write_table(folder / "tracks.csv", _histories_table(evaluation))
     _write_table(folder / "prices.csv", evaluation.prices.rename_axis("time").reset_index())
@@ -328,6 +331,8 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
         _write_table(folder / "calibration.csv", _calibration_table(evaluation.calibration))
     if evaluation.attack is not None:
         _write_table(folder / "attack.csv", evaluation.attack)
+    if evaluation.trades is not None:
+        _write_table(folder / "trades.csv", evaluation.trades)
     if evaluation.lineage is not None:
         lines = "".join(json.dumps(entry) + "\n" for entry in evaluation.lineage)
         (folder / "lineage.jsonl").write_text(lines, encoding="utf-8")
@@ -349,7 +354,7 @@ def load_record(folder: Path) -> Evaluation:
         raise ValueError(f"{folder / METRICS_FILE} has format {numbers.get('format')!r}; this version reads {FORMAT}")
     histories = _read_histories(folder / "tracks.csv")
     prices = _read_table(folder / "prices.csv", times=("time",)).set_index("time").rename_axis(None)
-    attack, lineage = folder / "attack.csv", folder / "lineage.jsonl"
+    attack, trades, lineage = (folder / name for name in ("attack.csv", "trades.csv", "lineage.jsonl"))
     return Evaluation(
         title=numbers["title"],
         source=numbers["source"],
@@ -373,6 +378,7 @@ def load_record(folder: Path) -> Evaluation:
         attack=_read_table(attack) if attack.exists() else None,
         lineage=[json.loads(line) for line in lineage.read_text("utf-8").splitlines()] if lineage.exists() else None,
         subject=numbers.get("subject", "agent"),
+        trades=_read_table(trades, times=("entry", "exit")) if trades.exists() else None,
     )
 
 
@@ -499,7 +505,7 @@ def _write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def _read_table(path: Path, times: tuple[str, ...] = ()) -> pd.DataFrame:
-    table = pd.read_csv(path, encoding="utf-8", dtype={"regime": str})
+    table = pd.read_csv(path, encoding="utf-8", dtype={"regime": str, "symbol": str})
     for column in times:
         table[column] = pd.to_datetime(table[column], format="ISO8601")
     return table

@@ -73,8 +73,9 @@ def readable(name: str) -> str:
 
 
 def source_name(source: str) -> str:
-    """Return the name of the data without the folders of its files."""
-    return "+".join(part.replace("\\", "/").rsplit("/", 1)[-1] for part in source.split("+"))
+    """Return the name of the data, with absolute paths of files cut to their names."""
+    parts = source.split("+")
+    return "+".join(re.split(r"[/\\]", part)[-1] if re.match(r"/|~|[A-Za-z]:[/\\]", part) else part for part in parts)
 
 
 def without_folders(evaluation: Evaluation) -> Evaluation:

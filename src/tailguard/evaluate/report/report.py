@@ -14,6 +14,7 @@ from tailguard.evaluate.report.formatting import capital, day, say, with_interva
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.page import Html, ReportSection, Tabs, join, page, table, tag
 from tailguard.evaluate.report.sections.accounts import equity_section, positions_section, statistics_section
+from tailguard.evaluate.report.sections.history import calendar_section, trades_csv, trades_section
 from tailguard.evaluate.report.sections.overview import KEY_STATISTICS, overview, with_page_names
 from tailguard.evaluate.report.sections.robustness import attack_section, costs_section
 from tailguard.evaluate.report.sections.stability import folds_section, time_section
@@ -82,11 +83,14 @@ def metrics_csv(evaluation: Evaluation) -> str:
 
 
 def _files(evaluation: Evaluation) -> dict[str, dict[str, str]]:
-    return {
+    files = {
         "json": {"name": "metrics.json", "type": "application/json", "text": metrics_text(evaluation)},
         "csv": {"name": "metrics.csv", "type": "text/csv", "text": metrics_csv(evaluation)},
         "config": {"name": "config.yaml", "type": "text/yaml", "text": evaluation.provenance.config},
     }
+    if evaluation.trades is not None:
+        files["trades"] = {"name": "trades.csv", "type": "text/csv", "text": trades_csv(evaluation.trades)}
+    return files
 
 
 def provenance_section(evaluation: Evaluation) -> ReportSection:
@@ -104,7 +108,9 @@ def provenance_section(evaluation: Evaluation) -> ReportSection:
         },
     )
     lead = "The same data, configuration, versions and seeds give the same numbers."
-    return ReportSection("provenance", "Provenance", "How to reproduce these numbers", lead, [panes, _downloads()])
+    return ReportSection(
+        "provenance", "Provenance", "How to reproduce these numbers", lead, [panes, _downloads(_files(evaluation))]
+    )
 
 
 def _facts(evaluation: Evaluation) -> Html:
@@ -151,12 +157,9 @@ def limits_section(evaluation: Evaluation) -> ReportSection | None:
     return ReportSection("limits", "Not tested", "What returns alone cannot show", lead, [block])
 
 
-def _downloads() -> Html:
+def _downloads(files: dict[str, dict[str, str]]) -> Html:
     """Return buttons for the files, which are inside the page: neither a network nor a second file is needed."""
-    buttons = [
-        tag("button", name, type="button", class_="download", data_download=key)
-        for key, name in (("json", "metrics.json"), ("csv", "metrics.csv"), ("config", "config.yaml"))
-    ]
+    buttons = [tag("button", file["name"], type="button", class_="download", data_download=key) for key, file in files.items()]
     return tag("p", tag("span", "Download: "), *buttons, class_="downloads")
 
 
@@ -166,8 +169,10 @@ SECTIONS: tuple[Callable[[Evaluation], ReportSection | None], ...] = (
     statistics_section,
     limits_section,
     positions_section,
+    trades_section,
     tail_section,
     time_section,
+    calendar_section,
     costs_section,
     folds_section,
     attack_section,

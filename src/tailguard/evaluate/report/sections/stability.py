@@ -94,8 +94,12 @@ def _rolling_chart(evaluation: Evaluation) -> Chart:
     panels = [
         Panel("Sharpe ratio", sharpe, TIME, Axis(include=(0.0,)), 260, hide_x=True),
         Panel("Annual volatility", volatility, TIME, Axis("percent", include=(0.0,), tight=True), 160, hide_x=True),
-        Panel(f"Beta to {name}", beta, TIME, Axis(include=(0.0,)), 160),
+        Panel(f"Beta to {name}", beta, TIME, Axis(include=(0.0,)), 160, hide_x=agent.traded),
     ]
+    if agent.traded:
+        gross, net = (rolling(values, window)[0] for values in (np.abs(agent.weights).sum(axis=1), agent.weights.sum(axis=1)))
+        exposure = [_rolling_line(times, net, "net", "agent"), _rolling_line(times, gross, "long or short", "fourth")]
+        panels.append(Panel("Average exposure, share of the account", exposure, TIME, Axis("percent", include=(0.0,)), 160))
     above = float((ratio > market_ratio).mean())
     length = duration(window / periods)
     summary = f"In rolling windows of {window:,} bars, the {who}'s Sharpe ratio ranges from {say(ratio.min())} to "
