@@ -1,7 +1,7 @@
 """The six data sets of online portfolio selection: published wealth of simple strategies, through our accounting.
 
-The data come with the package universal-portfolios, as prices relative to the day before the first. It asks for an older pandas:
-``pip install --no-deps universal-portfolios`` is enough here.
+The data come with the package universal-portfolios, as prices relative to the day before the first. It asks for an older
+pandas: ``pip install --no-deps universal-portfolios`` is enough here.
 """
 
 import importlib.util

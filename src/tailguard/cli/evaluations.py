@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tailguard.experiments.run import Run
 
 REPORT = "report.html"
+CONTROL_SHARPES = (0.0, 1.0, 2.0, 3.0)
 LedgerOption = Annotated[
     bool, typer.Option("--ledger/--no-ledger", help="Count this evaluation as a trial, and the trials before it.")
 ]
@@ -174,6 +175,44 @@ def _rate(text: str | None) -> float | Path | None:
         return float(text)
     except ValueError:
         return Path(text)
+
+
+def run_control(
+    config: ConfigArgument = None,
+    data: DataOption = None,
+    sharpe: Annotated[
+        list[float] | None,
+        typer.Option("--sharpe", help="Annual Sharpe ratio to plant; may be given several times. By default 0, 1, 2 and 3."),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
+    settings: SetOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Plant edges of known strength into your own bars, train and judge: which edge does the agent learn, which is found?"""
+    from tailguard.experiments import control
+
+    tree = load_config(config, settings or [])
+    source = single_source(data, tree)
+    folder = folder or free_folder("control", source)
+    console(stderr=True).print(f"control: {folder} (after a stop, --run {folder} resumes it)", highlight=False)
+    with progress_bar("control", quiet) as report_progress:
+        found = control.run_control(
+            load_source(source), tree, sharpe or CONTROL_SHARPES, folder, source=source, report=report_progress
+        )
+    rows = [
+        {
+            "planted Sharpe ratio": f"{row.planted:g}",
+            "oracle": f"{row.oracle_sharpe:.2f}",
+            "verdict on the oracle": row.oracle_outcome,
+            "agent": f"{row.sharpe.value:.2f} [{row.sharpe.low:.2f} to {row.sharpe.high:.2f}]",
+            "learnt": "yes" if row.learnt else "no",
+            "verdict on the agent": row.outcome,
+        }
+        for row in found.rows
+    ]
+    print_rows(f"{source_name(source)}: permuted bars with a planted edge", rows, Format.TABLE)
+    for line in found.sentences():
+        console().print(f"  - {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def run_trials(
