@@ -149,7 +149,7 @@ def run_judge(
     if given is None:
         raise ValueError("nothing to judge: give --returns FILE, or --weights FILE with --bars FILE")
     trading = load_config(config, settings or []).trading
-    with console(stderr=True).status("judging"):
+    with console(stderr=True).status("evaluating"):
         judgement = judge(
             returns,
             weights,

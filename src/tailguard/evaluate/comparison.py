@@ -104,7 +104,9 @@ def compare_runs(
         last=table.index[-1],
         bars=len(table),
         ranking=tuple(ranking),
-        differences=tuple((one, two, resamples.difference("sharpe", one, two)) for one, two in combinations(order, 2)),
+        differences=tuple(
+            (first, second, resamples.difference("sharpe", first, second)) for first, second in combinations(order, 2)
+        ),
         different=different,
         trials=trials,
         deflated=deflated_sharpe(excess[:, best], trials) if moves else None,

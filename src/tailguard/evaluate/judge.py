@@ -203,8 +203,8 @@ def _decisions(function: Strategy, bars: pd.DataFrame) -> Floats:
     return weights
 
 
-def _same(one: Floats, other: Floats) -> bool:
-    return bool(np.isclose(one, other, 0.0, SAME_WEIGHT, equal_nan=True).all())
+def _same(weights: Floats, other: Floats) -> bool:
+    return bool(np.isclose(weights, other, 0.0, SAME_WEIGHT, equal_nan=True).all())
 
 
 def _bars(bars: Any) -> pd.DataFrame:

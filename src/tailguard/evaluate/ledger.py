@@ -170,9 +170,9 @@ def correlations(trials: Sequence[Trial]) -> Floats:
     if all(trial.times.equals(trials[0].times) and float(trial.excess.std()) > ROUNDING for trial in trials):
         return np.atleast_2d(np.corrcoef([trial.excess for trial in trials]))
     table = np.eye(len(trials))
-    for i, one in enumerate(trials):
+    for i, trial in enumerate(trials):
         for j in range(i):
-            columns = _shared([one, trials[j]])
+            columns = _shared([trial, trials[j]])
             if len(columns) >= FEWEST_SHARED and float(columns.std(axis=0).min()) > ROUNDING:
                 table[i, j] = table[j, i] = float(np.atleast_2d(np.corrcoef(columns.T))[0, 1])
     return table
@@ -193,12 +193,12 @@ def _shared(trials: Sequence[Trial]) -> Floats:
     return pd.concat(series, axis=1, join="inner").to_numpy(dtype=np.float64)
 
 
-def _overlap(one: Trial, other: Trial) -> bool:
-    return 2 * len(one.times.intersection(other.times)) >= min(len(one.times), len(other.times))
+def _overlap(trial: Trial, other: Trial) -> bool:
+    return 2 * len(trial.times.intersection(other.times)) >= min(len(trial.times), len(other.times))
 
 
-def _equal(one: Trial, other: Trial) -> bool:
-    return one.times.equals(other.times) and np.array_equal(one.excess.astype(np.float32), other.excess.astype(np.float32))
+def _equal(trial: Trial, other: Trial) -> bool:
+    return trial.times.equals(other.times) and np.array_equal(trial.excess.astype(np.float32), other.excess.astype(np.float32))
 
 
 def _packed(values: np.ndarray) -> str:

@@ -13,7 +13,7 @@ FLAT = 1e-12  # share of the starting cash below which a position is rounding
 
 
 class Fills(NamedTuple):
-    """What an account held and paid, row by row; ``[T, A]`` but for the costs.
+    """The positions and payments of an account, row by row; ``[T, A]`` but for the costs.
 
     :param units: held after any trade of the row.
     :param marks: closes, the last known one where a bar is missing.

@@ -9,6 +9,7 @@ A share s of a return's variance falls overnight, and the same share of its mean
 the next open and earns until the open after it: (1 - s) rho r_t + s rho^2 r_t on average, which an oracle knows.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,21 +60,21 @@ def plant_edge(bars: pd.DataFrame, sharpe: float, *, fee: float, seed: int = 0) 
     require(symbols_of(bars) == [""], "the symbols", symbols_of(bars), "one: an edge is planted into one series at a time")
     require(len(bars) >= FEWEST_BARS, "the number of bars", len(bars), f"at least {FEWEST_BARS}")
     require(sharpe >= 0.0, "sharpe", sharpe, "not negative")
-    scale = np.sqrt(periods_per_year(pd.DatetimeIndex(bars.index)) / BARS_PER_YEAR)
-    rho, threshold = _calibrated(bars, sharpe / float(scale), fee)
+    rho, threshold = _calibrated(bars, sharpe, fee)
     table, expected = _planted(bars, rho, np.random.default_rng(seed))
     return PlantedBars(table, expected, rho, threshold)
 
 
 def _calibrated(bars: pd.DataFrame, sharpe: float, fee: float) -> tuple[float, float]:
-    """Find the dependence at which the oracle reaches a Sharpe ratio (at 252 bars per year), and its threshold."""
+    """Find the dependence at which the oracle reaches an annual Sharpe ratio, and its threshold."""
+    years = math.sqrt(periods_per_year(pd.DatetimeIndex(bars.index)) / BARS_PER_YEAR)
 
     def reached(rho: float) -> tuple[float, float]:
         draws = [_planted(bars, rho, np.random.default_rng([seed, 1])) for seed in range(CALIBRATIONS)]
         expected = np.concatenate([known for _, known in draws])
         earned = np.concatenate([open_returns(table) for table, _ in draws])
         threshold = best_threshold(expected, earned, fee)
-        return net_sharpe(oracle_weights(expected, threshold), earned, fee), threshold
+        return years * net_sharpe(oracle_weights(expected, threshold), earned, fee), threshold
 
     if sharpe == 0.0:
         return 0.0, 0.0
@@ -96,7 +97,7 @@ def _planted(bars: pd.DataFrame, rho: float, rng: np.random.Generator) -> tuple[
     order = _blocks(len(overnight), rng)
     signs = rng.choice([-1.0, 1.0], len(order))
     gap, move = signs * (overnight - overnight.mean())[order], signs * (intraday - intraday.mean())[order]
-    up, down = (np.where(signs > 0.0, one[order], other[order]) for one, other in ((up, down), (down, up)))
+    up, down = np.where(signs > 0.0, up[order], down[order]), np.where(signs > 0.0, down[order], up[order])
     surprises = np.empty(len(order))
     last = 0.0
     for t in range(len(order)):

@@ -167,11 +167,11 @@ def _ranking(comparison: Comparison) -> ReportSection:
     rows = ranking_rows(comparison)
     pairs = [
         [
-            f"{one} minus {two}",
+            f"{first} minus {second}",
             f"{say(lead.estimate)} [{say(lead.low)} to {say(lead.high)}]",
             chance(min(2.0 * min(lead.p_higher, lead.p_lower), 1.0)),
         ]
-        for one, two, lead in comparison.differences
+        for first, second, lead in comparison.differences
     ]
     span = f"{day(comparison.first)} to {day(comparison.last)}"
     lead = f"Over the {comparison.bars:,} bars that all runs share, {span}, resampled together."

@@ -1,4 +1,4 @@
-"""What happened when: the calendar of monthly returns, the worst drawdowns with their dates, and the list of trades."""
+"""The history of an account: the calendar of monthly returns, the worst drawdowns with their dates, and the list of trades."""
 
 import io
 from typing import NamedTuple
