@@ -9,7 +9,7 @@ import pandas as pd
 
 from tailguard.evaluate.record import Estimate, Evaluation
 
-NumberFormat = Literal["percent", "number", "free", "multiple", "count", "price"]
+NumberFormat = Literal["percent", "number", "tenth", "free", "multiple", "count", "price"]
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
@@ -20,7 +20,7 @@ def say(value: float | None, kind: NumberFormat = "number") -> str:
     """Return a number as text, with a true minus sign, and with a word where it is not finite.
 
     :param value: the number.
-    :param kind: ``number`` has two decimals, as ratios are read; ``free`` shows three digits of whatever size it is.
+    :param kind: ``number`` has two decimals, as ratios are read, ``tenth`` one; ``free`` shows three digits of whatever size.
     """
     if value is None or math.isnan(value):
         return "none"
@@ -31,8 +31,8 @@ def say(value: float | None, kind: NumberFormat = "number") -> str:
         return f"{_fixed(value * 100.0, 0 if whole else 2 if abs(value) < 0.1 else 1)}%"
     if kind == "multiple":
         return f"{_fixed(value, 2)}{TIMES}"
-    if kind == "count":
-        return _fixed(value, 0)
+    if kind in ("count", "tenth"):
+        return _fixed(value, 0 if kind == "count" else 1)
     if kind == "price":
         return _fixed(value, 0 if abs(value) >= 1000.0 else 4 if abs(value) < 10.0 else 2)
     size = abs(value)

@@ -165,14 +165,14 @@ def _lead_chart(evaluation: Evaluation) -> Chart | None:
     summary = f"The {who}'s Sharpe ratio minus that of each baseline ranges from {with_interval(known[order[0]])} for "
     summary += f"{title_of(order[0])} to {with_interval(known[order[-1]])} for {title_of(order[-1])}."
     panel = RowPanel(f"Sharpe ratio of the {who} minus that of the baseline, with 95% intervals", rows)
-    note = "An interval that contains 0 leaves open which account is better. Both accounts are resampled together, so the "
-    note += "interval of their difference is narrower than the intervals of the two Sharpe ratios suggest. Each interval is "
-    note += (
-        'for its baseline alone, and of many baselines some lead by luck: the verdict says "worse than" only where a test over '
+    note = (
+        "An interval that contains 0 leaves open which account is better. Both accounts are resampled together, so the "
+        "interval of their difference is narrower than the intervals of the two Sharpe ratios suggest. Each interval is for "
+        'its baseline alone, and of many baselines some lead by luck: the verdict says "worse than" only where a test over all '
+        "of them (stepwise, 2.5%) finds it."
     )
-    note += (
-        "all of them (stepwise, 2.5%) finds it. Random positions and own permuted do not count there, being luck themselves."
-    )
+    if evaluation.agent.traded:
+        note += " Random positions and own permuted do not count there, being luck themselves."
     return Chart("leads", title, summary, [panel], note)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.formatting import day, say, signed
-from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, table
+from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, table, tag
 from tailguard.evaluate.stats.series import Floats
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -85,8 +85,14 @@ def _calendar(who: str, months: pd.DataFrame) -> Html:
     for year, row in months.iterrows():
         values = row.to_numpy(dtype=np.float64)
         whole = float(np.prod(1.0 + np.nan_to_num(values)) - 1.0)
-        rows.append([str(year), *("" if np.isnan(value) else say(value, "percent") for value in values), say(whole, "percent")])
-    return table(["year", *MONTHS, "year"], rows, f"Returns of the {who} by calendar month, after all costs.")
+        rows.append([str(year), *(_percent(value) for value in (whole, *values))])
+    block = table(["", "year", *MONTHS], rows, f"Returns of the {who} by calendar year and month, in percent.")
+    return tag("div", block, class_="calendar")
+
+
+def _percent(value: float) -> str:
+    """Return a share in percent without the sign of percent, which a narrow column has no space for."""
+    return "" if np.isnan(value) else say(100.0 * value, "tenth")
 
 
 def _drawdowns(falls: list[Drawdown]) -> Html:
@@ -140,8 +146,8 @@ def _trades(trades: pd.DataFrame, caption: str) -> Html:
         [
             str(trade["symbol"]),
             str(trade["side"]),
-            str(trade["entry"]),
-            "open" if pd.isna(trade["exit"]) else str(trade["exit"]),
+            _moment(trade["entry"]),
+            "open" if pd.isna(trade["exit"]) else _moment(trade["exit"]),
             say(float(trade["bars"]), "count"),
             signed(float(trade["gain"]), "percent"),
             say(float(trade["cost"]), "percent"),
@@ -151,3 +157,8 @@ def _trades(trades: pd.DataFrame, caption: str) -> Html:
     ]
     head = ["symbol", "side", "entry", "exit", "bars", "gain", "cost", "after costs"]
     return table(head, rows, caption, numbers_from=4)
+
+
+def _moment(time: pd.Timestamp) -> str:
+    """Return a time as text, without the time of day at midnight."""
+    return f"{time:%Y-%m-%d}" if time == time.normalize() else f"{time:%Y-%m-%d %H:%M}"
