@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 from tailguard.config import Config, load_config
@@ -55,6 +56,11 @@ def own_file(tmp_path_factory):
         (["config", "training.risk"], "training.risk: a key is explained with --explain"),
         (["resume", "nowhere"], "nowhere is not a run"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
+        (["judge"], "nothing to judge: give --returns FILE, or --weights FILE with --bars FILE"),
+        (["judge", "--returns", "absent.csv"], "absent.csv: no such file"),
+        (["judge", "--weights", "absent.csv"], "bars is None, but it must be given beside weights"),
+        (["judge", "--returns", "absent.csv", "--trials", "0"], "Input should be greater than or equal to 1"),
+        (["trials"], "the ledger is off: TAILGUARD_LEDGER is set to 'off'"),
         (["attack", "nowhere"], "nowhere is not a run"),
         (["export", "nowhere"], "nowhere is not a run"),
         (["act", "nowhere"], "nowhere is not a run"),
@@ -354,3 +360,38 @@ def test_an_export_that_cannot_be_written_ends_with_one_line(trained, tmp_path, 
     assert str(blocked) in result.stderr
     assert result.stderr.count("\n") == 1
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_judged_strategy_has_a_report_and_is_in_the_ledger(own_file, tmp_path):
+    """Weights of a file, traded on the bars of a file; then its own returns; then what the ledger knows."""
+    environment = {"TAILGUARD_LEDGER": str(tmp_path / "trials.jsonl")}
+    weights, output = tmp_path / "weights.csv", tmp_path / "out"
+    sides = random_walk(400, seed=1)["close"].diff().fillna(0.0).gt(0.0).astype(float).rename("weight")
+    sides.to_csv(weights)
+    arguments = ["--weights", str(weights), "--bars", str(own_file), "--output", str(output), "--set", "trading.fee=0.0005"]
+    result = run("judge", *arguments, **environment)
+    assert result.returncode == 0, result.stderr
+    assert "over buy and hold" in result.stdout
+    assert "own_mix" not in result.stdout
+    metrics = json.loads((output / "evaluation" / "metrics.json").read_text())
+    assert result.stdout.startswith(metrics["verdict"]["headline"].replace("_", " "))
+    assert metrics["bars"] == 399
+    page = (output / "report.html").read_text()
+    assert str(tmp_path) not in page
+    assert str(own_file.parent) not in page
+    tracks = pd.read_csv(output / "evaluation" / "tracks.csv")
+    returns = tmp_path / "returns.csv"
+    tracks[tracks["kind"] == "agent"][["time", "return"]].to_csv(returns, index=False)
+    again = run(
+        "judge", "--returns", str(returns), "--benchmark", str(own_file), "--output", str(tmp_path / "two"), **environment
+    )
+    assert again.returncode == 0, again.stderr
+    numbers = json.loads((tmp_path / "two" / "evaluation" / "metrics.json").read_text())
+    same = [each["statistics"]["agent"]["max_drawdown"]["value"] for each in (metrics, numbers)]
+    assert same[0] == pytest.approx(same[1])
+    known = run("trials", "--format", "json", **environment)
+    assert [entry["strategy"] for entry in json.loads(known.stdout)] == ["weights.csv", "returns.csv"]
+    assert run("trials", "--path", **environment).stdout.strip() == environment["TAILGUARD_LEDGER"]
+    off = run("judge", *arguments, "--no-ledger", **environment)
+    assert "The ledger of trials was off" in off.stdout
+    assert len(json.loads(run("trials", "--format", "json", **environment).stdout)) == 2

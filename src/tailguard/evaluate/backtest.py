@@ -18,8 +18,8 @@ class BacktestRow:
     :param strategy: its name.
     :param total_return: gain over the whole series, as a share of the starting cash.
     :param cagr: growth per year.
-    :param volatility: standard deviation of returns per year.
-    :param sharpe: per year, against a riskless rate of 0.
+    :param volatility: standard deviation of the excess returns per year.
+    :param sharpe: per year, of the returns in excess of those of cash.
     :param max_drawdown: deepest fall from a peak, as a share of it.
     :param cvar_5: mean of the worst 5 % of the returns per bar.
     :param turnover: traded notional per year, in multiples of equity.
@@ -69,8 +69,8 @@ def backtest_row(window: BacktestWindow, name: str, targets: ArrayLike) -> Backt
         strategy=name,
         total_return=history.total_return,
         cagr=statistics.cagr(equity, periods),
-        volatility=statistics.volatility(history.returns, periods),
-        sharpe=statistics.sharpe(history.returns, periods),
+        volatility=statistics.volatility(history.excess, periods),
+        sharpe=statistics.sharpe(history.excess, periods),
         max_drawdown=statistics.max_drawdown(equity),
         cvar_5=statistics.cvar(history.returns, 0.05),
         turnover=statistics.turnover(history.turnover, periods),

@@ -28,7 +28,7 @@ class TradingRules(BaseModel):
     :param participation: largest share of a bar's volume that one order may take; the rest stays unfilled. 0.01 to 0.1 are
         usual; None fills everything.
     :param borrow_rate: paid per year on the value of short positions. 0.003 to 0.01 for large stocks, far more for scarce ones.
-    :param cash_rate: earned per year on positive cash. It raises the bar that a strategy must clear.
+    :param cash_rate: earned per year on positive cash. It is taken out of every ratio and test: cash has a Sharpe ratio of 0.
     :param loan_rate: paid per year on negative cash, that is, with `leverage` above 1.
     :param fill: when an order is filled. ``next_open`` decides at the close and fills at the next open; ``close`` fills at the
         close that was just seen, which is optimistic; ``next_close`` a whole bar later.
