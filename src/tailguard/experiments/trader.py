@@ -25,7 +25,8 @@ import pandas as pd
 from tailguard.evaluate.play import AgentSession, return_gamma_of, target_weights
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.prepared_market import scaled_features
-from tailguard.market.data import DataError, load_bars
+from tailguard.market.bars import DataError
+from tailguard.market.data import load_bars
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
 from tailguard.market.kernel import END, NOW

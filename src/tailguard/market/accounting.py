@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.market.data import PRICES, YEAR, DataError, iterate_symbols
+from tailguard.market.bars import PRICES, YEAR, DataError, iterate_symbols
 from tailguard.market.kernel import (
     CARRY,
     CASH,

@@ -15,7 +15,7 @@ import talib
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tailguard.market.data import PRICES, iterate_symbols
+from tailguard.market.bars import PRICES, iterate_symbols
 from tailguard.validation import require
 
 Floats = NDArray[np.float64]
