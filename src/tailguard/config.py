@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
+from tailguard.market.files import FileConfig
 from tailguard.market.rules import TradingRules, TradingSettings
 from tailguard.optim.config import OptimizerConfig, VGSConfig
 from tailguard.population.config import HyperparamConfig, PBTConfig, PopulationConfig
@@ -37,6 +38,7 @@ __all__ = [
     "CriticConfig",
     "EntropyConfig",
     "FeatureConfig",
+    "FileConfig",
     "HyperparamConfig",
     "KLConfig",
     "LayersConfig",
@@ -229,6 +231,7 @@ class Config(BaseModel):
 
     :param data: names of shipped data sets or paths of files, each ``a`` or ``a+b``: joined by ``+`` they are traded as one
         portfolio. ``--data`` on the command line comes first.
+    :param files: how these files are read, where they do not say it themselves.
     :param strategies: baselines that ``tailguard backtest`` runs, each a name, or ``name:parameter=value,...``. Empty: all.
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.
@@ -241,6 +244,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: tuple[str, ...] = ()
+    files: FileConfig = Field(default_factory=FileConfig)
     strategies: tuple[str, ...] = ()
     trading: TradingSettings = Field(default_factory=TradingSettings)
     features: FeatureConfig = Field(default_factory=FeatureConfig)

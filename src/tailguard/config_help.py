@@ -165,6 +165,8 @@ def _alternatives(annotation: Any, metadata: list[Any]) -> list[str]:
         inner = _type(arguments[0], [])
         number = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return [f"list of {number}{_plural(f'({inner})' if ' or ' in inner else inner)}"]
+    if origin is dict:
+        return [f"keys with {_plural(_type(arguments[1], []))}"]
     if arguments:  # a union
         return [word for member in arguments for word in _alternatives(member, [])]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

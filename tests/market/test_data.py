@@ -35,7 +35,10 @@ BROKEN_FILES = {
     "empty file": ("", "is empty"),
     "header only": ("time,open,high,low,close,volume\n", "no rows of a time and four prices"),
     "no time column": (GOOD.replace("time", "when").replace("2020-01-0", "a"), "no column for time among"),
-    "no close column": (GOOD.replace("close", "end"), "no column for close among time, open, high, low, end, volume; name them with --columns close=NAME"),
+    "no close column": (
+        GOOD.replace("close", "end"),
+        "no column for close among time, open, high, low, end, volume; name them with --columns close=NAME",
+    ),
     "column twice": (GOOD.replace("volume", "Close"), "two columns are named 'close': say which with --columns close=NUMBER"),
     "bad time": (broken(2, "yesterday,11,13,11,12,110"), "line 3: 'yesterday' is not a time"),
     "time as tiny numbers": (GOOD.replace("2020-01-0", ""), "1 is not a time: numbers must be 20130513 or seconds"),

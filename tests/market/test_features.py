@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tailguard.market import FeatureConfig, FeatureScaler, FeatureSet, align_bars, build_features, load_bars, load_dataset
-from tailguard.market.data import PRICES
+from tailguard.market.bars import PRICES
 from tailguard.market.features import parkinson, yang_zhang
 from tailguard.market.synthetic import random_walk
 

@@ -292,7 +292,9 @@ def test_minute_files_are_read_right(content, settings, tmp_path):
     path.write_bytes(bytes_of(content))
     bars = load_bars(path, FileConfig(**settings))
     assert list(bars.index) == list(MINUTES)
-    np.testing.assert_allclose(bars[["open", "close", "volume"]].to_numpy(), np.stack([OPEN, CLOSE, VOLUME], axis=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        bars[["open", "close", "volume"]].to_numpy(), np.stack([OPEN, CLOSE, VOLUME], axis=1), rtol=1e-12
+    )
 
 
 AMBIGUOUS = "Date," + OHLCV + "\n01/02/2003,1,2,1,1.5,5\n02/02/2003,1,2,1,1.5,5\n03/02/2003,1,2,1,1.5,5\n"

@@ -5,21 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tailguard.cli.settings import Settings, single_source, takes_settings
 from tailguard.cli.terminal import (
-    ConfigArgument,
     DataOption,
     Format,
     QuietOption,
     RunArgument,
-    SetOption,
     console,
     free_folder,
     print_rows,
+    print_table,
     progress_bar,
-    single_source,
+    say,
 )
-from tailguard.config import load_config
-from tailguard.market.data import load_source
 
 if TYPE_CHECKING:
     from tailguard.evaluate.record import Evaluation
@@ -35,20 +33,21 @@ def run_evaluate(run: RunArgument) -> None:
     _evaluate(Run.open(run))
 
 
+@takes_settings(argument=True)
 def run_walkforward(
-    config: ConfigArgument = None,
+    settings: Settings,
     data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
-    settings: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train and test fold by fold and seed by seed, and evaluate the method: a verdict, the reasons for it, and a report."""
+    from tailguard.experiments.prepared_market import load_source_of
     from tailguard.experiments.walkforward import walkforward
 
-    tree = load_config(config, settings or [])
-    source = single_source(data, tree)
-    bars, folder = load_source(source), folder or free_folder("walkforward", source)
-    console(stderr=True).print(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", highlight=False)
+    tree = settings.load()
+    source = single_source(data, tree.data)
+    bars, folder = load_source_of(tree, source), folder or free_folder("walkforward", source)
+    say(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
     with progress_bar("walk-forward", quiet) as report_progress:
         evaluation = walkforward(bars, tree, tree.walkforward, folder, source=source, report=report_progress)
     _show(evaluation, folder)
@@ -74,7 +73,11 @@ def run_attack(
     with progress_bar("attacks", quiet) as report_progress:
         table = attack_run(opened, plan, report_progress)
     pivoted = table.pivot_table(index=["attack", "epsilon"], columns="statistic", values="value", sort=False)
-    console().print(pivoted.to_string(float_format=lambda value: f"{value:+.4f}"), highlight=False, soft_wrap=True)
+    rows = [
+        [f"{attack} {epsilon:g}" if epsilon else str(attack), *(f"{value:.3f}" for value in row)]
+        for (attack, epsilon), row in zip(pivoted.index, pivoted.to_numpy(), strict=True)
+    ]
+    print_table("", ["attack", *map(str, pivoted.columns)], rows, numbers=True)
     _evaluate(opened)
 
 
@@ -89,7 +92,7 @@ def run_compare(
 
     names, evaluations = [str(run) for run in runs], [load_record(run / RECORD_FOLDER) for run in runs]
     print_rows("", comparison_rows(evaluations, names), Format.TABLE)
-    console().print(f"page: {write_page(compare(evaluations, names), output)}", highlight=False, soft_wrap=True)
+    say(f"page: {write_page(compare(evaluations, names), output)}")
 
 
 def _evaluate(run: "Run") -> None:
@@ -108,8 +111,7 @@ def _show(evaluation: "Evaluation", folder: Path) -> None:
     from tailguard.evaluate.report.report import write_report
 
     path = write_report(evaluation, folder / REPORT)
-    terminal, verdict = console(), evaluation.verdict
-    terminal.print(f"[bold]{verdict.headline}[/bold]", highlight=False, soft_wrap=True)
-    for reason in verdict.reasons:
-        terminal.print(f"  - {reason}", highlight=False, markup=False, soft_wrap=True)
-    terminal.print(f"report: {path}", highlight=False, soft_wrap=True)
+    say(evaluation.verdict.headline, style="bold")
+    for reason in evaluation.verdict.reasons:
+        say(f"  - {reason}")
+    say(f"report: {path}")

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.live import Live
-from rich.table import Table
 
-from tailguard.cli.terminal import ConfigArgument, DataOption, QuietOption, SetOption, console, free_folder, single_source
-from tailguard.config import load_config
+from tailguard.cli.settings import Settings, single_source, takes_settings
+from tailguard.cli.terminal import DataOption, QuietOption, console, free_folder, say
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tailguard.experiments.population_run import Standing
 
 
@@ -23,8 +23,9 @@ class EngineName(StrEnum):
     RAY = "ray"
 
 
+@takes_settings(argument=True)
 def run_population(
-    config: ConfigArgument = None,
+    settings: Settings,
     data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
     engine: Annotated[
@@ -33,32 +34,35 @@ def run_population(
     address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Processes at the same time; by default one per core.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder or URL for the states of members; by default the run.")] = None,
-    settings: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train a population whose members copy better ones and change their hyperparameters; the winner is an ordinary run."""
+    from rich.live import Live
+
     from tailguard.experiments.population_run import PopulationRun
 
-    tree = load_config(config, settings or [])
+    tree = settings.load()
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         population = PopulationRun.open(folder)
-        if config is not None or settings:
+        if settings.path is not None or settings.overrides:
             population.require_same(tree)
     else:
-        source = single_source(data, tree)
+        source = single_source(data, tree.data)
         population = PopulationRun.create(folder or free_folder("populations", source), tree, source)
     path, terminal = population.run.path, console(stderr=True)
-    terminal.print(f"population: {path} (after a stop, --run {path} resumes it)", highlight=False)
+    say(f"population: {path} (after a stop, --run {path} resumes it)", stderr=True)
     with Live(console=terminal, transient=True, auto_refresh=not quiet) as live:
         report = None if quiet or not terminal.is_terminal else lambda standing: live.update(_table(standing), refresh=True)
         population.train(engine.value, report, address=address, parallel=parallel, store=store)
     console().print(_table(population.standing()))
     winner = population.run.info["winner"]
     advice = f"`tailguard evaluate {path}` evaluates it on bars that no member has seen"
-    console().print(f"member {winner['member']} wins; {advice}", highlight=False)
+    say(f"member {winner['member']} wins; {advice}")
 
 
-def _table(standing: "Standing") -> Table:
+def _table(standing: "Standing") -> "Table":
+    from rich.table import Table
+
     done, total = standing.intervals
     table = Table(title=f"interval {done} of {total}, decision {standing.round}", title_justify="left")
     names = list(standing.rows[0].hyperparams)

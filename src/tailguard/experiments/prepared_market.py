@@ -99,8 +99,17 @@ def load_market(source: str, config: Config) -> Market:
     :param source: as :func:`tailguard.market.data.load_source` understands it.
     :param config: every setting.
     """
-    bars = load_source(source)
+    bars = load_source_of(config, source)
     return prepare_market(bars, config, default_split(len(bars), config.training))
+
+
+def load_source_of(config: Config, source: str) -> pd.DataFrame:
+    """Read the bars that a configuration describes.
+
+    :param config: its sections ``files`` and ``features``.
+    :param source: as :func:`tailguard.market.data.load_source` understands it.
+    """
+    return load_source(source, config.files, config.features.columns)
 
 
 def prepare_market(bars: pd.DataFrame, config: Config, split: Split, features: FeatureSet | None = None) -> Market:

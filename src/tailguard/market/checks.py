@@ -55,9 +55,7 @@ class Finding:
         return f"{where}{f' ({self.time})' if self.time else ''}: {self.reason}"
 
 
-def check_bars(
-    bars: pd.DataFrame, lines: NDArray[np.int64] | None = None, calendar: str | None = None
-) -> list[Finding]:
+def check_bars(bars: pd.DataFrame, lines: NDArray[np.int64] | None = None, calendar: str | None = None) -> list[Finding]:
     """Return the findings about a table in standard form, errors first; an empty list means a clean table.
 
     :param bars: one symbol, from :func:`tailguard.market.load_bars`.
@@ -104,7 +102,9 @@ def _check_prices(bars: pd.DataFrame) -> list[Finding]:
         lowest = "negative" if column == "volume" else "not positive"
         broken = np.flatnonzero(~np.isfinite(values))
         low = np.flatnonzero(values < 0 if column == "volume" else (values <= 0) & (column in PRICES))
-        findings += _at(bars, broken, [f"{column} is {'missing' if np.isnan(values[row]) else values[row]}" for row in broken], "error")
+        findings += _at(
+            bars, broken, [f"{column} is {'missing' if np.isnan(values[row]) else values[row]}" for row in broken], "error"
+        )
         findings += _at(bars, low, [f"{column} {values[row]:g} is {lowest}" for row in low], "error")
     return findings
 
@@ -113,7 +113,9 @@ def out_of_range(bars: pd.DataFrame) -> NDArray[np.bool_]:
     """Return ``[T]`` true where open, high, low and close contradict each other by more than rounding."""
     opens, high, low, close = (bars[column].to_numpy() for column in PRICES)
     slack = RANGE_TOLERANCE * np.abs(high)
-    return np.asarray((np.maximum(opens, close) > high + slack) | (np.minimum(opens, close) < low - slack) | (high < low - slack))
+    return np.asarray(
+        (np.maximum(opens, close) > high + slack) | (np.minimum(opens, close) < low - slack) | (high < low - slack)
+    )
 
 
 def _check_ranges(bars: pd.DataFrame) -> list[Finding]:

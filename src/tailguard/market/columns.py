@@ -15,7 +15,18 @@ from tailguard.market.times import are_clocks, join_clocks, parse_times
 # Names in use, best first, in lower case without punctuation.
 NAMES: dict[str, tuple[str, ...]] = {
     "time": (
-        *("time", "datetime", "date", "timestamp", "time stamp", "date time", "gmt time", "local time", "open time", "time open"),
+        *(
+            "time",
+            "datetime",
+            "date",
+            "timestamp",
+            "time stamp",
+            "date time",
+            "gmt time",
+            "local time",
+            "open time",
+            "time open",
+        ),
         *("window start", "unix", "unix timestamp", "t", "ts", "ts event", "begins at", "start", "data", "datum", "fecha"),
     ),
     "open": ("open", "o", "open price", "opening price", "first", "otwarcie", "erster", "eröffnung", "apertura", "ouverture"),
@@ -54,7 +65,14 @@ HEADERLESS: dict[str, tuple[str, ...]] = {
     "Binance": (*COLUMNS, "close time", "quote volume", "trades", "taker volume", "taker quote volume", "ignore"),
 }
 MISSING = frozenset({"", "-", "--", "n/a", "na", "nan", "null", "none", "#n/a", "."})
-SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9}
+# Numbers of one text, a line each, in which a mark can only be the decimal one, or can be either.
+DECIMAL_POINT = re.compile(r"^-?(?:\d[\d,]*,\d+\.\d*|\d+,\d+,[\d,]+|\d*\.(?!\d{3}$)\d*)$", re.MULTILINE)
+DECIMAL_COMMA = re.compile(r"^-?(?:\d[\d.]*\.\d+,\d*|\d+\.\d+\.[\d.]+|\d*,(?!\d{3}$)\d*)$", re.MULTILINE)
+EITHER = re.compile(r"^-?\d{1,3},\d{3}$", re.MULTILINE)
+DECORATION = {ord(character): None for character in " \t\r\u00a0\u202f'\u2019$\u20ac\u00a3"}
+DECORATED = re.compile(f"[{''.join(map(chr, DECORATION))}]")
+SCALED = re.compile(r"^(-?\d[\d.]*)([KMB%])$", re.MULTILINE)
+SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "%": 0.01}
 
 
 @dataclass(frozen=True)
@@ -104,7 +122,9 @@ class Reading:
         index = pd.DatetimeIndex(bars.index)
         count = f"{sum(len(part.bars) for part in self.parts.values()):,} bars"
         if len(self.parts) > 1:
-            count += f" of {len(self.parts)} symbols ({', '.join(list(self.parts)[:4])}{', ...' if len(self.parts) > 4 else ''})"
+            count += (
+                f" of {len(self.parts)} symbols ({', '.join(list(self.parts)[:4])}{', ...' if len(self.parts) > 4 else ''})"
+            )
         pieces = [count]
         if len(index) > 1 and index.notna().all():
             pieces[0] += f" of {timeframe_text(abs(timeframe(index)))}, {index[0]} to {index[-1]}"
@@ -128,7 +148,9 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
         return _understand_wide(table, config, keep, wide)
     named, ignored, facts = _roles(table, config, keep)
     times = parse_times(_time_column(named), config.time_format, config.timezone)
-    problems = [Problem(int(row), f"{_shown(named['time'].iloc[row])} is not a time") for row in np.flatnonzero(times.index.isna())]
+    problems = [
+        Problem(int(row), f"{_shown(named['time'].iloc[row])} is not a time") for row in np.flatnonzero(times.index.isna())
+    ]
     if len(problems) > 0.5 * len(times.index):
         raise DataError(f"{problems[0].reason}; give the format with --time-format, or the column with --columns time=NAME")
     values, more, marks = _numbers(named, config, keep)
@@ -151,7 +173,9 @@ def normal(name: str) -> str:
     return " ".join(re.sub(r"^\s*\d+[.)]\s*|[_./\-:]+", " ", text).split())
 
 
-def _roles(table: RawTable, config: FileConfig, keep: Sequence[str]) -> tuple[dict[str, pd.Series], tuple[str, ...], tuple[str, ...]]:
+def _roles(
+    table: RawTable, config: FileConfig, keep: Sequence[str]
+) -> tuple[dict[str, pd.Series], tuple[str, ...], tuple[str, ...]]:
     """Return the columns by their roles, the names of those that were not used, and the format if it has a name."""
     cells, facts = table.cells, table.facts
     names = list(cells.columns)
@@ -166,7 +190,9 @@ def _roles(table: RawTable, config: FileConfig, keep: Sequence[str]) -> tuple[di
         positions[role] = _position(role, column, names)
     for role, aliases in NAMES.items():
         if role not in positions:
-            found = [k for alias in aliases for k, name in enumerate(normalised) if name == alias and k not in positions.values()]
+            found = [
+                k for alias in aliases for k, name in enumerate(normalised) if name == alias and k not in positions.values()
+            ]
             if role == "volume":  # in coins and in dollars: the first of them
                 found += [k for k, name in enumerate(normalised) if name.startswith("volume ") and k not in found]
             elif len({normalised[k] for k in found}) < len(found):
@@ -204,7 +230,9 @@ def _position(role: str, column: str | int, names: Sequence[str]) -> int:
         return matches[0]
     if str(column).isdigit() and 1 <= int(column) <= len(names):
         return int(column) - 1
-    raise DataError(f"no column {column!r} for {role}; the file has {', '.join(filter(None, names)) or f'{len(names)} columns'}")
+    raise DataError(
+        f"no column {column!r} for {role}; the file has {', '.join(filter(None, names)) or f'{len(names)} columns'}"
+    )
 
 
 def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
@@ -223,7 +251,9 @@ def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
     columns = HEADERLESS.get(known, COLUMNS)[:rest]
     names[column + 1 : column + 1 + len(columns)] = columns
     first = column + 1
-    prices = cells.iloc[:, first : first + 4].apply(lambda values: pd.to_numeric(_cleaned(values, None), errors="coerce")).to_numpy()
+    prices = (
+        cells.iloc[:, first : first + 4].apply(lambda values: pd.to_numeric(_cleaned(values, None), errors="coerce")).to_numpy()
+    )
     with np.errstate(invalid="ignore"):
         in_order = (prices[:, 1] >= np.nanmax(prices, axis=1)) & (prices[:, 2] <= np.nanmin(prices, axis=1))
     if float(np.mean(in_order)) < 0.9:
@@ -289,7 +319,8 @@ def _numbers(
     for column in columns:
         text = _cleaned(named[column], decimal)
         numbers = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64)
-        bad = np.isnan(numbers) & ~_missing(named[column])
+        bad = np.isnan(numbers)
+        bad = bad & ~_missing(named[column]) if bad.any() else bad
         problems += [
             Problem(int(row), f"{column} {_shown(named[column].iloc[row])} is not a number") for row in np.flatnonzero(bad)
         ]
@@ -308,18 +339,11 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
         if pd.api.types.is_numeric_dtype(values):
             point = point or bool((values.dropna() % 1 != 0).any())
             continue
-        text = values.astype(str).str.strip().str.replace(r"[\s'’$€£%KMB]", "", regex=True)
-        text = text[text.str.contains(r"\d[.,]", na=False)]
-        commas, points = text.str.count(","), text.str.count(r"\.")
-        comma_last = text.str.rfind(",") > text.str.rfind(".")
-        both = (commas > 0) & (points > 0)
-        point |= bool(((both & ~comma_last) | (commas > 1)).any())
-        comma |= bool(((both & comma_last) | (points > 1)).any())
-        alone = (commas == 1) & (points == 0)
-        comma |= bool((alone & ~text.str.contains(r",\d{3}$")).any())
-        point |= bool(((points == 1) & (commas == 0) & ~text.str.contains(r"\.\d{3}$")).any())
-        if not doubtful and name in PRICES and bool(alone.any()):
-            doubtful = str(text[alone].iloc[0])
+        text = re.sub("[KMB%]", "", _stripped(values))
+        point = point or DECIMAL_POINT.search(text) is not None
+        comma = comma or DECIMAL_COMMA.search(text) is not None
+        found = EITHER.search(text) if name in PRICES else None
+        doubtful = doubtful or (found.group() if found else "")
     if point and comma:
         raise DataError("numbers have both points and commas as decimal marks; say which it is with --decimal")
     if doubtful and not point and not comma:
@@ -328,23 +352,22 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
     return "," if comma else "."
 
 
+def _stripped(values: pd.Series) -> str:
+    """Return the cells as lines of one text, without blanks, currencies and apostrophes: regular expressions are fast on that."""
+    text = "\n".join(values.astype(str).to_numpy(dtype=object))
+    return text.translate(DECORATION) if DECORATED.search(text) else text
+
+
 def _cleaned(values: pd.Series, decimal: str | None) -> pd.Series:
     """Return numbers that ``pandas.to_numeric`` understands: without currency, thousands marks and K, M, B."""
     if pd.api.types.is_numeric_dtype(values):
         return values
-    text = values.astype(str).str.strip().str.replace(r"[\s'’$€£]", "", regex=True)
-    if decimal is None:
-        decimal = decimal_mark({"volume": values})
-    if decimal == ",":
-        text = text.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-    else:
-        text = text.str.replace(",", "", regex=False)
-    scaled = text.str.extract(r"^(-?[\d.]+)([KMB%])$")
-    with_suffix = scaled[0].notna()
-    if bool(with_suffix.any()):
-        factors = scaled[1].map({**SUFFIXES, "%": 0.01})
-        text = text.where(~with_suffix, (pd.to_numeric(scaled[0], errors="coerce") * factors).astype(str))
-    return text
+    decimal = decimal or decimal_mark({"volume": values})
+    text = _stripped(values)
+    text = text.replace(".", "").replace(",", ".") if decimal == "," else text.replace(",", "")
+    if any(mark in text for mark in SCALES):
+        text = SCALED.sub(lambda found: str(float(found.group(1)) * SCALES[found.group(2)]), text)
+    return pd.Series(text.split("\n"), dtype=object)
 
 
 def _missing(values: pd.Series) -> NDArray[np.bool_]:
@@ -367,7 +390,9 @@ def _completed(
         values["volume"] = np.nan_to_num(values["volume"])
     if adjusted:
         if "adjusted" not in values:
-            raise DataError("adjusted prices are asked for and no column holds them; leave --adjusted out, or --columns adjusted=NAME")
+            raise DataError(
+                "adjusted prices are asked for and no column holds them; leave --adjusted out, or --columns adjusted=NAME"
+            )
         factor = values["adjusted"] / values["close"]
         values |= {column: values[column] * factor for column in PRICES}
         remarks.append("prices adjusted for dividends")
@@ -412,14 +437,14 @@ def _tickers(headers: Sequence[Sequence[str]]) -> tuple[list[str], list[str]] | 
         prices = {normal(name) for name in fields}
         others = [row for row in headers if row is not fields]
         if len(headers) > 1 and set(PRICES) <= prices:
-            labels = [row for row in others if any(normal(cell) == "ticker" for cell in row[:1]) or len(set(filter(None, row[1:])))]
+            labels = [
+                row for row in others if any(normal(cell) == "ticker" for cell in row[:1]) or len(set(filter(None, row[1:])))
+            ]
             return list(fields), list(labels[0]) if labels else [""] * len(fields)
     return None
 
 
-def _understand_wide(
-    table: RawTable, config: FileConfig, keep: Sequence[str], wide: tuple[list[str], list[str]]
-) -> Reading:
+def _understand_wide(table: RawTable, config: FileConfig, keep: Sequence[str], wide: tuple[list[str], list[str]]) -> Reading:
     """Read the columns of each ticker; the first column is the time."""
     fields, tickers = wide
     distinct = list(dict.fromkeys(ticker for ticker in tickers[1:] if ticker))

@@ -166,9 +166,7 @@ def _read_symbols(table: pd.DataFrame, config: FileConfig, keep: Sequence[str]) 
     """Read a table with two levels of columns: symbol and field, or field and symbol as yfinance has them."""
     if "close" in {str(name).lower() for name in table.columns.get_level_values(0)}:
         table = table.swaplevel(axis=1)
-    readings = {
-        symbol: read_bars(bars_of(table, symbol).dropna(how="all"), config, keep) for symbol in symbols_of(table)
-    }
+    readings = {symbol: read_bars(bars_of(table, symbol).dropna(how="all"), config, keep) for symbol in symbols_of(table)}
     first = next(iter(readings.values()))
     parts = {symbol: reading.parts[""] for symbol, reading in readings.items()}
     return Reading(parts, first.facts, first.ignored, first.remarks)

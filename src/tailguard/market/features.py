@@ -41,6 +41,8 @@ class FeatureConfig(BaseModel):
     :param cci: look-back of the commodity channel index; 20 is usual.
     :param calendar: add the hour, the day of the week and the day of the year as points on circles. Leave them out where the
         past holds too few of them to learn from.
+    :param columns: further columns of the file that are features as they stand, such as ``[sentiment, vix]``; the training rows
+        give their scale. A value must be known at the close of its bar; a missing one keeps the last known.
     :param clip: features are cut to [-clip, clip]; 10 keeps all but errors in the data.
     """
 
@@ -56,6 +58,7 @@ class FeatureConfig(BaseModel):
     bollinger: Window = 20
     cci: Window = 20
     calendar: bool = True
+    columns: tuple[str, ...] = ()
     clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
 
     @field_validator("horizons")

@@ -47,7 +47,7 @@ class FileConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    columns: dict[str, str | int] = Field(default_factory=dict)
+    columns: dict[str, str | int] = {}
     separator: Annotated[str, Field(min_length=1, max_length=3)] | None = None
     decimal: Literal[".", ","] | None = None
     time_format: Annotated[str, Field(min_length=2)] | None = None
@@ -227,18 +227,16 @@ def _padded(header: list[str], row: list[str]) -> list[str]:
 
 def _is_data(row: list[str]) -> bool:
     """Return true for a row with at least four numbers."""
-    return sum(bool(re.fullmatch(r"[-+$€£]?\s*[\d.,' \u00a0]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?", cell)) for cell in row) >= 4
+    return (
+        sum(bool(re.fullmatch(r"[-+$€£]?\s*[\d.,' \u00a0]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?", cell)) for cell in row) >= 4
+    )
 
 
 def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTable:
     layout = recognise_layout(text, config.separator)
-    decimal_comma = config.decimal == ","
-    cells = _parsed(text, layout, as_text=decimal_comma)
-    if not decimal_comma and config.decimal is None and layout.separator != ",":
-        # 1.234 is a number of another size where the decimal mark is a comma: if one may be, no cell is a number yet.
-        texts = cells.select_dtypes(include=["object", "string"])
-        if any(texts[column].str.contains(r"\d,\d", na=False).any() for column in texts.columns):
-            cells = _parsed(text, layout, as_text=True)
+    # 1.234 is a number of another size where the decimal mark is a comma: if one may be, no cell is a number yet.
+    commas = config.decimal == "," or (config.decimal is None and layout.separator != "," and re.search(r"\d,\d", text))
+    cells = _parsed(text, layout, as_text=bool(commas))
     lines = np.array([number for number, line in enumerate(text.splitlines(), 1) if number > layout.first and line.strip()])
     if len(lines) != len(cells):
         lines = np.arange(layout.first + 1, layout.first + 1 + len(cells))  # a quoted cell spans lines

@@ -4,7 +4,6 @@ A format is taken only if it explains the whole column. Where two explain it (01
 """
 
 import re
-from collections.abc import Iterator
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -32,7 +31,7 @@ CLOCKS = (
     *("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %H%M", " %H%M%S", "T%H:%M:%S", "T%H:%M:%S.%f", "T%H:%M", "-%H:%M:%S"),
     *(" %I:%M %p", " %I:%M:%S %p", " %I:%M%p", " %I-%p", ", %H:%M", ", %H:%M:%S", ", %I:%M %p"),
 )
-YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)")
+YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)", re.MULTILINE)
 ZONE = re.compile(r"\s*(?:([A-Za-z]+(?:/[A-Za-z_]+)+)|(?<=\d)\s*(Z|UTC|GMT)|(?<=\d)\s*([+-]\d{2}:?\d{2}))$")
 CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
 SAMPLE = 60
@@ -117,10 +116,13 @@ def _parse_text(text: pd.Series, timezone: str | None) -> Times:
         sample = text.iloc[rows]
         zone = None
     if sample.str.match(r"\d{4}-\d{2}").all():
-        parsed = pd.to_datetime(text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True), errors="coerce", utc=True, format="ISO8601")
+        parsed = pd.to_datetime(
+            text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True), errors="coerce", utc=True, format="ISO8601"
+        )
         if parsed.iloc[rows].notna().mean() > 0.5:
             return Times(_from_utc_or_zone(pd.DatetimeIndex(parsed), zone is not None, timezone), "ISO 8601")
-    text = text.str.replace(r"\s+", " ", regex=True)
+    if text.str.contains("  ", regex=False).any():
+        text = text.str.replace(r"\s+", " ", regex=True)
     form = _recognised(text, zone)
     bare = text.str.replace(r"\s*(?:Z|UTC|GMT)$", "", regex=True) if zone is not None and zone.group(2) else text
     parsed = pd.to_datetime(bare, format=form, errors="coerce", utc=zone is not None)
@@ -131,8 +133,10 @@ def _recognised(text: pd.Series, zone: re.Match[str] | None) -> str:
     """Return the only format that explains a column of text."""
     suffix = "%z" if zone is not None and zone.group(3) else ""
     sample = text.iloc[_sampled(len(text))].str.replace(r"\s*(?:Z|UTC|GMT)$", "", regex=True)
-    dates = tuple(_year_last(text)) if YEAR_LAST.match(sample.iloc[-1]) else DATES
-    candidates = [date + clock + between + suffix for date in dates for clock in CLOCKS for between in ((" ", "") if suffix else ("",))]
+    dates = (_year_last(text),) if YEAR_LAST.match(sample.iloc[-1]) else DATES
+    candidates = [
+        date + clock + between + suffix for date in dates for clock in CLOCKS for between in ((" ", "") if suffix else ("",))
+    ]
     shares = {}
     for form in candidates:
         share = float(pd.to_datetime(sample, format=form, errors="coerce").notna().mean())
@@ -145,24 +149,24 @@ def _recognised(text: pd.Series, zone: re.Match[str] | None) -> str:
     raise DataError(f"{sample.iloc[0]!r} is not a time in any known format; give it with --time-format, such as %d/%m/%Y")
 
 
-def _year_last(text: pd.Series) -> Iterator[str]:
-    """Yield the format of dates such as 13/05/2013: day or month first, as the numbers of the whole column say."""
-    parts = text.str.extract(YEAR_LAST).dropna()
-    first, second = (parts[column].astype(int).to_numpy() for column in (0, 2))
-    mark, year = str(parts[1].iloc[0]), "%Y" if len(str(parts[3].iloc[0])) == 4 else "%y"
+def _year_last(text: pd.Series) -> str:
+    """Return the format of dates such as 13/05/2013: day or month first, as the numbers of the whole column say."""
+    found = YEAR_LAST.findall("\n".join(text.to_numpy(dtype=object)))
+    first, second = (np.array([part[k] for part in found], dtype=np.int64) for k in (0, 2))
+    mark, year = found[0][1], "%Y" if len(found[0][3]) == 4 else "%y"
     day_first, month_first = f"%d{mark}%m{mark}{year}", f"%m{mark}%d{mark}{year}"
     days_in_front, days_behind = bool((first > 12).any()), bool((second > 12).any())
     if days_in_front and days_behind:
-        both = text.loc[parts.index[np.argmax(first > 12)]], text.loc[parts.index[np.argmax(second > 12)]]
+        both = ["".join(found[int(np.argmax(part > 12))][k] for k in (0, 1, 2, 1, 3)) for part in (first, second)]
         raise DataError(f"dates are mixed: {both[0]!r} has the day first, {both[1]!r} the month")
     if not days_in_front and not days_behind and mark != ".":  # nobody writes the month before a point
-        value = str(text.iloc[0])
-        readings = [pd.to_datetime(parts.iloc[0, [0, 2, 3]].str.cat(sep=" "), format=form.replace(mark, " ")) for form in (day_first, month_first)]
+        date = "".join(found[0][k] for k in (0, 1, 2, 1, 3))
+        readings = [pd.to_datetime(date, format=form) for form in (day_first, month_first)]
         raise DataError(
-            f"{value!r} is {readings[0]:%-d %B %Y} or {readings[1]:%-d %B %Y}; "
+            f"{date!r} is {readings[0]:%-d %B %Y} or {readings[1]:%-d %B %Y}; "
             f"say which with --time-format {day_first} or {month_first}"
         )
-    yield day_first if days_in_front or not days_behind else month_first
+    return month_first if days_behind else day_first
 
 
 def _as_text(values: pd.Series) -> pd.Series:
