@@ -41,7 +41,7 @@ OHLCV = "Open,High,Low,Close,Volume"
 EPOCH = [int(day.timestamp()) for day in DAYS]
 
 
-def binance(t, o, h, l, c, v):  # noqa: E741
+def binance(t, o, h, l, c, v):
     ms = int(t.timestamp() * 1000)
     return f"{ms},{o:.8f},{h:.8f},{l:.8f},{c:.8f},{v:.8f},{ms + 86399999},{v * c:.8f},{v % 999},{v / 2:.8f},{v * c / 2:.8f},0"
 
@@ -154,7 +154,7 @@ DAILY = {
         "Polygon",
     ),
     "Polygon, flat file": (
-        lines(lambda t, o, h, l, c, v: f"SPY,{v},{o},{c},{h},{l},{int(t.timestamp())}000000000,55", "ticker,volume,open,close,high,low,window_start,transactions"),  # noqa: E741
+        lines(lambda t, o, h, l, c, v: f"SPY,{v},{o},{c},{h},{l},{int(t.timestamp())}000000000,55", "ticker,volume,open,close,high,low,window_start,transactions"),
         {},
         "Polygon",
     ),
@@ -170,7 +170,7 @@ DAILY = {
     ),
     "Investing.com": (
         lines(
-            lambda t, o, h, l, c, v: f'"{t:%m/%d/%Y}","{c:,}","{o:,}","{h:,}","{l:,}","{v / 1000}K","-0.50%"',  # noqa: E741
+            lambda t, o, h, l, c, v: f'"{t:%m/%d/%Y}","{c:,}","{o:,}","{h:,}","{l:,}","{v / 1000}K","-0.50%"',
             '"Date","Price","Open","High","Low","Vol.","Change %"',
             newest_first=True,
         ),
@@ -194,7 +194,7 @@ DAILY = {
     "TradingView": (lines(lambda t, **f: f"{int(t.timestamp())}," + (PLAIN + ",{v}").format(**f), "time,open,high,low,close,Volume,Volume MA"), {}, "epoch s"),
     "German bank": (
         lines(
-            lambda t, o, h, l, c, v: f"{t:%d.%m.%Y};{german(o)};{german(h)};{german(l)};{german(c)};{german(v, 0)}",  # noqa: E741
+            lambda t, o, h, l, c, v: f"{t:%d.%m.%Y};{german(o)};{german(h)};{german(l)};{german(c)};{german(v, 0)}",
             "Datum;Erster;Hoch;Tief;Schlusskurs;Stuecke",
         ).encode("cp1252"),
         {},
@@ -202,7 +202,7 @@ DAILY = {
     ),
     "French spreadsheet": (
         lines(
-            lambda t, o, h, l, c, v: f"{t:%d/%m/%Y};" + ";".join(f"{x:,}".replace(",", "\u00a0").replace(".", ",") for x in (o, h, l, c, v)),  # noqa: E741
+            lambda t, o, h, l, c, v: f"{t:%d/%m/%Y};" + ";".join(f"{x:,}".replace(",", "\u00a0").replace(".", ",") for x in (o, h, l, c, v)),
             "date;ouverture;plus haut;plus bas;cl\u00f4ture;volume",
         ),
         {},
@@ -389,7 +389,7 @@ def test_columns_that_are_not_used_are_named_and_kept_on_request(tmp_path):
     path.write_text(lines("{t:%Y-%m-%d}," + PLAIN + ",1.5,up", "Date," + OHLCV + ",sentiment,flag"))
     assert "not used: sentiment, flag" in read_bars(path).summary()
     assert (load_bars(path, keep=["sentiment"])["sentiment"] == 1.5).all()
-    with pytest.raises(DataError, match="no column 'mood' for features.columns; the file has Date, Open"):
+    with pytest.raises(DataError, match=r"no column 'mood' for features\.columns; the file has Date, Open"):
         load_bars(path, keep=["mood"])
     with pytest.raises(DataError, match="flag 'up' is not a number"):
         load_bars(path, keep=["flag"])

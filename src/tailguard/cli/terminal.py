@@ -18,7 +18,7 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import ProgressColumn
 
     from tailguard.market.rules import TradingRules
 

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.series import Floats
 from tailguard.market.accounting import SimulationResult, bar_array, simulate_bars
-from tailguard.market.baselines import Strategy
 from tailguard.market.bars import iterate_symbols, periods_per_year
+from tailguard.market.baselines import Strategy
 from tailguard.market.rules import TradingRules
 from tailguard.validation import require
 

@@ -109,7 +109,7 @@ def _parsed(line: str) -> dict[str, Any]:
 
 def _batches(stream: BinaryIO, follow: bool) -> Iterator[list[str] | bytes]:
     """Yield whole lines that are not empty, as many at a time as have arrived; or the bytes of a file that has no lines."""
-    arrived: queue.Queue[bytes | None | OSError] = queue.Queue()
+    arrived: queue.Queue[bytes | OSError | None] = queue.Queue()
     threading.Thread(target=_read, args=(stream, follow, arrived), daemon=True).start()
     first = True
     while True:
@@ -133,7 +133,7 @@ def _batches(stream: BinaryIO, follow: bool) -> Iterator[list[str] | bytes]:
             return
 
 
-def _read(stream: BinaryIO, follow: bool, arrived: "queue.Queue[bytes | None | OSError]") -> None:
+def _read(stream: BinaryIO, follow: bool, arrived: "queue.Queue[bytes | OSError | None]") -> None:
     unfinished = b""
     while True:
         try:

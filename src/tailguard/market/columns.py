@@ -149,15 +149,15 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
     named, ignored, facts = _roles(table, config, keep)
     times = parse_times(_time_column(named), config.time_format, config.timezone)
     problems = [
-        Problem(int(row), f"{_shown(named['time'].iloc[row])} is not a time") for row in np.flatnonzero(times.index.isna())
+        Problem(int(row), f"{_shown(named['time'].iloc[row])} is not a time") for row in np.flatnonzero(times.values.isna())
     ]
-    if len(problems) > 0.5 * len(times.index):
+    if len(problems) > 0.5 * len(times.values):
         raise DataError(f"{problems[0].reason}; give the format with --time-format, or the column with --columns time=NAME")
     values, more, marks = _numbers(named, config, keep)
     problems += more
     facts = (*facts, *(() if times.form == "times" else (f"times {times.form}",)), *marks)
     values, remarks = _completed(values, config.adjusted)
-    frame = pd.DataFrame(values, index=times.index.as_unit("ns").rename("time"))
+    frame = pd.DataFrame(values, index=times.values.as_unit("ns").rename("time"))
     if "adjusted" in named and not config.adjusted:
         ignored = (*ignored, "the adjusted close (--adjusted uses it)")
     parts = dict(_split(frame, table.lines, sorted(problems, key=lambda problem: problem.row), named.get("symbol")))
@@ -269,7 +269,7 @@ FEWEST = 5
 
 def _is_time(values: pd.Series) -> bool:
     try:
-        return bool(parse_times(values.iloc[:50]).index.notna().mean() > 0.5)
+        return float(np.mean(parse_times(values.iloc[:50]).values.notna())) > 0.5
     except DataError as error:
         return "--time-format %" in str(error)  # ambiguous dates are times
 
@@ -353,7 +353,7 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
 
 
 def _stripped(values: pd.Series) -> str:
-    """Return the cells as lines of one text, without blanks, currencies and apostrophes: regular expressions are fast on that."""
+    """Return the cells as lines of one text, without blanks, currencies and apostrophes: searching that is fast."""
     text = "\n".join(values.astype(str).to_numpy(dtype=object))
     return text.translate(DECORATION) if DECORATED.search(text) else text
 

@@ -165,7 +165,9 @@ def _read_json(text: str, facts: tuple[str, ...]) -> RawTable:
         raise DataError("holds no bars")
     if all(isinstance(row, list) for row in value):
         cells = pd.DataFrame(value)
-        cells = cells.apply(lambda column: pd.to_numeric(column, errors="coerce") if _numeric(column) else column)
+        for k in cells.columns:
+            if _numeric(cells[k]):
+                cells[k] = pd.to_numeric(cells[k])
         return RawTable(cells.set_axis([""] * cells.shape[1], axis=1), None, (), (*facts, "JSON"))
     if not all(isinstance(row, dict) for row in value):
         raise DataError("is a list of neither objects nor lists")

@@ -30,7 +30,7 @@ class Repaired:
 
 
 def repair(source: Path, config: FileConfig | None = None) -> Repaired:
-    """Drop bars that are unreadable, impossible or repeated, sort them by time, and widen ranges that exclude their open or close.
+    """Drop bars that are unreadable, impossible or repeated, sort them, and widen ranges that exclude their open or close.
 
     :param source: the file.
     :param config: what is known about it.
@@ -77,8 +77,8 @@ def _repaired(part: Part) -> tuple[pd.DataFrame, list[str]]:
 
     def drop(rows: NDArray[np.bool_], reasons: dict[int, str] | str) -> None:
         nonlocal bars, lines
-        for row in np.flatnonzero(rows):
-            reason = reasons if isinstance(reasons, str) else reasons[int(row)]
+        for row in np.flatnonzero(rows).tolist():
+            reason = reasons if isinstance(reasons, str) else reasons[row]
             changes.append((int(lines[row]), f"{_place(bars, lines, part, row)}: {reason}: dropped"))
         bars, lines = bars[~rows], lines[~rows]
 
@@ -96,7 +96,7 @@ def _repaired(part: Part) -> tuple[pd.DataFrame, list[str]]:
     drop(np.asarray(repeated), "its time comes again later in the file, and that bar is kept")
 
     outside = out_of_range(bars)
-    for row in np.flatnonzero(outside):
+    for row in np.flatnonzero(outside).tolist():
         low, high = bars.iloc[row][list(PRICES)].min(), bars.iloc[row][list(PRICES)].max()
         old = f"[{bars['low'].iloc[row]:g}, {bars['high'].iloc[row]:g}]"
         changes.append((int(lines[row]), f"{_place(bars, lines, part, row)}: range {old} became [{low:g}, {high:g}]"))
@@ -105,7 +105,7 @@ def _repaired(part: Part) -> tuple[pd.DataFrame, list[str]]:
         high=np.where(outside, prices.max(axis=1), bars["high"]), low=np.where(outside, prices.min(axis=1), bars["low"])
     )
     negative = bars["volume"].to_numpy() < 0
-    for row in np.flatnonzero(negative):
+    for row in np.flatnonzero(negative).tolist():
         volume = bars["volume"].iloc[row]
         changes.append((int(lines[row]), f"{_place(bars, lines, part, row)}: volume {volume:g} became 0"))
     bars = bars.assign(volume=np.maximum(bars["volume"], 0.0))

@@ -40,11 +40,11 @@ SAMPLE = 60
 class Times(NamedTuple):
     """Times that were understood.
 
-    :param index: ``[T]`` in UTC without a zone; NaT where a value is not a time.
+    :param values: ``[T]`` in UTC without a zone; NaT where a value is not a time.
     :param form: the format, in the notation of ``strptime`` or in words.
     """
 
-    index: pd.DatetimeIndex
+    values: pd.DatetimeIndex
     form: str
 
 
@@ -100,8 +100,8 @@ def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
     if unit is None or not known.min() > EPOCH_FIRST:
         raise DataError(f"{values.iloc[0]} is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970")
     exact = values if pd.api.types.is_integer_dtype(values) else pd.Series(numbers)
-    parsed = pd.to_datetime(exact.to_numpy(), unit=unit, utc=True)
-    return Times(_to_utc(pd.DatetimeIndex(parsed), None), f"epoch {unit}")
+    moments = pd.to_datetime(exact.to_numpy(), unit=unit, utc=True)
+    return Times(_to_utc(pd.DatetimeIndex(moments), None), f"epoch {unit}")
 
 
 def _parse_text(text: pd.Series, timezone: str | None) -> Times:
