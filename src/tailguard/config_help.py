@@ -68,7 +68,8 @@ def sections(model: type[BaseModel] = Config, key: str = "") -> Iterator[Section
             listed = any(
                 get_origin(member) is tuple and inner in get_args(member) for member in union_members(field.annotation)
             )
-            yield from sections(inner, f"{below}{name}[]" if listed else below + name)
+            named = any(get_origin(member) is dict for member in union_members(field.annotation))
+            yield from sections(inner, f"{below}{name}{'[]' if listed else '.NAME' if named else ''}")
 
 
 def explain_key(key: str | None = None) -> str:

@@ -15,8 +15,6 @@ from tailguard.market.baselines import Strategy
 from tailguard.market.rules import TradingRules
 from tailguard.validation import require
 
-PRICE_COSTS = ("fee", "half_spread", "slippage", "impact")
-
 
 @dataclass(frozen=True, eq=False)
 class BacktestWindow:
@@ -47,8 +45,8 @@ class BacktestWindow:
 
     @cached_property
     def periods_per_year(self) -> float:
-        """Bars per year, counted over the whole span."""
-        return periods_per_year(pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]]))
+        """Bars per year, counted over the whole span unless the rules say it."""
+        return self.rules.bars_per_year or periods_per_year(pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]]))
 
     @property
     def prices(self) -> pd.DataFrame:
@@ -102,9 +100,7 @@ class BacktestWindow:
     def at_costs(self, multiple: float) -> "BacktestWindow":
         """Return the same window with fee, spread, slippage and impact multiplied."""
         require(multiple >= 0.0, "multiple", multiple, "at least 0")
-        costs = {name: multiple * value for name, value in self.rules if name in PRICE_COSTS}
-        rules = TradingRules(**self.rules.model_dump(include=set(TradingRules.model_fields)) | costs)
-        return replace(self, rules=rules)
+        return replace(self, rules=self.rules.at_costs(multiple))
 
     def history(self, name: str, result: SimulationResult) -> AccountHistory:
         """Return what :meth:`simulate` returned as the history of an account.
