@@ -108,6 +108,8 @@ class TrainingConfig(BaseModel):
 
     :param steps: environment steps in all, at least 1; 300,000 take a minute or two. More fit the training bars better, which
         is not always better on the bars that follow.
+    :param minutes: wall time after which a training ends even if steps are left, above 0; None has no limit. Then the same seed
+        no longer gives the same agent. A run that is resumed gets this time again; populations have no such limit.
     :param seed: seed of everything that is random, at least 0. The same seed gives the same agent, bit for bit.
     :param n_envs: accounts that trade side by side, at least 1. 32 is typical; more make steadier updates and fewer of them.
     :param test_share: share of the bars, at the end, that training never sees, in (0, 1). 0.3 is typical; less leaves more to
@@ -148,6 +150,7 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: PositiveInt = 300_000
+    minutes: Annotated[float, Field(gt=0.0)] | None = None
     seed: NonNegativeInt = 0
     n_envs: PositiveInt = 32
     test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3

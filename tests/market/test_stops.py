@@ -136,11 +136,11 @@ def test_the_environment_trades_under_the_same_rules():
 
 def test_rules_of_assets_that_are_not_there_are_refused():
     bars = align_bars({"a": bars_of(*[FLAT] * 3), "b": bars_of(*[FLAT] * 3)})
-    with pytest.raises(ValueError, match=r"trading.assets is 'c', but it must be one of a, b"):
+    with pytest.raises(ValueError, match=r"trading\.assets is 'c', but it must be one of a, b"):
         simulate(bars, np.zeros((3, 2)), fee=0.0, assets={"c": {"fee": 0.1}})
     with pytest.raises(ValueError, match="the bars are of one symbol without a name"):
         simulate(bars["a"], np.zeros(3), fee=0.0, assets={"a": {"fee": 0.1}})
-    with pytest.raises(ValueError, match="min_weight is 0.5, but it must be at most max_weight"):
+    with pytest.raises(ValueError, match=r"min_weight is 0\.5, but it must be at most max_weight"):
         TradingRules(assets={"a": {"min_weight": 0.5, "max_weight": 0.1}})
 
 

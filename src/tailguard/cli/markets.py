@@ -106,13 +106,17 @@ def run_backtest(
         list[str] | None,
         typer.Option("--strategy", "-s", help=f"all, or one of {', '.join(BASELINES)}; parameters as name:key=value,..."),
     ] = None,
+    benchmark: Annotated[
+        str | None, typer.Option("--benchmark", help="Shipped set or file to compare with, held without costs.")
+    ] = None,
     output: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
     """Trade baselines over whole series, all costs included, and print one table per series."""
     import pandas as pd
 
-    from tailguard.evaluate.backtest import backtest
+    from tailguard.evaluate.backtest import backtest, benchmark_row
+    from tailguard.evaluate.backtest_window import BacktestWindow
     from tailguard.market.data import load_source
 
     tree = settings.load()
@@ -126,6 +130,12 @@ def run_backtest(
         {"data": source, **asdict(backtest(bars, name, rule, tree.trading))}
         for source, bars, name, rule in show_progress(runs, "backtests", quiet)
     ]
+    if benchmark is not None:
+        held = load_source(benchmark, tree.files)
+        rows += [
+            {"data": source, **asdict(benchmark_row(BacktestWindow(bars, tree.trading, (0, len(bars))), benchmark, held))}
+            for source, bars in tables
+        ]
     if output is not Format.TABLE:
         print_rows("", rows, output)
         return

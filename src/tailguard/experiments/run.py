@@ -185,7 +185,8 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
         first_step, resume = model.num_timesteps, f"`tailguard resume {run.path}` continues from there"
         try:
             with stopped_by_signals(saving):
-                train_model(model, steps, callbacks, log_name=run.path.name)
+                train_model(model, steps, callbacks, log_name=run.path.name, minutes=run.config.training.minutes)
+                saving.save()  # a time limit ends a training between two checkpoints
         except (OSError, NotFinite) as error:
             raise ValueError(f"{error}; safe up to step {max(first_step, saving.saved_step):,}, {resume}") from error
         except Interrupted as stopped:

@@ -205,7 +205,8 @@ def train_pair(run: WalkforwardRun, pair: Pair, reached: Callable[[str, int], No
     model = build_model(market, training)
     curves = Curves()
     model.set_logger(Logger(None, [curves]))
-    train_model(model, training.steps, [ShowProgress(lambda done, _, __: reached(pair.name, done))])
+    progress = ShowProgress(lambda done, _, __: reached(pair.name, done))
+    train_model(model, training.steps, [progress], minutes=training.minutes)
     model.logger.dump(model.num_timesteps)  # of the last update
     decisions = out_of_sample_decisions(model, market, pair.fold.span, run.warmup)
     run.agent_file(pair).parent.mkdir(parents=True, exist_ok=True)

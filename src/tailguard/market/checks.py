@@ -1,5 +1,6 @@
 """Checks of a table of bars: what makes it unusable, and what may make its results mislead."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -249,7 +250,9 @@ def sessions(calendar: str, first: pd.Timestamp, last: pd.Timestamp) -> pd.Datet
         raise DataError("calendars of exchanges need a package: pip install 'tailguard[calendars]'") from None
     start, end = first.normalize(), last.normalize()
     try:
-        known = exchange_calendars.get_calendar(calendar, start=start - 7 * DAY, end=end + 7 * DAY)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own use of pandas, which no caller can change
+            known = exchange_calendars.get_calendar(calendar, start=start - 7 * DAY, end=end + 7 * DAY)
     except InvalidCalendarName:
         raise DataError(f"no calendar named {calendar!r}; examples are XNYS, XNAS, XLON, XETR, XTKS, CMES and 24/7") from None
     except ValueError as error:

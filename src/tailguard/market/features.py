@@ -240,16 +240,14 @@ def _all_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
         longer, bucket = _longer_bars(bars, pd.Timedelta(timeframe))
         known = _symbol_features(longer, config).shift(1).reindex(bucket).set_axis(bars.index)
         columns = columns.join(known.add_prefix(f"{timeframe} "))
-    dropped = [name for name in columns if any(fnmatchcase(name, pattern) for pattern in config.exclude)]
+    names = [str(name) for name in columns.columns]
     for pattern in config.exclude:
-        require(
-            any(fnmatchcase(name, pattern) for name in columns), "features.exclude", pattern, f"one of {', '.join(columns)}"
-        )
-    columns = columns.drop(columns=dropped)
+        require(any(fnmatchcase(name, pattern) for name in names), "features.exclude", pattern, f"one of {', '.join(names)}")
+    columns = columns[[name for name in names if not any(fnmatchcase(name, pattern) for pattern in config.exclude)]]
     for column in config.columns:
         require(column in bars.columns, "features.columns", column, f"one of the columns {', '.join(bars.columns)} of the bars")
         require(column not in columns, "features.columns", column, "another name: a feature of that name exists")
-        columns[column] = bars[column].astype(np.float64).replace([np.inf, -np.inf], np.nan).ffill()
+        columns = columns.assign(**{column: bars[column].astype(np.float64).replace([np.inf, -np.inf], np.nan).ffill()})
     return columns
 
 

@@ -42,7 +42,7 @@ class AssetConfig(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min_weight is not None and self.max_weight is not None:
-            require(self.min_weight <= self.max_weight, "min_weight", self.min_weight, f"at most max_weight, {self.max_weight}")
+            require(self.min_weight <= self.max_weight, "min_weight", self.min_weight, f"at most max_weight {self.max_weight}")
         return self
 
 
@@ -76,7 +76,7 @@ class TradingRules(BaseModel):
     :param sizing: ``cost_aware``: the weight holds after costs; ``pre_cost``: a share of equity before costs, so that leverage
         may end a little above its limit.
     :param band: a target closer than this to the present weight is not traded. 0 trades every change; 0.02 to 0.1 save costs.
-    :param min_trade: smallest amount that is traded, in the same money as `cash`; a position may always be closed. 0 trades all.
+    :param min_trade: smallest amount that is traded, in the same money as `cash`; a position can always be closed. 0 is none.
     :param lot: smallest tradable number of units: 1 for whole shares, 0 for any fraction. Needs `cash` in real units.
     :param stop_loss: a position is closed inside a bar when it has lost this share of its entry price: at that price, or at the
         open if that is beyond it. The next decision may enter again. None is off; 0.02 to 0.1 are usual.

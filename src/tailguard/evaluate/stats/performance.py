@@ -24,7 +24,6 @@ from tailguard.evaluate.stats.series import (
 )
 from tailguard.validation import require
 
-
 # The largest number whose exponential is finite: a few minutes of gains, taken as a year's, can exceed it.
 LARGEST_LOG = math.log(sys.float_info.max)
 
