@@ -234,7 +234,7 @@ class Config(BaseModel):
 
     :param data: names of shipped data sets or paths of files, each ``a`` or ``a+b``: joined by ``+`` they are traded as one
         portfolio. ``--data`` on the command line comes first.
-    :param files: how these files are read, where they do not say it themselves.
+    :param files: the form of these files, where they do not show it themselves.
     :param strategies: baselines that ``tailguard backtest`` runs, each a name, or ``name:parameter=value,...``. Empty: all.
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.

@@ -1,4 +1,4 @@
-"""Which column of a file is what: names in use, formats known by name, and numbers as people write them."""
+"""The roles of the columns of a file: names in use, formats known by name, and numbers as people write them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What was read, and what was understood.
+    """Bars as they were read, and what was understood.
 
     :param parts: by symbol; the empty string for the only one.
     :param facts: what was recognised, in words.
@@ -353,7 +353,7 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
 
 
 def _stripped(values: pd.Series) -> str:
-    """Return the cells as lines of one text, without blanks, currencies and apostrophes: searching that is fast."""
+    """Return the cells as lines of one text, without spaces, currencies and apostrophes: searching that is fast."""
     text = "\n".join(values.astype(str).to_numpy(dtype=object))
     return text.translate(DECORATION) if DECORATED.search(text) else text
 

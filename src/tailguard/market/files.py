@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from tailguard.market.bars import DataError
 
 SUFFIXES = (".csv", ".txt", ".tsv", ".json", ".jsonl", ".parquet", "any of them with .gz or .zip")
-# In this order, because a comma may also be a decimal mark, and a blank may be anywhere.
-SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "blanks"}
+# In this order, because a comma may also be a decimal mark, and a space may be anywhere.
+SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "spaces"}
 SAMPLE_LINES = 200
 FEWEST_COLUMNS = 5
 # Where the rows are in the JSON of those who nest them.
@@ -31,11 +31,11 @@ JSON_LISTS = ("results", "bars", "data", "candles", "result", "values")
 
 
 class FileConfig(BaseModel):
-    """How the files of ``data`` are read. Everything is recognised; these keys say what cannot be, or what was taken wrongly.
+    """The form of the files of ``data``. It is recognised; these keys say what cannot be, or what was taken wrongly.
 
     :param columns: which column of the file is what, such as ``{time: "Gmt time", close: Last}``; a number counts columns from
         1, for files without a header.
-    :param separator: between the columns: a character, or ``tab``. None recognises commas, semicolons, tabs, bars and blanks.
+    :param separator: between the columns: a character, or ``tab``. None recognises commas, semicolons, tabs, bars and spaces.
     :param decimal: decimal mark, ``.`` or ``,``. None recognises it.
     :param time_format: of the times, as in ``strptime``: ``%d/%m/%Y %H:%M``. None recognises it, unless it is ambiguous.
     :param timezone: of times that name none, such as ``America/New_York``. None takes them as they are.
