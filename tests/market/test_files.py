@@ -344,6 +344,14 @@ def test_other_files_are_refused_with_one_line_that_names_the_remedy(content, me
     assert "\n" not in str(error.value)
 
 
+def test_whole_prices_without_a_header_are_no_clocks(tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_text("".join(f"2013-05-{day},12,14,11,13,{day}00\n" for day in range(13, 25)))
+    assert load_bars(path)["open"].tolist() == [12.0] * 12
+    with pytest.raises(DataError, match="'shut' is no role of a column; they are time, open, high"):
+        load_bars(path, FileConfig(columns={"shut": 5}))
+
+
 def test_an_ambiguity_is_resolved_by_the_user(tmp_path):
     path = tmp_path / "bars.csv"
     path.write_text(AMBIGUOUS)

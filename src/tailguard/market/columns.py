@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tailguard.market.bars import COLUMNS, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
-from tailguard.market.files import FileConfig, RawTable
+from tailguard.market.files import FEWEST_COLUMNS, FileConfig, RawTable
 from tailguard.market.times import are_clocks, join_clocks, parse_times
 
 # Names in use, best first, in lower case without punctuation.
@@ -187,6 +187,8 @@ def _roles(
     if table.headers:
         facts = (*_known(normalised), *facts)
     for role, column in config.columns.items():
+        if role not in NAMES:
+            raise DataError(f"--columns {role}={column}: {role!r} is no role of a column; they are {', '.join(NAMES)}")
         positions[role] = _position(role, column, names)
     for role, aliases in NAMES.items():
         if role not in positions:
@@ -239,10 +241,11 @@ def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
     """Return the names of the columns of a file without a header, and its format."""
     names = [""] * cells.shape[1]
     column = 0
-    if cells.shape[1] > FEWEST + 1 and not _is_time(cells.iloc[:, 0]) and cells.iloc[:, 0].nunique() < len(cells):
+    if cells.shape[1] > FEWEST_COLUMNS + 1 and not _is_time(cells.iloc[:, 0]) and cells.iloc[:, 0].nunique() < len(cells):
         names[0], column = "symbol", 1
     names[column], form = "time", ""
-    if are_clocks(cells.iloc[:, column + 1]) and not pd.api.types.is_float_dtype(cells.iloc[:, column + 1]):
+    beside = cells.iloc[:, column + 1]
+    if not pd.api.types.is_numeric_dtype(beside) and are_clocks(beside):  # 1650 may be a price
         names[column], names[column + 1], form = "date", "time", "MetaTrader 4"
         column += 1
     rest = cells.shape[1] - column - 1
@@ -262,9 +265,6 @@ def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
             "name them with --columns time=1,open=2,..."
         )
     return names, known or form or "unnamed columns"
-
-
-FEWEST = 5
 
 
 def _is_time(values: pd.Series) -> bool:
@@ -437,9 +437,7 @@ def _tickers(headers: Sequence[Sequence[str]]) -> tuple[list[str], list[str]] | 
         prices = {normal(name) for name in fields}
         others = [row for row in headers if row is not fields]
         if len(headers) > 1 and set(PRICES) <= prices:
-            labels = [
-                row for row in others if any(normal(cell) == "ticker" for cell in row[:1]) or len(set(filter(None, row[1:])))
-            ]
+            labels = [row for row in others if any(row[1:])]
             return list(fields), list(labels[0]) if labels else [""] * len(fields)
     return None
 
