@@ -5,26 +5,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tailguard.cli.settings import Settings, single_source, takes_settings
 from tailguard.cli.terminal import (
-    ConfigArgument,
-    ConfigOption,
     DataOption,
     Format,
     FormatOption,
     QuietOption,
     RunArgument,
-    SetOption,
     console,
     free_folder,
     print_rows,
+    print_table,
     progress_bar,
-    single_source,
+    say,
 )
-from tailguard.config import load_config
-from tailguard.evaluate.ledger import user_ledger
-from tailguard.evaluate.record import RECORD_FOLDER, load_record, save_record
 from tailguard.evaluate.report.formatting import source_name
-from tailguard.market.data import load_source
 
 if TYPE_CHECKING:
     from tailguard.evaluate.record import Evaluation
@@ -44,21 +39,23 @@ def run_evaluate(run: RunArgument, ledger: LedgerOption = True) -> None:
     _evaluate(Run.open(run), ledger)
 
 
+@takes_settings(argument=True)
 def run_walkforward(
-    config: ConfigArgument = None,
+    settings: Settings,
     data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
-    settings: SetOption = None,
     ledger: LedgerOption = True,
     quiet: QuietOption = False,
 ) -> None:
     """Train and test fold by fold and seed by seed, and evaluate the method: a verdict, the reasons for it, and a report."""
+    from tailguard.evaluate.ledger import user_ledger
+    from tailguard.experiments.prepared_market import load_source_of
     from tailguard.experiments.walkforward import walkforward
 
-    tree = load_config(config, settings or [])
-    source = single_source(data, tree)
-    bars, folder = load_source(source), folder or free_folder("walkforward", source)
-    console(stderr=True).print(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", highlight=False)
+    tree = settings.load()
+    source = single_source(data, tree.data)
+    bars, folder = load_source_of(tree, source), folder or free_folder("walkforward", source)
+    say(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
     with progress_bar("walk-forward", quiet) as report_progress:
         evaluation = walkforward(
             bars,
@@ -93,7 +90,11 @@ def run_attack(
     with progress_bar("attacks", quiet) as report_progress:
         table = attack_run(opened, plan, report_progress)
     pivoted = table.pivot_table(index=["attack", "epsilon"], columns="statistic", values="value", sort=False)
-    console().print(pivoted.to_string(float_format=lambda value: f"{value:+.4f}"), highlight=False, soft_wrap=True)
+    rows = [
+        [f"{attack} {epsilon:g}" if epsilon else str(attack), *(f"{value:.3f}" for value in row)]
+        for (attack, epsilon), row in zip(pivoted.index, pivoted.to_numpy(), strict=True)
+    ]
+    print_table("", ["attack", *map(str, pivoted.columns)], rows, numbers=True)
     _evaluate(opened, ledger)
 
 
@@ -103,6 +104,7 @@ def run_compare(
 ) -> None:
     """Put evaluated runs side by side in one page, and test which is better, given that one can choose."""
     from tailguard.evaluate.comparison import compare_runs
+    from tailguard.evaluate.record import RECORD_FOLDER, load_record
     from tailguard.evaluate.report.compare import compare, comparison_rows, comparison_sentences, ranking_rows
     from tailguard.evaluate.report.report import write_page
 
@@ -114,11 +116,13 @@ def run_compare(
     if comparison is not None:
         print_rows("Ranking over the bars that all runs share", ranking_rows(comparison), Format.TABLE)
         for line in comparison_sentences(comparison):
-            console().print(f"  - {line}", highlight=False, markup=False, soft_wrap=True)
-    console().print(f"page: {write_page(compare(evaluations, names), output)}", highlight=False, soft_wrap=True)
+            say(f"  - {line}")
+    say(f"page: {write_page(compare(evaluations, names), output)}")
 
 
+@takes_settings()
 def run_judge(
+    settings: Settings,
     returns: Annotated[
         Path | None, typer.Option("--returns", help="File with the returns of a strategy per bar, or its equity curve.")
     ] = None,
@@ -138,17 +142,16 @@ def run_judge(
         str | None, typer.Option("--cash-rate", help="Interest per year on idle cash: 0.03 is 3 %; or a file of rates.")
     ] = None,
     ledger: LedgerOption = True,
-    config: ConfigOption = None,
-    settings: SetOption = None,
 ) -> None:
     """Judge anybody's strategy by its returns, or by its weights, which are traded again: a verdict, reasons, a report."""
     from tailguard.evaluate.judge import judge
+    from tailguard.evaluate.record import RECORD_FOLDER, save_record
     from tailguard.market.rules import TradingRules
 
     given = returns or weights
     if given is None:
         raise ValueError("nothing to judge: give --returns FILE, or --weights FILE with --bars FILE")
-    trading = load_config(config, settings or []).trading
+    trading = settings.load().trading
     with console(stderr=True).status("evaluating"):
         judgement = judge(
             returns,
@@ -177,27 +180,28 @@ def _rate(text: str | None) -> float | Path | None:
         return Path(text)
 
 
+@takes_settings(argument=True)
 def run_control(
-    config: ConfigArgument = None,
+    settings: Settings,
     data: DataOption = None,
     sharpe: Annotated[
         list[float] | None,
         typer.Option("--sharpe", help="Annual Sharpe ratio to plant; may be given several times. By default 0, 1, 2 and 3."),
     ] = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
-    settings: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Plant edges of known strength into your own bars, train and judge: which edge does the agent learn, which is found?"""
     from tailguard.experiments import control
+    from tailguard.experiments.prepared_market import load_source_of
 
-    tree = load_config(config, settings or [])
-    source = single_source(data, tree)
+    tree = settings.load()
+    source = single_source(data, tree.data)
     folder = folder or free_folder("control", source)
-    console(stderr=True).print(f"control: {folder} (after a stop, --run {folder} resumes it)", highlight=False)
+    say(f"control: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
     with progress_bar("control", quiet) as report_progress:
         found = control.run_control(
-            load_source(source), tree, sharpe or CONTROL_SHARPES, folder, source=source, report=report_progress
+            load_source_of(tree, source), tree, sharpe or CONTROL_SHARPES, folder, source=source, report=report_progress
         )
     rows = [
         {
@@ -212,7 +216,7 @@ def run_control(
     ]
     print_rows(f"{source_name(source)}: permuted bars with a planted edge", rows, Format.TABLE)
     for line in found.sentences():
-        console().print(f"  - {line}", highlight=False, markup=False, soft_wrap=True)
+        say(f"  - {line}")
 
 
 def run_trials(
@@ -220,17 +224,17 @@ def run_trials(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show the ledger of trials: what was evaluated on which data, and how many different trials that makes."""
-    from tailguard.evaluate.ledger import OFF, VARIABLE, count_trials
+    from tailguard.evaluate.ledger import OFF, VARIABLE, count_trials, user_ledger
 
     ledger = user_ledger()
     if ledger is None:
         raise ValueError(f"the ledger is off: {VARIABLE} is set to {OFF!r}; unset it, or set it to a file")
     if path:
-        console().print(str(ledger.path), highlight=False, soft_wrap=True)
+        say(str(ledger.path))
         return
     trials = ledger.trials()
     if not trials:
-        console().print(f"no trials yet in {ledger.path}", highlight=False, soft_wrap=True)
+        say(f"no trials yet in {ledger.path}")
         return
     different = {data: count_trials([trial for trial in trials if trial.data == data]) for data in {t.data for t in trials}}
     rows = [
@@ -253,6 +257,8 @@ def run_trials(
 
 def _evaluate(run: "Run", ledger: bool) -> None:
     """Evaluate the agent of a run, save the record and show it."""
+    from tailguard.evaluate.ledger import user_ledger
+    from tailguard.evaluate.record import RECORD_FOLDER, save_record
     from tailguard.experiments.evaluation import evaluate_run
 
     with console(stderr=True).status("evaluating"):
@@ -267,8 +273,7 @@ def _show(evaluation: "Evaluation", folder: Path) -> None:
     from tailguard.evaluate.report.sections.overview import with_page_names
 
     path = write_report(evaluation, folder / REPORT)
-    terminal, verdict = console(), evaluation.verdict
-    terminal.print(f"[bold]{with_page_names(evaluation, verdict.headline)}[/bold]", highlight=False, soft_wrap=True)
-    for reason in verdict.reasons:
-        terminal.print(f"  - {with_page_names(evaluation, reason)}", highlight=False, markup=False, soft_wrap=True)
-    terminal.print(f"report: {path}", highlight=False, soft_wrap=True)
+    say(with_page_names(evaluation, evaluation.verdict.headline), style="bold")
+    for reason in evaluation.verdict.reasons:
+        say(f"  - {with_page_names(evaluation, reason)}")
+    say(f"report: {path}")

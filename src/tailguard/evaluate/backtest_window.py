@@ -11,13 +11,11 @@ from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.series import Floats, require_finite
 from tailguard.evaluate.trades import Fills, round_trips
 from tailguard.market.accounting import SimulationResult, bar_array, simulate_bars
+from tailguard.market.bars import YEAR, iterate_symbols, periods_per_year, symbols_of
 from tailguard.market.baselines import Strategy
-from tailguard.market.data import YEAR, iterate_symbols, periods_per_year, symbols_of
 from tailguard.market.kernel import MARK, TRADE_FIELDS
 from tailguard.market.rules import TradingRules
 from tailguard.validation import require
-
-PRICE_COSTS = ("fee", "half_spread", "slippage", "impact")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +55,8 @@ class BacktestWindow:
 
     @cached_property
     def periods_per_year(self) -> float:
-        """Bars per year, counted over the whole span."""
-        return periods_per_year(pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]]))
+        """Bars per year, counted over the whole span unless the rules say it."""
+        return self.rules.bars_per_year or periods_per_year(pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]]))
 
     @cached_property
     def riskless(self) -> Floats:
@@ -116,9 +114,7 @@ class BacktestWindow:
     def at_costs(self, multiple: float) -> "BacktestWindow":
         """Return the same window with fee, spread, slippage and impact multiplied."""
         require(multiple >= 0.0, "multiple", multiple, "at least 0")
-        costs = {name: multiple * value for name, value in self.rules if name in PRICE_COSTS}
-        rules = TradingRules(**self.rules.model_dump(include=set(TradingRules.model_fields)) | costs)
-        return replace(self, rules=rules)
+        return replace(self, rules=self.rules.at_costs(multiple))
 
     def history(self, name: str, result: SimulationResult) -> AccountHistory:
         """Return what :meth:`simulate` returned as the history of an account.

@@ -13,11 +13,13 @@ import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.stats.series import Floats
-from tailguard.market.data import EPOCH_FIRST, EPOCH_UNITS, TIME_NAMES, DataError, symbols_of
+from tailguard.market.bars import DataError, symbols_of
+from tailguard.market.times import parse_times
 
 TableSource = str | Path | pd.Series | pd.DataFrame
 SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
 # In lower case, the likelier ones first. A name decides which column is meant; its numbers decide what they are.
+TIME_NAMES = ("time", "date", "datetime", "timestamp")
 RETURN_NAMES = (
     "returns", "return", "strategy_returns", "strategy_return", "daily_returns", "daily_return", "algorithm_returns", "ret",
     "rets",
@@ -209,13 +211,10 @@ def _times(column: pd.Series) -> pd.DatetimeIndex | None:
     if pd.api.types.is_datetime64_any_dtype(column):
         return pd.DatetimeIndex(column)
     if pd.api.types.is_numeric_dtype(column):
-        largest = float(column.abs().max())
-        unit = next((unit for limit, unit in EPOCH_UNITS if largest < limit), None)
-        return (
-            None
-            if unit is None or not float(column.min()) > EPOCH_FIRST
-            else pd.DatetimeIndex(pd.to_datetime(column, unit=unit))
-        )
+        try:
+            return parse_times(column).values
+        except DataError:
+            return None
     text = column.astype(str).str.strip()
     local = pd.to_datetime(text.str.replace(r"(Z|[+-]\d\d:?\d\d)$", "", regex=True), errors="coerce", format="mixed")
     if local.isna().any():

@@ -21,8 +21,9 @@ from tailguard.evaluate.record import RECORD_FOLDER, AccountHistory, Estimate, E
 from tailguard.evaluate.report.report import summary_html, write_report
 from tailguard.evaluate.stats.series import Floats
 from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules
+from tailguard.market.bars import YEAR, DataError, periods_per_year, symbols_of
 from tailguard.market.baselines import Strategy
-from tailguard.market.data import YEAR, DataError, load_bars, load_source, periods_per_year, symbols_of
+from tailguard.market.data import load_bars, load_source
 from tailguard.market.rules import TradingRules
 from tailguard.validation import build, require
 

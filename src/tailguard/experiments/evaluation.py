@@ -31,8 +31,8 @@ from tailguard.experiments.prepared_market import Market, fingerprint
 from tailguard.experiments.run import Run
 from tailguard.experiments.selection import selection_table
 from tailguard.io.atomic import atomic
+from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
-from tailguard.market.data import iterate_symbols
 from tailguard.population.lineage import read as read_lineage
 from tailguard.ppo.algorithm import DistributionalPPO
 

@@ -22,7 +22,7 @@ from tailguard.experiments.callbacks import BetweenUpdates
 from tailguard.experiments.prepared_market import Market
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io.state import IsolatedRandomState
-from tailguard.market.data import periods_per_year
+from tailguard.market.bars import periods_per_year
 from tailguard.market.env import Rows
 from tailguard.population.config import PopulationConfig, Value
 from tailguard.population.exploit import LEARNING_RATE, CopySettings, exploit, load_member_state, member_state

@@ -274,7 +274,8 @@ def train_pair(run: WalkforwardRun, pair: Pair, reached: Callable[[str, float], 
     model = build_model(market, training)
     curves = Curves()
     model.set_logger(Logger(None, [curves]))
-    train_model(model, training.steps, [ShowProgress(lambda done, total, _: reached(pair.name, done / total))])
+    progress = ShowProgress(lambda done, total, _: reached(pair.name, done / total))
+    train_model(model, training.steps, [progress], minutes=training.minutes)
     model.logger.dump(model.num_timesteps)  # of the last update
     decisions = out_of_sample_decisions(model, market, pair.fold.span, run.warmup)
     run.agent_file(pair).parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tailguard.market.data import periods_per_year, symbols_of
+from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.planted import BARS_PER_YEAR, best_threshold, net_sharpe, open_returns, oracle_weights
 from tailguard.validation import require
 

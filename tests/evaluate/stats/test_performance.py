@@ -217,3 +217,8 @@ def test_impossible_bars_per_year_are_refused(periods):
 def test_what_cannot_be_measured_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_growth_that_no_float_can_hold_is_infinite():
+    assert statistics.cagr([1.0, 2.0], 525_960) == math.inf
+    assert statistics.cagr([2.0, 1.0], 525_960) == -1.0

@@ -5,6 +5,7 @@ moves has 0, a gain without any risk is infinite.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +24,20 @@ from tailguard.evaluate.stats.series import (
 )
 from tailguard.validation import require
 
+# The largest number whose exponential is finite: a few minutes of gains, taken as a year's, can exceed it.
+LARGEST_LOG = math.log(sys.float_info.max)
+
 
 def cagr(equity: ArrayLike, periods: float) -> float:
-    """Compute the compound annual growth rate (CAGR), (V_n / V_0)^(periods / n) - 1.
+    """Compute the compound annual growth rate (CAGR), (V_n / V_0)^(periods / n) - 1; infinite where no float can hold it.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     :param periods: bars per year.
     """
     require_periods(periods)
     values = as_equity(equity)
-    return math.expm1(math.log(values[-1] / values[0]) * periods / (len(values) - 1))
+    growth = math.log(values[-1] / values[0]) * periods / (len(values) - 1)
+    return math.expm1(growth) if growth < LARGEST_LOG else math.inf
 
 
 def volatility(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> float:

@@ -228,7 +228,8 @@ def _inside(history: AccountHistory, fold: pd.Series) -> NDArray[np.bool_]:
     return np.asarray((history.times >= fold["test_from"]) & (history.times <= fold["test_to"]))
 
 
-def _fold_sharpe(evaluation: Evaluation, history: AccountHistory, fold: pd.Series) -> float:
+def fold_sharpe(evaluation: Evaluation, history: AccountHistory, fold: pd.Series) -> float:
+    """Return the annual Sharpe ratio of an account inside the test of a fold; NaN for a single bar."""
     excess = history.excess[_inside(history, fold)]
     return statistics.sharpe(excess, evaluation.periods_per_year) if len(excess) > 1 else float("nan")
 
@@ -238,10 +239,10 @@ def _fold_chart(evaluation: Evaluation) -> Chart:
     name = title_of(market.name)
     rows, ahead, own = [], 0, []
     for _, fold in evaluation.folds.iterrows():
-        agent, other = (_fold_sharpe(evaluation, history, fold) for history in (evaluation.agent, market))
+        agent, other = (fold_sharpe(evaluation, history, fold) for history in (evaluation.agent, market))
         ahead += agent > other
         own.append(agent)
-        dots = [Dot("seed", _fold_sharpe(evaluation, history, fold), "seed", True) for history in evaluation.seeds]
+        dots = [Dot("seed", fold_sharpe(evaluation, history, fold), "seed", True) for history in evaluation.seeds]
         dots = [Dot(name, other, "market"), *dots]
         label = f"{fold['test_from']:%b %Y} to {fold['test_to']:%b %Y}"
         rows.append(ChartRow(label, f"{say(agent)} against {say(other)}", finite_or_none(agent), dots=dots, label="agent"))
