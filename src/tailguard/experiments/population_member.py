@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import torch
+from stable_baselines3.common.utils import FloatSchedule
 
 from tailguard.config import Config
 from tailguard.evaluate.play import play, return_gamma_of
@@ -235,7 +236,8 @@ def _adversary(model: DistributionalPPO) -> Adversary:
 
 
 ACCESSORS: dict[str, tuple[Getter, Setter]] = {
-    **{name: _attribute(name) for name in ("clip_range", "gae_lambda", "max_grad_norm", "n_epochs", "vf_coef")},
+    **{name: _attribute(name) for name in ("gae_lambda", "max_grad_norm", "n_epochs", "vf_coef")},
+    "clip_range": (lambda model: FloatSchedule(model.clip_range)(1.0), lambda model, value: setattr(model, "clip_range", value)),
     "gamma": (lambda model: model.gamma, _set_gamma),
     "entropy_coef": (lambda model: model.entropy.config.initial, _set_entropy),
     "kl_target": (lambda model: model.kl.config.target, _set_kl_target),
