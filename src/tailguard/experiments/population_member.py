@@ -237,7 +237,7 @@ def _adversary(model: DistributionalPPO) -> Adversary:
 
 ACCESSORS: dict[str, tuple[Getter, Setter]] = {
     **{name: _attribute(name) for name in ("gae_lambda", "max_grad_norm", "n_epochs", "vf_coef")},
-    "clip_range": (lambda model: FloatSchedule(model.clip_range)(1.0), lambda model, value: setattr(model, "clip_range", value)),
+    "clip_range": (lambda model: FloatSchedule(model.clip_range)(1.0), _attribute("clip_range")[1]),
     "gamma": (lambda model: model.gamma, _set_gamma),
     "entropy_coef": (lambda model: model.entropy.config.initial, _set_entropy),
     "kl_target": (lambda model: model.kl.config.target, _set_kl_target),

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
@@ -83,6 +83,8 @@ from tailguard.ppo.policy import (
 )
 from tailguard.ppo.risk import RiskObjective
 from tailguard.ppo.rollout import Batch, Experience, Rollout, finite, prepare
+from tailguard.ppo.sb3_import import read_sb3, weights_from_sb3
+from tailguard.ppo.sb3_policy import SCALAR_CRITIC, adapted, is_sb3_policy
 from tailguard.ppo.scaling import ObservationNormalizer
 from tailguard.ppo.schedules import EntropySchedule, KLControl, LearningRate
 from tailguard.ppo.serialization import (
@@ -115,7 +117,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
     lists what differs.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, their recurrent forms ``"MlpLstmPolicy"``,
-        ``"CnnLstmPolicy"``, ``"MultiInputLstmPolicy"``, or a subclass of their classes.
+        ``"CnnLstmPolicy"``, ``"MultiInputLstmPolicy"``, or a subclass of their classes. A subclass of SB3's
+        ``ActorCriticPolicy`` is trained as it is, with the one value that it predicts.
     :param env: a Gymnasium env or its id, an SB3 ``VecEnv``, or a Gymnasium ``VectorEnv`` that resets in the same step.
     :param learning_rate: a number or a function of the progress remaining (1 to 0).
     :param n_steps: steps per environment and rollout.
@@ -224,6 +227,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
             )
         self.batch_size, self.microbatch_size, self.n_epochs = batch_size, microbatch_size, n_epochs
         self.clip_range, self.clip_range_vf, self.normalize_advantage = clip_range, clip_range_vf, normalize_advantage
+        if is_sb3_policy(policy):
+            extras = {"critic": critic, "risk": risk, "adversary": adversary, "normalize_obs": normalize_obs or None}
+            asked = [name for name, value in extras.items() if value is not None]
+            require(not asked and not use_sde, "policy", policy, f"one of DistributionalPPO's own for {asked or 'use_sde'}")
+            critic = SCALAR_CRITIC
         self.critic_config = _config("critic", CriticConfig, critic)
         if clip_range_vf is not None:
             require_clippable(self.critic_config)
@@ -271,47 +279,55 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
-        policy_class = cast(type[DistributionalPolicy], self.policy_class)
-        options: dict[str, Any] = {"critic": self.critic_config, "obs_norm": self.obs_norm_config, "risk": self.risk_config}
-        options |= self.policy_kwargs | ({"use_sde": True} if self.use_sde else {})
-        self.policy = policy_class(self.observation_space, self.action_space, **options).place(self.device)
-        self.objective = RiskObjective(self.risk_config, self.policy.budget)
-        self.flat = FlatParameters(self.policy)
+        self.actor_critic = self._build_policy().place(self.device)
+        self.objective = RiskObjective(self.risk_config, self.actor_critic.budget)
+        self.flat = FlatParameters(self.actor_critic)
         self._setup_optimizer()
         self.adversary = None
         if self.adversary_config is not None:  # built even where it will stay idle, so that impossible settings are refused
-            self.adversary = Adversary(self.policy, self.adversary_config, self.shuffler.initial_seed(), self.flat)
-        self.update = Update(self.policy, self.flat, self.critic_config, self.vgs, self.adversary)
-        self.acting = acting_of(self.policy, self.flat, self.n_envs, self.sde_sample_freq)
+            self.adversary = Adversary(self.actor_critic, self.adversary_config, self.shuffler.initial_seed(), self.flat)
+        self.update = Update(self.actor_critic, self.flat, self.critic_config, self.vgs, self.adversary)
+        self.acting = acting_of(self.actor_critic, self.flat, self.n_envs, self.sde_sample_freq)
         self._plan_minibatches()
-        action_dist = self.policy.action_dist
-        action_size = int(np.prod(action_dist.action_shape))
-        self.rollout_buffer = Rollout(  # type: ignore[assignment]
+        self.rollout_buffer: Rollout = Rollout(  # type: ignore[assignment]
             self.n_steps,
             self.n_envs,
-            self.policy.obs_size,
-            action_size,
-            action_dist.n_params,
-            self.policy.observations.dtype if self.policy.features_extractor is not None else torch.float32,
+            self.actor_critic.obs_size,
+            self.actor_critic.action_dist,
+            torch.float32 if self.actor_critic.features_extractor is None else self.actor_critic.observations.dtype,
         )
+        self.rollout_buffer.evaluate = self._experience
         self._attack: AttackedRollout | None = None
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.calibration = Calibration(self.n_envs, CALIBRATION_WINDOW, TAIL)
         self.reset_lstm_states_to_initial()
 
+    def _build_policy(self) -> DistributionalPolicy:
+        """Set the policy, and return it as the algorithm sees it: the same object, unless it is one of SB3's own classes."""
+        spaces_of_env = self.observation_space, self.action_space
+        if is_sb3_policy(self.policy_class):
+            adapter = adapted(cast(type[ActorCriticPolicy], self.policy_class), *spaces_of_env, self.policy_kwargs)
+            self.policy = cast(Any, adapter.inner)
+            return adapter
+        options: dict[str, Any] = {"critic": self.critic_config, "obs_norm": self.obs_norm_config, "risk": self.risk_config}
+        options |= self.policy_kwargs | ({"use_sde": True} if self.use_sde else {})
+        self.policy = cast(type[DistributionalPolicy], self.policy_class)(*spaces_of_env, **options)
+        return self.policy
+
     def _setup_optimizer(self) -> None:
         """Build the optimizer over one flat tensor, and VGS over the heads that the tensor is made of."""
-        policy, generator = self.policy, torch.Generator().manual_seed(self.shuffler.initial_seed())
+        policy, generator = self.actor_critic, torch.Generator().manual_seed(self.shuffler.initial_seed())
         if policy.optimizer_class is None:
             policy.optimizer = build_optimizer(
                 self.optimizer_config, [self.flat.tensor], 0.0, vgs=self.vgs_config.enabled, generator=generator
             )
         else:  # over the parameters one by one: the user's class may treat them as matrices
             policy.optimizer = build_custom_optimizer(policy.optimizer_class, policy.parameters(), policy.optimizer_kwargs)
-        self.vgs = VarianceGradientScaler.from_config(self.policy.heads(), self.vgs_config)
+        self.policy.optimizer = policy.optimizer
+        self.vgs = VarianceGradientScaler.from_config(self.actor_critic.heads(), self.vgs_config)
         if self.vgs_config.enabled:
-            self.vgs.attach(self.policy.optimizer)
+            self.vgs.attach(self.actor_critic.optimizer)
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -383,12 +399,12 @@ class DistributionalPPO(OnPolicyAlgorithm):
             raise ValueError('this agent serves one objective; train with risk={"objective": "cvar", "alpha": (low, high)}')
         low, high = self.risk_config.alpha
         require(low <= alpha <= high, "alpha", alpha, f"between {low} and {high}, the range of the training")
-        self.policy.budget.alpha.fill_(alpha)
+        self.actor_critic.budget.alpha.fill_(alpha)
 
     def reset_lstm_states_to_initial(self) -> None:
         """Reset the recurrent states of actor and critics in every environment."""
-        self._actor_state: State = self.policy.initial_state(self.n_envs)
-        self._critic_state: State = self.policy.initial_critic_state(self.n_envs)
+        self._actor_state: State = self.actor_critic.initial_state(self.n_envs)
+        self._critic_state: State = self.actor_critic.initial_critic_state(self.n_envs)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "DistributionalPolicy") -> None:
         """Warn of a GPU for a policy without a CNN."""
@@ -419,9 +435,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """Act for `n_rollout_steps` steps in every environment with the present policy; return False if a callback stops it."""
         assert self._last_obs is not None, "learn() resets the environment first"
         self.flat.attach()
-        self.policy.set_training_mode(False)
-        observations = self.policy.observations
-        keeps_states = self.policy.shares_trunk  # the critics stand on what the actor has seen
+        self.actor_critic.set_training_mode(False)
+        observations = self.actor_critic.observations
+        keeps_states = self.actor_critic.shares_trunk  # the critics stand on what the actor has seen
         # train() has done this with its own returns already. Statistics that came from elsewhere since then, from a checkpoint
         # or another member of a population, become active here and then stay the same for the whole rollout_buffer.
         self._activate_return_scale_snapshot()
@@ -442,7 +458,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
                     attack.perturb(obs_tensor, self._actor_state)
                 self._actor_state = self.acting.step(rollout_buffer, obs_tensor, self._actor_state)
                 actions = rollout_buffer.actions_now()
-                clipped_actions = self.policy.action_dist.to_env(actions)
+                clipped_actions = self.actor_critic.action_dist.to_env(actions)
             with self.profile.stage("env"):
                 step, infos = step_with_arrays(env, clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
@@ -491,17 +507,17 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def train(self) -> None:
         """Improve policy and critics with the rollout just collected."""
         self.flat.attach()
-        lr = self.lr.apply(self.policy.optimizer, self._current_progress_remaining, self.kl.lr_factor)
+        lr = self.lr.apply(self.actor_critic.optimizer, self._current_progress_remaining, self.kl.lr_factor)
         with self.profile.stage("prepare"):
-            experience = self._experience()
-            batch = experience.normalised(self.policy)
-        self.policy.set_training_mode(True)
+            experience = self.rollout_buffer.experience()
+            batch = experience.normalised(self.actor_critic)
+        self.actor_critic.set_training_mode(True)
         with self.profile.stage("update"):
             if self.adversary is not None:
                 self.adversary.begin(self._horizon())
             minibatches = self._gradient_steps(batch)
         if self.critic_config.ev_reserve:
-            self._record(reserve_metrics(self.policy, self.critic_config, experience))
+            self._record(reserve_metrics(self.actor_critic, self.critic_config, experience))
         if minibatches:  # without a step there is nothing to report, and nothing for the controllers to react to
             means = torch.stack(minibatches).mean(0).tolist()
             explained = explained_variance(experience.values, experience.returns, experience.weights)
@@ -512,20 +528,22 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if self.adversary is not None:
             of_rollout = {} if self._attack is None else self._attack.metrics()
             self._record(self.adversary.metrics() | self.adversary.certificate(batch) | of_rollout)
-        if experience.finished is not None and self.policy.return_scale.mass > 0.0:  # a budget is shown in units of the return
+        if (
+            experience.finished is not None and self.actor_critic.return_scale.mass > 0.0
+        ):  # a budget is shown in units of the return
             self.objective.remember(experience.finished)
-            masses = self.policy.return_dist.masses.double().cpu().numpy()
+            masses = self.actor_critic.return_dist.masses.double().cpu().numpy()
             self._record(self.objective.adapt(1.0 - self._current_progress_remaining, masses, self._ret_std_snapshot))
-        if isinstance(self.policy.normalizer, ObservationNormalizer):
-            own = cast(Rollout, self.rollout_buffer).obs[:-1, :, : self.policy.own_size]
-            self.policy.normalizer.update(own if self._attack is None else self._attack.true_observations())
-            self._record(drift_metrics(*self.policy.normalizer.drift()))
+        if isinstance(self.actor_critic.normalizer, ObservationNormalizer):
+            own = self.rollout_buffer.obs[:-1, :, : self.actor_critic.own_size]
+            self.actor_critic.normalizer.update(own if self._attack is None else self._attack.true_observations())
+            self._record(drift_metrics(*self.actor_critic.normalizer.drift()))
         self._critic_state = reset_state(self._critic_state, cast(NDArray[np.bool_], self._last_episode_starts))
 
     def _experience(self) -> Experience:
         """Evaluate the critics on the rollout, compute advantages and targets, and bring the scale of returns up to date."""
-        self.policy.set_training_mode(False)  # nothing is dropped from what is predicted
-        rollout, scale = cast(Rollout, self.rollout_buffer), self.policy.return_scale
+        self.actor_critic.set_training_mode(False)  # nothing is dropped from what is predicted
+        rollout, scale = self.rollout_buffer, self.actor_critic.return_scale
         learnable = bool(rollout.weights.any())
         if learnable and scale.mass == 0.0:
             # While the critics know nothing the scale comes from rewards alone: their guesses would drown small returns.
@@ -536,7 +554,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             scale.activate()  # the critics start in these units: they have predicted nothing yet that would have to be kept
             scale.mass.zero_()  # a first guess; the returns proper take its place
         experience = prepare(
-            self.policy,
+            self.actor_critic,
             rollout,
             *self._rollout_start,
             critic=self.critic_config,
@@ -550,7 +568,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
         self._critic_state = experience.critic_state_after or self._last_actor_state
         pooled = experience.start_atoms.sort(-1).values.mean(0)
-        self.calibration.update(rollout.starts(), self.episode_returns.ends, pooled, self.policy.return_dist.masses.cpu())
+        self.calibration.update(rollout.starts(), self.episode_returns.ends, pooled, self.actor_critic.return_dist.masses.cpu())
         if learnable:
             self._finalize_return_stats(experience)
         self._activate_return_scale_snapshot()
@@ -598,7 +616,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
             value_clip=value_clip,
             microbatch=microbatch,
             compiled=update_applies(
-                self.policy, whole_minibatches=microbatch == self._sequences and not mixes, clips_values=value_clip is not None
+                self.actor_critic,
+                whole_minibatches=microbatch == self._sequences and not mixes,
+                clips_values=value_clip is not None,
             ),
         )
 
@@ -618,7 +638,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         :param means: over the minibatches, of what :meth:`_gradient_steps` returned.
         :param explained: explained variance of the critics together, before the update.
         """
-        policy = self.policy
+        policy = self.actor_critic
         metrics: dict[str, Any] = dict(zip((f"train/{name}" for name in LOSSES), means, strict=False))
         clip_range, entropy_coef, kl_coef = self._update_settings().policy
         surrogate, entropy, kl, value_loss = (metrics[f"train/{name}"] for name in LOSS_TERMS)
@@ -651,30 +671,30 @@ class DistributionalPPO(OnPolicyAlgorithm):
     @property
     def _ret_mean_value(self) -> float:
         """Mean of the returns, as the data say."""
-        return self.policy.return_scale.mean.item()
+        return self.actor_critic.return_scale.mean.item()
 
     @property
     def _ret_std_value(self) -> float:
         """Standard deviation of the returns, as the data say."""
-        return self.policy.return_scale.std.item()
+        return self.actor_critic.return_scale.std.item()
 
     @property
     def _ret_mean_snapshot(self) -> float:
         """Mean of the returns in the units that are active."""
-        return self.policy.return_scale.mean_snapshot.item()
+        return self.actor_critic.return_scale.mean_snapshot.item()
 
     @property
     def _ret_std_snapshot(self) -> float:
         """Standard deviation of the returns in the units that are active."""
-        return self.policy.return_scale.std_snapshot.item()
+        return self.actor_critic.return_scale.std_snapshot.item()
 
     def _finalize_return_stats(self, experience: Experience) -> None:
         """Fold the returns of this rollout into the statistics."""
-        self.policy.return_scale.update(experience.returns, experience.weights)
+        self.actor_critic.return_scale.update(experience.returns, experience.weights)
 
     def _activate_return_scale_snapshot(self) -> None:
         """Make the statistics active and rescale the critics' last layer, so that no raw prediction moves."""
-        self.policy.activate_return_scale()
+        self.actor_critic.activate_return_scale()
 
     # --------------------------------------------------------------------------------------------------- minibatches
 
@@ -684,7 +704,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if samples < 2 and self.normalize_advantage:
             raise AssertionError("n_steps * n_envs must be greater than 1 to normalise advantages, got n_steps=1 and one env")
         self.batch_size, self._unit = resolve_minibatches(
-            self.n_steps, self.n_envs, recurrent=self.policy.recurrent, batch_size=self.batch_size
+            self.n_steps, self.n_envs, recurrent=self.actor_critic.recurrent, batch_size=self.batch_size
         )
         self._sequences = self.batch_size // self._unit
         if self.microbatch_size is not None:
@@ -705,8 +725,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _agent_parts(self) -> dict[str, Any]:
         """Return the parts of the agent; each has ``state_dict`` and ``load_state_dict``."""
         return {
-            "policy": self.policy,
-            "optimizer": self.policy.optimizer,
+            "policy": self.actor_critic,
+            "optimizer": self.actor_critic.optimizer,
             "vgs": self.vgs,
             "kl": self.kl,
             "entropy": self.entropy,
@@ -727,7 +747,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         parts = self._agent_parts()
         require(set(state) <= set(parts), "the agent's state", sorted(state), f"made of {sorted(parts)}")
         if "policy" in state:
-            require_same_shapes(state["policy"], self.policy.state_dict())
+            require_same_shapes(state["policy"], self.actor_critic.state_dict())
         for name, values in state.items():
             # Copied: an optimizer keeps the very tensors that it is given, and then changes them.
             parts[name].load_state_dict(copy.deepcopy(values))
@@ -791,7 +811,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """Take over what :meth:`get_parameters` gave, or the same parts of a saved model.
 
         :param load_path_or_dict: the parts, or a file that :meth:`save` wrote.
-        :param exact_match: require everything but the optimizer's state; False takes over what is there.
+        :param exact_match: require everything but the optimizer's state; False takes over what is there, of the weights, too.
         :param device: ignored: tensors go to where the model is.
         """
         if isinstance(load_path_or_dict, Mapping):
@@ -801,6 +821,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             parts = {name: agent[name] for name in set(PARAMETER_NAMES.values()) | {"policy"}}
         missing = {"policy", "kl", "vgs"} - set(parts) if exact_match else set()
         require(not missing, "parameters", sorted(parts), f"complete: {sorted(missing)} missing (exact_match=False allows it)")
+        if not exact_match and "policy" in parts:
+            parts["policy"] = dict(self.actor_critic.state_dict()) | dict(parts["policy"])
         self.load_agent_state(parts)
 
     # ------------------------------------------------------------------------------------------------- save and load
@@ -908,6 +930,38 @@ class DistributionalPPO(OnPolicyAlgorithm):
             print(checkpoint.libraries())
         known = {name: value for name, value in (custom_objects or {}).items() if name in _arguments()}
         return cls.from_tree(read_model(path), env, device, force_reset, {**known, **settings})
+
+    @classmethod
+    def from_sb3(cls, path: str | Path, env: Any, device: torch.device | str = "cpu", **settings: Any) -> Self:
+        """Return a model with the weights and settings of a zip of SB3's ``PPO`` or sb3-contrib's ``RecurrentPPO``.
+
+        No code in the file is run: weights are read as tensors, settings as plain values. Schedules that are functions, and
+        the state of the optimizer, are not taken over. The actor acts as the one in the file does; every quantile of the critic
+        begins as its value.
+
+        :param path: the zip.
+        :param env: environment to train on or to act in; the spaces in the file are pickles.
+        :param device: where to compute.
+        :param settings: arguments of the constructor that shall differ.
+        """
+        saved = read_sb3(path)
+        critic = _config("critic", CriticConfig, settings.pop("critic", {"twin": False}))
+        require(not critic.twin, "critic.twin", critic.twin, "False: two copies of one critic would stay equal")
+        require(
+            critic.distribution == "quantile", "critic.distribution", critic.distribution, "quantile: its outputs are returns"
+        )
+        kwargs = saved.policy_kwargs | settings.pop("policy_kwargs", {})
+        model = cls(
+            settings.pop("policy", saved.policy),
+            env,
+            device=device,
+            **{**saved.settings, **settings, "critic": critic, "policy_kwargs": kwargs},
+        )
+        policy = model.actor_critic
+        model.load_agent_state({"policy": weights_from_sb3(saved.weights, policy.state_dict(), model.action_space)})
+        # Above 0: the critic's predictions count, and are kept when the scale of returns changes.
+        policy.return_scale.mass.fill_(torch.finfo(torch.float64).eps)
+        return model
 
     @classmethod
     def from_tree(

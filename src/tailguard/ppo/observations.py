@@ -6,7 +6,7 @@ sequences and minibatches know one kind of observation, and only the encoder of 
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -97,15 +97,22 @@ class ObservationRows:
             parts.append((values.cpu() - torch.as_tensor(part.start)).reshape(len(values), -1))
         return (parts[0] if len(parts) == 1 else torch.cat([part.float() for part in parts], dim=1)).to(self.dtype)
 
+    def shaped(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return rows ``[M, size]`` in the shapes of the space."""
+        parts = {part.key: rows[:, part.columns].reshape(len(rows), *(part.space.shape or ())) for part in self.parts}
+        return parts if isinstance(self.space, spaces.Dict) else parts[""]
+
     def tensors(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
         """Return what SB3's feature extractors take, for rows ``[M, size]``: shaped, images scaled, integers one-hot."""
+        shaped = self.shaped(rows)
         entries = {
-            part.key: preprocess_obs(
-                rows[:, part.columns].reshape(len(rows), *(part.space.shape or ())), part.space, self.normalize_images
+            part.key: cast(
+                Tensor,
+                preprocess_obs(shaped[part.key] if isinstance(shaped, dict) else shaped, part.space, self.normalize_images),
             )
             for part in self.parts
         }
-        return entries if isinstance(self.space, spaces.Dict) else entries[""]  # type: ignore[return-value]
+        return entries if isinstance(self.space, spaces.Dict) else entries[""]
 
 
 def _from_zero(space: spaces.Space[Any]) -> tuple[spaces.Space[Any], NDArray[Any] | int]:

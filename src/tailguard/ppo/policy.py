@@ -390,6 +390,10 @@ class DistributionalPolicy(BasePolicy):
                 atoms.append(self.raw_atoms(features).sort(-1).values.mean(0).squeeze(1))
         return cast(NDArray[np.float32], torch.cat(atoms).float().cpu().numpy())
 
+    def critic_prefixes(self) -> list[str]:
+        """Return what the names of each critic's parameters begin with."""
+        return [f"critics.{k}." for k in range(len(self.critics))]
+
     def heads(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters by part: the actor, each critic, and each trunk."""
         heads: dict[str, list[nn.Parameter]] = {}

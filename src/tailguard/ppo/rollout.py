@@ -12,7 +12,7 @@ stands at the position of step i plus one, ended or not; and final observations 
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tailguard.envs.vec_env import StepArrays
+from tailguard.ppo.actions import ActionDistribution
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
 from tailguard.ppo.networks import LstmTrunk, State
@@ -86,8 +87,7 @@ class Rollout:
     :param n_steps: T.
     :param n_envs: B.
     :param obs_size: numbers per observation, D.
-    :param action_size: numbers per stored action.
-    :param n_params: numbers that describe an action distribution.
+    :param action_dist: the distribution of the actions.
     :param obs_dtype: type of the numbers of an observation.
     """
 
@@ -96,14 +96,13 @@ class Rollout:
         n_steps: int,
         n_envs: int,
         obs_size: int,
-        action_size: int,
-        n_params: int,
+        action_dist: ActionDistribution,
         obs_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.n_steps, self.n_envs = n_steps, n_envs
+        self.n_steps, self.n_envs, self.action_dist = n_steps, n_envs, action_dist
         self.obs = torch.zeros(n_steps + 1, n_envs, obs_size, dtype=obs_dtype)
-        self.actions = torch.zeros(n_steps, n_envs, action_size)
-        self.dist_params = torch.zeros(n_steps, n_envs, n_params)
+        self.actions = torch.zeros(n_steps, n_envs, math.prod(action_dist.action_shape))
+        self.dist_params = torch.zeros(n_steps, n_envs, action_dist.n_params)
         self.rewards = torch.zeros(n_steps, n_envs)
         self.terminated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
@@ -116,6 +115,8 @@ class Rollout:
         self._finals: list[tuple[int, Tensor, Tensor]] = []
         self._states: list[State] = []
         self.filled = 0
+        self.evaluate: Callable[[], Experience] | None = None  # who evaluates a full rollout
+        self._evaluated: Experience | None = None
 
     def reset(self, starts: NDArray[np.bool_] | None = None) -> None:
         """Make room for new steps; what is stored is overwritten one by one.
@@ -127,6 +128,7 @@ class Rollout:
         self._finals.clear()
         self._states.clear()
         self.weights.fill_(1.0)
+        self._evaluated = None
 
     def observe(self, obs: NDArray[Any]) -> Tensor:
         """Store the observation that the next action is for; after the last step the one that follows it."""
@@ -185,6 +187,56 @@ class Rollout:
         sequences = layout.spread(self.obs[:-1])
         sequences.flatten(0, 1).index_copy_(0, layout.places + self.n_envs, following.flatten(0, 1))
         return layout, sequences
+
+    # What callbacks read from SB3's rollout buffer when a rollout has ended, beside `actions` and `rewards`. The critics see a
+    # rollout once, after its last step; whoever asks first makes them look, and training goes on with what they said.
+
+    def experience(self) -> "Experience":
+        """Return what is learnt from the full rollout, evaluated once."""
+        if self.filled < self.n_steps or self.evaluate is None:
+            raise ValueError(f"values are known when a rollout has ended; it has {self.filled} of {self.n_steps} steps")
+        if self._evaluated is None:
+            self._evaluated = self.evaluate()
+        return self._evaluated
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """``[T, B]`` mean returns that the critics predict, in raw units."""
+        return self.experience().values.numpy()
+
+    @property
+    def returns(self) -> NDArray[np.float32]:
+        """``[T, B]`` lambda-returns."""
+        return self.experience().returns.numpy()
+
+    @property
+    def advantages(self) -> NDArray[np.float32]:
+        """``[T, B]`` advantages of the mean return, not standardised."""
+        return self.returns - self.values
+
+    @property
+    def log_probs(self) -> NDArray[np.float32]:
+        """``[T, B]`` log-probabilities of the actions."""
+        return self.action_dist.log_prob(self.dist_params, self.actions).numpy()
+
+    @property
+    def episode_starts(self) -> NDArray[np.float32]:
+        """``[T, B]`` 1 where a step starts an episode."""
+        return self.starts().float().numpy()
+
+    @property
+    def buffer_size(self) -> int:
+        """Steps per environment, T."""
+        return self.n_steps
+
+    @property
+    def full(self) -> bool:
+        """True if all steps are stored."""
+        return self.filled == self.n_steps
+
+    def size(self) -> int:
+        """Return the number of steps per environment that are stored."""
+        return self.filled
 
 
 class NotFinite(ValueError):

@@ -68,7 +68,7 @@ class Update:
         self.compiled: CompiledGradient | None = None
         if update_applies(policy, clips_values=critic.clip_range is not None):
             self.compiled = CompiledGradient(policy, flat)
-        spans = [flat.span(f"critics.{k}.") for k in range(critic.n_critics)]
+        spans = [flat.span(prefix) for prefix in policy.critic_prefixes()]
         self._measured = [*(flat.gradient[span] for span in spans), flat.gradient]
         self._frozen: list[slice] = []
         self._connected = False  # whether it was checked that every parameter gets a gradient

@@ -1,7 +1,6 @@
 """The compiled update and the compiled acting step against torch's: same gradient, same measures, same agent."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -305,8 +304,7 @@ def test_two_runs_of_one_seed_are_one_run():
 
 
 def empty_rollout(policy, steps, envs):
-    action_dist = policy.action_dist
-    return Rollout(steps, envs, policy.obs_size, math.prod(action_dist.action_shape), action_dist.n_params)
+    return Rollout(steps, envs, policy.obs_size, policy.action_dist)
 
 
 def play(acting, policy, steps=4, envs=5, seed=0):
