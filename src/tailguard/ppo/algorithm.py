@@ -227,11 +227,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             )
         self.batch_size, self.microbatch_size, self.n_epochs = batch_size, microbatch_size, n_epochs
         self.clip_range, self.clip_range_vf, self.normalize_advantage = clip_range, clip_range_vf, normalize_advantage
-        if is_sb3_policy(policy):
-            extras = {"critic": critic, "risk": risk, "adversary": adversary, "normalize_obs": normalize_obs or None}
-            asked = [name for name, value in extras.items() if value is not None]
-            require(not asked and not use_sde, "policy", policy, f"one of DistributionalPPO's own for {asked or 'use_sde'}")
-            critic = SCALAR_CRITIC
+        sb3_policy = is_sb3_policy(policy)
+        critic = SCALAR_CRITIC if critic is None and sb3_policy else critic
         self.critic_config = _config("critic", CriticConfig, critic)
         if clip_range_vf is not None:
             require_clippable(self.critic_config)
@@ -250,6 +247,16 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.obs_norm_config: ObsNormConfig | None = None
         if normalize_obs is not False:
             self.obs_norm_config = _config("normalize_obs", ObsNormConfig, {} if normalize_obs is True else normalize_obs)
+        if sb3_policy:
+            plain = {
+                "critic": self.critic_config == SCALAR_CRITIC,
+                "risk": not self.risk_config.return_augmented,
+                "adversary": self.adversary_config is None,
+                "normalize_obs": self.obs_norm_config is None,
+                "use_sde": not use_sde,
+            }
+            asked = [name for name, fits in plain.items() if not fits]
+            require(not asked, "policy", policy, f"one of DistributionalPPO's own for {', '.join(asked)}")
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
@@ -1001,7 +1008,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
     def _restore(self, tree: Mapping[str, Any], force_reset: bool, changes: Mapping[str, Any]) -> None:
         # What the user has changed must not come back with the state.
-        changed = set(changes) | {SHORT_NAMES[name] for name in changes if name in SHORT_NAMES}
+        changed = (set(changes) | {SHORT_NAMES[name] for name in changes if name in SHORT_NAMES}) - {"policy"}  # its class
         agent = {name: state for name, state in tree["agent"].items() if name not in changed}
         rate = agent.get("learning_rate")
         if rate is not None and rate["initial"] is None:

@@ -6,6 +6,7 @@ stands beside a pickle, where it names a class of torch's. The shape of the netw
 """
 
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Mapping
@@ -79,7 +80,10 @@ def read_sb3(path: str | Path) -> Sb3Model:
             data, content = json.loads(archive.read("data")), archive.read("policy.pth")
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a model of Stable-Baselines3: {error}") from None
-    weights: dict[str, Tensor] = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+    try:
+        weights: dict[str, Tensor] = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError):
+        raise ValueError(f"{path} has weights that are more than tensors: reading them would run code of the file") from None
     settings = {name: data[name] for name in SETTINGS if isinstance(data.get(name, {}), PLAIN)}
     settings |= {name: _constant(data.get(name)) for name in SCHEDULES if _constant(data.get(name)) is not None}
     return Sb3Model(_policy_of(path, weights), settings, _policy_kwargs(data.get("policy_kwargs", {}), weights), weights)
