@@ -766,7 +766,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             "n_envs": self.n_envs,
             "shuffler": self.shuffler.get_state(),
             "adversary": None if self.adversary is None else self.adversary.state_dict(),
-            "memory": [*self._actor_state, *self._critic_state],
+            "memory": [part.cpu() for part in (*self._actor_state, *self._critic_state)],
             "last_obs": dict(self._last_obs) if isinstance(self._last_obs, dict) else self._last_obs,
             "last_episode_starts": self._last_episode_starts,
             "episode_returns": self.episode_returns.state_dict(),
@@ -789,7 +789,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             return
         if state["environments"] is not None:
             load_env_state(self.env, state["environments"])
-        actor_hidden, actor_cell, critic_hidden, critic_cell = state["memory"]
+        actor_hidden, actor_cell, critic_hidden, critic_cell = (part.to(self.device) for part in state["memory"])
         self._actor_state, self._critic_state = (actor_hidden, actor_cell), (critic_hidden, critic_cell)
         self._last_obs, self._last_episode_starts = state["last_obs"], state["last_episode_starts"]
         self.episode_returns.load_state_dict(state["episode_returns"])

@@ -158,7 +158,7 @@ class LstmTrunk(nn.Module):
             output, state = self.step(inputs[row], state)
             state = (state[0] * keep, state[1] * keep)
             parts.append((output * keep).unsqueeze(0))
-            here = (rows == row).reshape(1, -1, 1)
+            here = (rows == row).reshape(1, -1, 1).to(inputs.device)
             after = tuple(torch.where(here, new, old) for new, old in zip(state, after, strict=True))
         if last + 1 < len(inputs):
             parts.append(self._fused(inputs[last + 1 :], resets[last + 1 :], state)[0])

@@ -56,7 +56,7 @@ class ObservationRows:
             width = math.prod(entry.shape or ())
             self.parts.append(Part(key, counted, start, slice(self.size, self.size + width)))
             self.size += width
-        # Images take a quarter of the memory so.
+        # A quarter of the space for images.
         self.dtype = torch.uint8 if all(part.space.dtype == np.uint8 for part in self.parts) else torch.float32
 
     @property

@@ -206,13 +206,16 @@ class DistributionalPolicy(BasePolicy):
 
     def place(self, device: torch.device) -> Self:
         """Move the networks to a device. The statistics of observations and returns stay on the CPU, where rollouts are."""
-        on_cpu = (self.return_scale, self.normalizer, self.budget)
         for module in self.children():
-            if module not in on_cpu:
+            if module not in self.statistics():
                 module.to(device)
         if self.log_std is not None:
             self.log_std.data = self.log_std.data.to(device)
         return self
+
+    def statistics(self) -> tuple[nn.Module, ...]:
+        """Return the modules that compute on the CPU: statistics of returns and observations, and caps that depend on them."""
+        return self.return_scale, self.normalizer, self.budget
 
     def inputs(self, obs: Tensor) -> Tensor:
         """Return the networks' inputs for raw observations ``[..., obs_size]``: normalised, with the budget (risk.py)."""

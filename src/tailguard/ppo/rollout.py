@@ -189,7 +189,7 @@ class Rollout:
         return layout, sequences
 
     # What callbacks read from SB3's rollout buffer when a rollout has ended, beside `actions` and `rewards`. The critics see a
-    # rollout once, after its last step; whoever asks first makes them look, and training goes on with what they said.
+    # rollout once, after its last step; whoever asks first makes them look, and training takes what they said.
 
     def experience(self) -> "Experience":
         """Return what is learnt from the full rollout, evaluated once."""
@@ -634,7 +634,7 @@ def _targets(
 
 
 class LearntSteps(NamedTuple):
-    """What a policy learns from the steps of a rollout.
+    """The steps of a rollout with all that a policy learns from them.
 
     :param layout: rows of the steps in sequences.
     :param obs: the networks' inputs, as sequences ``[L, B, D]``.

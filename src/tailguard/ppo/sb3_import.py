@@ -54,7 +54,7 @@ PLAIN = (int, float, bool, type(None))
 
 
 class Sb3Model(NamedTuple):
-    """What is read from a zip.
+    """The content of a zip that is read.
 
     :param policy: name of the policy.
     :param settings: arguments of the algorithm.

@@ -69,7 +69,7 @@ def _existing(path: Path) -> Path:
 
 
 class SavedPolicy(NamedTuple):
-    """What a file of a policy holds: the arguments that build it, and its weights."""
+    """The content of a policy's file: the arguments that build it, and its weights."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]

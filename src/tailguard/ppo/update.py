@@ -110,7 +110,7 @@ class Update:
 
     def _moved_values(self) -> list[Tensor]:
         """Return the flat parameters, and what the optimizer remembers of each of them."""
-        state = (value for memory in self.policy.optimizer.state.values() for value in memory.values())
+        state = (value for of_parameter in self.policy.optimizer.state.values() for value in of_parameter.values())
         shape = self.flat.tensor.shape
         return [self.flat.tensor.data, *(value for value in state if isinstance(value, Tensor) and value.shape == shape)]
 
