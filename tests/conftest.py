@@ -1,11 +1,14 @@
 """Shared fixtures."""
 
+import os
 import resource
 from contextlib import contextmanager
 
 import pytest
 
 from tailguard.market import load_dataset
+
+os.environ["TAILGUARD_LEDGER"] = "off"  # no test writes to the ledger of whoever runs it; processes inherit it
 
 
 @pytest.fixture(scope="session")

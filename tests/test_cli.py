@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 from tailguard.config import Config, load_config
@@ -41,6 +42,10 @@ def own_file(tmp_path_factory):
     return path
 
 
+def understood(path):
+    return f"read {path}: 400 bars of 1 day, 2000-01-01 00:00:00 to 2001-02-03 00:00:00; separated by commas, times ISO 8601\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -68,6 +73,11 @@ def own_file(tmp_path_factory):
         (["config", "training.risk"], "training.risk: a key is explained with --explain"),
         (["resume", "nowhere"], "nowhere is not a run"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
+        (["judge"], "nothing to judge: give --returns FILE, or --weights FILE with --bars FILE"),
+        (["judge", "--returns", "absent.csv"], "absent.csv: no such file"),
+        (["judge", "--weights", "absent.csv"], "bars is None, but it must be given beside weights"),
+        (["judge", "--returns", "absent.csv", "--trials", "0"], "Input should be greater than or equal to 1"),
+        (["trials"], "the ledger is off: TAILGUARD_LEDGER is set to 'off'"),
         (["attack", "nowhere"], "nowhere is not a run"),
         (["export", "nowhere"], "nowhere is not a run"),
         (["act", "nowhere"], "nowhere is not a run"),
@@ -99,7 +109,7 @@ def test_data_list_names_every_shipped_set():
 
 
 def test_data_check_tells_good_from_bad(tmp_path, own_file):
-    assert run("data", "check", str(own_file)).stdout == "no findings: the data is clean\n"
+    assert run("data", "check", str(own_file)).stdout == "OK: the data is clean\n"
     bad = tmp_path / "bad.csv"
     bad.write_text(own_file.read_text().replace(",", ",-", 8))
     result = run("data", "check", str(bad))
@@ -126,7 +136,7 @@ def test_backtest_runs_on_a_users_file_and_on_a_portfolio(own_file):
         result = run("backtest", "--data", source, "--strategy", "momentum:lookback=50,skip=5", "--strategy", "buy_and_hold")
         assert result.returncode == 0
         assert "momentum:lookback=50,skip=5" in result.stdout
-        assert result.stderr == ""
+        assert result.stderr == (understood(own_file) if source == str(own_file) else "")
 
 
 def test_train_prints_the_agent_beside_the_baselines(own_file, tmp_path):
@@ -134,7 +144,7 @@ def test_train_prints_the_agent_beside_the_baselines(own_file, tmp_path):
     result = run(*command)
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["strategy"] for row in rows] == ["agent", *STRATEGIES]
-    assert result.stderr == f"run: {tmp_path / 'run'}\n"
+    assert result.stderr == f"{understood(own_file)}run: {tmp_path / 'run'}\n"
     again = run("resume", str(tmp_path / "run"), "--format", "csv")
     assert again.stdout == result.stdout
     refused = run(*command)
@@ -172,11 +182,9 @@ def test_train_reads_the_data_and_builds_the_features_once(own_file, tmp_path, m
     """In this process, so that calls can be counted."""
     from tailguard.cli import main
     from tailguard.experiments import prepared_market
-    from tailguard.experiments import run as run_module
 
     calls = []
-    for module in (prepared_market, run_module):
-        monkeypatch.setattr(module, "load_source", counted(module.load_source, calls))
+    monkeypatch.setattr(prepared_market, "load_source", counted(prepared_market.load_source, calls))
     monkeypatch.setattr(prepared_market, "build_features", counted(prepared_market.build_features, calls))
     options = set_options(*TINY, "selection=null")
     with pytest.raises(SystemExit) as ended:
@@ -329,7 +337,7 @@ def test_a_population_is_not_resumed_with_other_settings(own_file, tmp_path):
     [
         ("", [], "no decision: 0 bars are too few"),
         ("time,open,high,low,close\n2020-01-01,1,1,1,1\n", [], "no decision: 1 bars are too few"),
-        ("time,close\n2020-01-01,1,1,1,1\n2020-01-02,1\n2020-01-03,1,2,3,4,5,6\n", [], "not bars in CSV under the heading"),
+        ("time,close\n2020-01-01,1,1,1,1\n2020-01-02,1\n2020-01-03,1,2,3,4,5,6\n", [], "no rows of a time and four prices"),
         ("", ["--since", "someday"], "--since is 'someday', but it must be a time in ISO 8601"),
     ],
 )
@@ -337,7 +345,8 @@ def test_bars_that_no_agent_can_act_on_end_with_one_line(trained, tmp_path, text
     bars = tmp_path / "bars.csv"
     bars.write_text(text)
     result = run("act", str(trained[0]), "--bars", str(bars), *options)
-    assert (result.returncode, result.stderr.count("\n"), result.stdout) == (2, 1, "")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert [line.split()[0] for line in result.stderr.splitlines()] in (["error:"], ["read", "error:"])
     assert message in result.stderr
 
 
@@ -357,3 +366,38 @@ def test_an_export_that_cannot_be_written_ends_with_one_line(trained, tmp_path, 
     assert str(blocked) in result.stderr
     assert result.stderr.count("\n") == 1
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_judged_strategy_has_a_report_and_is_in_the_ledger(own_file, tmp_path):
+    """Weights of a file, traded on the bars of a file; then its own returns; then what the ledger knows."""
+    environment = {"TAILGUARD_LEDGER": str(tmp_path / "trials.jsonl")}
+    weights, output = tmp_path / "weights.csv", tmp_path / "out"
+    sides = random_walk(400, seed=1)["close"].diff().fillna(0.0).gt(0.0).astype(float).rename("weight")
+    sides.to_csv(weights)
+    arguments = ["--weights", str(weights), "--bars", str(own_file), "--output", str(output), "--set", "trading.fee=0.0005"]
+    result = run("judge", *arguments, **environment)
+    assert result.returncode == 0, result.stderr
+    assert "over buy and hold" in result.stdout
+    assert "own_mix" not in result.stdout
+    metrics = json.loads((output / "evaluation" / "metrics.json").read_text())
+    assert result.stdout.startswith(metrics["verdict"]["headline"].replace("_", " "))
+    assert metrics["bars"] == 399
+    page = (output / "report.html").read_text()
+    assert str(tmp_path) not in page
+    assert str(own_file.parent) not in page
+    tracks = pd.read_csv(output / "evaluation" / "tracks.csv")
+    returns = tmp_path / "returns.csv"
+    tracks[tracks["kind"] == "agent"][["time", "return"]].to_csv(returns, index=False)
+    again = run(
+        "judge", "--returns", str(returns), "--benchmark", str(own_file), "--output", str(tmp_path / "two"), **environment
+    )
+    assert again.returncode == 0, again.stderr
+    numbers = json.loads((tmp_path / "two" / "evaluation" / "metrics.json").read_text())
+    same = [each["statistics"]["agent"]["max_drawdown"]["value"] for each in (metrics, numbers)]
+    assert same[0] == pytest.approx(same[1])
+    known = run("trials", "--format", "json", **environment)
+    assert [entry["strategy"] for entry in json.loads(known.stdout)] == ["weights.csv", "returns.csv"]
+    assert run("trials", "--path", **environment).stdout.strip() == environment["TAILGUARD_LEDGER"]
+    off = run("judge", *arguments, "--no-ledger", **environment)
+    assert "The ledger of trials was off" in off.stdout
+    assert len(json.loads(run("trials", "--format", "json", **environment).stdout)) == 2

@@ -8,11 +8,21 @@ from gymnasium.envs.registration import register
 
 if TYPE_CHECKING:
     from tailguard.envs.return_observer import ReturnAugmentedEnv, ReturnObserver
+    from tailguard.evaluate.judge import judge, judge_strategy
     from tailguard.market.env import TradingEnv, TradingVecEnv
     from tailguard.ppo.algorithm import DistributionalPPO
 
 __version__ = version("tailguard")
-__all__ = ["DistributionalPPO", "ReturnAugmentedEnv", "ReturnObserver", "TradingEnv", "TradingVecEnv", "__version__"]
+__all__ = [
+    "DistributionalPPO",
+    "ReturnAugmentedEnv",
+    "ReturnObserver",
+    "TradingEnv",
+    "TradingVecEnv",
+    "__version__",
+    "judge",
+    "judge_strategy",
+]
 
 # Loaded on first use, so that `tailguard --help` does not wait for PyTorch.
 _ON_FIRST_USE = {
@@ -21,6 +31,8 @@ _ON_FIRST_USE = {
     "TradingVecEnv": "tailguard.market.env",
     "ReturnObserver": "tailguard.envs.return_observer",
     "ReturnAugmentedEnv": "tailguard.envs.return_observer",
+    "judge": "tailguard.evaluate.judge",
+    "judge_strategy": "tailguard.evaluate.judge",
 }
 
 

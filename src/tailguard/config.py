@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
+from tailguard.market.files import FileConfig
 from tailguard.market.rules import TradingRules, TradingSettings
 from tailguard.optim.config import OptimizerConfig, VGSConfig
 from tailguard.population.config import HyperparamConfig, PBTConfig, PopulationConfig
@@ -37,6 +38,7 @@ __all__ = [
     "CriticConfig",
     "EntropyConfig",
     "FeatureConfig",
+    "FileConfig",
     "HyperparamConfig",
     "KLConfig",
     "LayersConfig",
@@ -110,6 +112,8 @@ class TrainingConfig(BaseModel):
 
     :param steps: environment steps in all, at least 1; with a ``selection`` the most that it may choose. 65,536 take a second
         or two. More fit the training bars better, which is not always better on the bars that follow.
+    :param minutes: wall time after which a training ends even if steps are left, above 0; None has no limit. Then the same seed
+        no longer gives the same agent. A run that is resumed gets this time again; populations have no such limit.
     :param seed: seed of everything that is random, at least 0. The same seed gives the same agent, bit for bit.
     :param n_envs: accounts that trade side by side, at least 1. 32 is typical; more make steadier updates and fewer of them.
     :param test_share: share of the bars, at the end, that training never sees, in (0, 1). 0.3 is typical; less leaves more to
@@ -154,6 +158,7 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: PositiveInt = 65_536
+    minutes: Annotated[float, Field(gt=0.0)] | None = None
     seed: NonNegativeInt = 0
     n_envs: PositiveInt = 32
     test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
@@ -267,6 +272,7 @@ class Config(BaseModel):
 
     :param data: names of shipped data sets or paths of files, each ``a`` or ``a+b``: joined by ``+`` they are traded as one
         portfolio. ``--data`` on the command line comes first.
+    :param files: the form of these files, where they do not show it themselves.
     :param strategies: baselines that ``tailguard backtest`` runs, each a name, or ``name:parameter=value,...``. Empty: all.
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.
@@ -280,6 +286,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: tuple[str, ...] = ()
+    files: FileConfig = Field(default_factory=FileConfig)
     strategies: tuple[str, ...] = ()
     trading: TradingSettings = Field(default_factory=TradingSettings)
     features: FeatureConfig = Field(default_factory=FeatureConfig)

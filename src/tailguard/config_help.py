@@ -68,7 +68,8 @@ def sections(model: type[BaseModel] = Config, key: str = "") -> Iterator[Section
             listed = any(
                 get_origin(member) is tuple and inner in get_args(member) for member in union_members(field.annotation)
             )
-            yield from sections(inner, f"{below}{name}[]" if listed else below + name)
+            named = any(get_origin(member) is dict for member in union_members(field.annotation))
+            yield from sections(inner, f"{below}{name}{'[]' if listed else '.NAME' if named else ''}")
 
 
 def explain_key(key: str | None = None) -> str:
@@ -165,6 +166,8 @@ def _alternatives(annotation: Any, metadata: list[Any]) -> list[str]:
         inner = _type(arguments[0], [])
         number = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return [f"list of {number}{_plural(f'({inner})' if ' or ' in inner else inner)}"]
+    if origin is dict:
+        return [f"keys with {_plural(_type(arguments[1], []))}"]
     if arguments:  # a union
         return [word for member in arguments for word in _alternatives(member, [])]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

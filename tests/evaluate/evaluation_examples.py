@@ -74,8 +74,8 @@ def example_evaluation(bars=600, assets=1, seeds=3, seed=0, full=True):
 
 def _history(name, times, moves, weights):
     traded = np.abs(np.diff(weights, axis=0, prepend=np.zeros((1, weights.shape[1])))).sum(axis=1)
-    costs = 0.0005 * traded
-    return AccountHistory(name, times, (weights * moves).sum(axis=1) - costs, np.array(weights), traded, costs)
+    costs, riskless = 0.0005 * traded, np.zeros(len(times))
+    return AccountHistory(name, times, (weights * moves).sum(axis=1) - costs, np.array(weights), traded, costs, riskless)
 
 
 def _statistics(histories):

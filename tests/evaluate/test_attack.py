@@ -17,7 +17,7 @@ from tailguard.evaluate.attacked import DELIBERATE, NATURAL, AttackedPolicy
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.play import play, return_gamma_of
 from tailguard.market import build_features, random_walk
-from tailguard.market.data import periods_per_year
+from tailguard.market.bars import periods_per_year
 from tailguard.market.features import FeatureScaler, market_columns
 from tailguard.market.rules import TradingSettings
 from tailguard.robust import PerturbationConfig

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tailguard.evaluate import backtest
-from tailguard.evaluate.backtest import backtest_row
+from tailguard.evaluate.backtest import backtest_row, benchmark_row
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.play import play
 from tailguard.market import TradingRules, TradingSettings, build_features, load_dataset, simulate
@@ -53,3 +53,21 @@ def test_figures_of_a_whole_series_come_from_simulate(nasdaq):
 def test_a_ruined_account_is_reported():
     bars = load_dataset("btcusd-1h")
     assert backtest(bars, "random", strategy("random_positions"), TradingRules(fee=0.01)).ruined
+
+
+def test_a_benchmark_is_bought_and_held_without_costs(nasdaq):
+    window = BacktestWindow(nasdaq, TradingRules(), (100, 600))
+    row = benchmark_row(window, "index", nasdaq.iloc[:700:2])  # every second bar: the last known close counts
+    free = benchmark_row(window, "index", nasdaq)
+    close = nasdaq["close"].to_numpy()
+    assert free.total_return == pytest.approx(close[599] / close[100] - 1.0)
+    assert row.total_return == pytest.approx(close[598] / close[100] - 1.0)
+    with pytest.raises(ValueError, match="it needs earlier bars"):
+        benchmark_row(window, "index", nasdaq.iloc[200:])
+
+
+def test_figures_per_year_follow_the_bars_per_year_of_the_rules(nasdaq):
+    counted, said = (
+        backtest(nasdaq, "", strategy("buy_and_hold"), TradingRules(**more)) for more in ({}, {"bars_per_year": 1008})
+    )
+    assert said.volatility == pytest.approx(counted.volatility * (1008 / 251.55) ** 0.5, rel=1e-3)

@@ -334,3 +334,32 @@ def test_resamples_of_more_accounts_give_the_same_evidence_as_new_ones():
     assert resamples.only(["hold", "agent"]).difference("cagr", "hold", "agent") == resamples.difference(
         "cagr", "hold", "agent"
     )
+
+
+def test_nearly_the_same_account_is_not_called_worse():
+    """A lead of 0.01 that is there in every resample is certain, and nothing."""
+    returns = np.random.default_rng(3).normal(0.0005, 0.01, 2000)
+    almost = {"hold": returns + 0.00001 * np.sqrt(252) / 252, "much": returns + 0.0005}
+    found = statistics.gather_evidence(returns, almost, 252, market="hold", draws=200)
+    leads = {edge.baseline: edge.difference for edge in found.edges}
+    assert -0.05 < leads["hold"].estimate < leads["hold"].high < 0.0
+    assert found.better == ("much",)
+    assert statistics.gather_evidence(returns, almost, 252, market="hold", rivals=["hold"], draws=200).better == ()
+
+
+def test_without_a_market_the_sharpe_ratio_has_to_exceed_that_of_a_good_one():
+    """Ten years with a Sharpe ratio of 1: far above 0, and 1.6 errors above 0.5, of which 1.645 are needed."""
+    noise = np.random.default_rng(0).normal(0.0, 0.01, 2520)
+    returns = noise - noise.mean() + noise.std(ddof=1) / np.sqrt(252)
+    found = statistics.gather_evidence(returns, {"cash": np.zeros(2520)}, 252, market=None, draws=100)
+    assert found.beyond_market == pytest.approx(statistics.probabilistic_sharpe(returns, 0.5 / np.sqrt(252)))
+    assert 0.93 < found.beyond_market < 0.95 < found.deflated
+    verdict = statistics.decide(found)
+    assert verdict.outcome == "no evidence of skill"
+    assert "There is no benchmark to measure alpha over." in verdict.reasons[0]
+    strict = statistics.judge(
+        returns, {"cash": np.zeros(2520)}, 252, market=None, draws=100, rules=VerdictRules(market_sharpe=0.4)
+    )
+    assert strict.outcome == "evidence of skill"
+    with pytest.raises(ValueError, match="rivals is"):
+        statistics.gather_evidence(returns, {"cash": np.zeros(2520)}, 252, market=None, rivals=["x"])

@@ -97,7 +97,7 @@ def test_the_winner_is_an_ordinary_run(straight):
     model, market = run.trained_model(), run.market()
     assert run.info["winner"] == {"member": best.member_id, "score": best.performance, "hyperparams": best.hyperparams}
     assert model.lr.base_at(1.0) == best.hyperparams["learning_rate"]
-    assert model.clip_range == best.hyperparams["clip_range"]
+    assert model.clip_range(1.0) == best.hyperparams["clip_range"]
     assert model.num_timesteps == run.config.training.steps == 3 * 2 * 16 * 2
     paths = equity_paths(model, market, cut_into_blocks(tuple(run.info["validation"]), 4, "blocks"))
     assert np.mean([log_growth(path) for path in paths]) == pytest.approx(best.performance, abs=1e-12)

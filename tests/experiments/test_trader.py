@@ -13,12 +13,13 @@ import pytest
 
 from tailguard.config import load_config
 from tailguard.evaluate.play import play, return_gamma_of
+from tailguard.experiments.bar_stream import bar_chunks
 from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
-from tailguard.experiments.trader import Trader, bar_chunks
+from tailguard.experiments.trader import Trader
 from tailguard.experiments.training import build_model
 from tailguard.market import load_bars, random_walk
-from tailguard.market.data import DataError
+from tailguard.market.bars import DataError
 
 TINY = [
     "training.steps=256",
@@ -84,7 +85,7 @@ def test_a_ruined_account_decides_no_more():
 
 class TestStream:
     def rows(self, text, **options):
-        return pd.concat(list(bar_chunks(io.StringIO(text), **options)))
+        return pd.concat(list(bar_chunks(io.BytesIO(text.encode()), **options)))
 
     def test_csv_and_json_lines_are_the_same_bars(self):
         bars = random_walk(20, seed=0)

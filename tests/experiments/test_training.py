@@ -61,3 +61,10 @@ def test_an_agent_trained_on_a_tail_is_played_with_what_it_has_earned(bars):
 def test_a_split_that_is_none_is_refused(train, test):
     with pytest.raises(ValueError, match="the test must come after the training"):
         Split(train, test)
+
+
+def test_a_time_limit_ends_a_training_after_an_update(bars):
+    config = load_config(None, [*TINY, "training.steps=1000000"])
+    model = build_model(prepare_market(bars, config, default_split(len(bars), config.training)), config.training)
+    train_model(model, config.training.steps, minutes=1e-9)
+    assert model.num_timesteps == 4 * 32

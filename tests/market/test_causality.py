@@ -11,7 +11,7 @@ import pytest
 
 from tailguard.market import FeatureConfig, TradingEnv, TradingRules, align_bars, build_features, load_dataset, simulate
 from tailguard.market.accounting import bar_array
-from tailguard.market.data import symbols_of
+from tailguard.market.bars import symbols_of
 from tailguard.market.kernel import IMPACT
 from tailguard.market.rules import Fill
 from tailguard.market.synthetic import random_walk

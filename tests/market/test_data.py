@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from tailguard.market import DataError, DataWarning, align_bars, check_bars, list_datasets, load_bars, load_dataset, random_walk
-from tailguard.market.data import check_source, iterate_symbols, periods_per_year, symbols_of
+from tailguard.market.bars import iterate_symbols, periods_per_year, symbols_of
+from tailguard.market.data import check_source
 
 GOOD = """time,open,high,low,close,volume
 2020-01-01,10,12,9,11,100
@@ -31,26 +32,28 @@ def broken(line, replacement):
 
 
 BROKEN_FILES = {
-    "empty file": ("", "cannot be read"),
-    "header only": ("time,open,high,low,close,volume\n", "no rows"),
-    "no time column": (GOOD.replace("time", "when"), "no time column"),
-    "no close column": (GOOD.replace("close", "last"), "missing columns close"),
-    "column twice": (GOOD.replace("volume", "Close"), "column 'close' appears twice"),
-    "bad time": (broken(2, "yesterday,11,13,11,12,110"), "row 1: 'yesterday' is not a time"),
-    "time as tiny numbers": (GOOD.replace("2020-01-0", ""), "numeric times must be seconds"),
+    "empty file": ("", "is empty"),
+    "header only": ("time,open,high,low,close,volume\n", "no rows of a time and four prices"),
+    "no time column": (GOOD.replace("time", "when").replace("2020-01-0", "a"), "no column for time among"),
+    "no close column": (
+        GOOD.replace("close", "end"),
+        "no column for close among time, open, high, low, end, volume; name them with --columns close=NAME",
+    ),
+    "column twice": (GOOD.replace("volume", "Close"), "two columns are named 'close': say which with --columns close=NUMBER"),
+    "bad time": (broken(2, "yesterday,11,13,11,12,110"), "line 3: 'yesterday' is not a time"),
+    "time as tiny numbers": (GOOD.replace("2020-01-0", ""), "1 is not a time: numbers must be 20130513 or seconds"),
     "text for a price": (
         broken(2, "2020-01-02,11,n.a.x,11,12,110"),
-        "row 1 (2020-01-02 00:00:00): high 'n.a.x' is not a number",
+        "line 3 (2020-01-02 00:00:00): high 'n.a.x' is not a number",
     ),
-    "repeated time": (broken(3, "2020-01-02,12,12.5,11,11.5,90"), "row 2 (2020-01-02 00:00:00): its time repeats"),
-    "unsorted times": (broken(3, "2019-01-02,12,12.5,11,11.5,90"), "row 2 (2019-01-02 00:00:00): its time is before"),
-    "missing price": (broken(1, "2020-01-01,,12,9,11,100"), "row 0 (2020-01-01 00:00:00): open is nan"),
+    "repeated time": (broken(3, "2020-01-02,12,12.5,11,11.5,90"), "line 4 (2020-01-02 00:00:00): its time repeats"),
+    "unsorted times": (broken(3, "2019-01-02,12,12.5,11,11.5,90"), "line 4 (2019-01-02 00:00:00): its time is before"),
+    "missing price": (broken(1, "2020-01-01,,12,9,11,100"), "line 2 (2020-01-01 00:00:00): open is missing"),
     "infinite price": (broken(1, "2020-01-01,10,inf,9,11,100"), "high is inf"),
     "zero price": (broken(1, "2020-01-01,10,12,0,11,100"), "low 0 is not positive"),
     "negative price": (broken(1, "2020-01-01,10,12,-9,11,100"), "low -9 is not positive"),
     "negative volume": (broken(1, "2020-01-01,10,12,9,11,-1"), "volume -1 is negative"),
-    "missing volume": (broken(1, "2020-01-01,10,12,9,11,"), "volume is nan"),
-    "high below low": (broken(2, "2020-01-02,11.5,11,13,12,110"), "row 1 (2020-01-02 00:00:00): high 11 is below low 13"),
+    "high below low": (broken(2, "2020-01-02,11.5,11,13,12,110"), "line 3 (2020-01-02 00:00:00): high 11 is below low 13"),
     "open above high": (broken(2, "2020-01-02,14,13,11,12,110"), "open 14 is outside [low 11, high 13]"),
     "close below low": (broken(2, "2020-01-02,11.5,13,11,10,110"), "close 10 is outside [low 11, high 13]"),
     "not a table": ("\x00\x01\x02", "broken.csv: "),
@@ -76,12 +79,12 @@ def test_broken_file_gives_one_line_that_names_row_and_reason(tmp_path, text, me
     ("name", "content", "message"),
     [
         ("absent.csv", None, "no such file"),
-        ("bars.xlsx", b"x", "unknown file type"),
+        ("bars.xlsx", b"x", "no rows of a time and four prices"),
         ("folder.csv", "folder", "is a folder"),
-        ("bad.csv.gz", b"not gzip", "cannot be read"),
-        ("bad.parquet", b"not parquet", "cannot be read"),
+        ("bad.csv.gz", b"not gzip", "no rows of a time and four prices"),
+        ("bad.parquet", b"PAR1 but nothing more", "cannot be read"),
         ("cut.csv.gz", gzip.compress(GOOD.encode(), mtime=0)[:-20], "cannot be read"),
-        ("latin.csv", GOOD.encode() + b"\xff\xfe", "cannot be read"),
+        ("latin.csv", GOOD.encode() + b"\xff\xfe", "line 6: .* is not a time"),
     ],
 )
 def test_unreadable_file_is_named(tmp_path, name, content, message):

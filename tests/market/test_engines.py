@@ -178,3 +178,47 @@ def test_whole_units_are_accounted_for_as_in_backtesting_py(dataset, fee):
     assert np.count_nonzero(np.diff(target_units)) > 70
     np.testing.assert_allclose(result.units[1:], target_units[:-1], rtol=0.0, atol=TOLERANCE * np.abs(target_units).max())
     np.testing.assert_allclose(result.equity, equity, rtol=TOLERANCE)
+
+
+class EnterWithStops(Strategy):
+    """Enters ``sizes[t]`` whole units at the next open with a stop-loss and a take-profit, and leaves where ``leave[t]``."""
+
+    sizes, leave, opens, stop_loss, take_profit = None, None, None, 0.0, 0.0
+
+    def init(self):
+        pass
+
+    def next(self):
+        t = len(self.data) - 1
+        if self.leave[t]:
+            self.position.close()
+        elif self.sizes[t]:
+            entry, side = self.opens[t + 1], np.sign(self.sizes[t])
+            levels = {"sl": entry * (1 - side * self.stop_loss), "tp": entry * (1 + side * self.take_profit)}
+            (self.buy if side > 0 else self.sell)(size=abs(int(self.sizes[t])), **levels)
+
+
+@pytest.mark.usefixtures("no_progress_bar")
+@pytest.mark.filterwarnings("ignore:DatetimeIndex.dayofweek is deprecated")
+@pytest.mark.parametrize(("stop_loss", "take_profit"), [(0.02, 0.03), (0.01, 0.2), (0.15, 0.015)])
+@pytest.mark.parametrize("fee", [0.0, 0.001])
+@pytest.mark.parametrize("dataset", ["nasdaq-1d", "aapl-1d"])
+def test_stops_and_whole_lots_are_those_of_backtesting_py(dataset, fee, stop_loss, take_profit):
+    bars = bars_of(dataset)
+    opens, close, steps = bars["open"].to_numpy(), bars["close"].to_numpy(), len(bars)
+    weights, leave = np.full(steps, np.nan), np.zeros(steps, bool)
+    for t in range(20, steps - 40, 20):
+        if abs(opens[t + 1] / close[t] - 1.0) < 0.005:  # else backtesting.py refuses levels on the wrong side of the close
+            weights[t], leave[t + 15] = 0.4 if t % 40 else -0.4, True
+    weights[leave] = 0.0
+    cash = 1e6 * opens[0]
+    stops = {"stop_loss": stop_loss, "take_profit": take_profit}
+    result = simulate(bars, weights, fee=fee, cash=cash, sizing="pre_cost", lot=1.0, **stops)
+    entries = np.flatnonzero(np.nan_to_num(weights) != 0.0)
+    sizes = np.zeros(steps)
+    sizes[entries] = np.trunc(weights[entries] * result.cash[entries] / opens[entries + 1])
+    backtest = Backtest(bars.rename(columns=str.capitalize), EnterWithStops, cash=cash, commission=fee)
+    run = backtest.run(sizes=sizes, leave=leave, opens=opens, **stops)
+    np.testing.assert_allclose(result.equity, run["_equity_curve"]["Equity"].to_numpy(), rtol=TOLERANCE)
+    early = run["_trades"]["ExitBar"].to_numpy() - run["_trades"]["EntryBar"].to_numpy() < 15
+    assert early.sum() > 30

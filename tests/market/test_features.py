@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tailguard.market import FeatureConfig, FeatureScaler, FeatureSet, align_bars, build_features, load_bars, load_dataset
-from tailguard.market.data import PRICES
+from tailguard.market.bars import PRICES
 from tailguard.market.features import parkinson, yang_zhang
 from tailguard.market.relevance import FLOOR, fill_returns, relevance_weights
 from tailguard.market.synthetic import random_walk
@@ -530,3 +530,62 @@ def test_scaler_changes_nothing_in_what_it_transforms() -> None:
     before = features.values.copy()
     train_scaler(bars).transform(features)
     assert np.array_equal(features.values, before)
+
+
+class TestOwnFeatures:
+    BARS = random_walk(400, seed=5)
+    QUICK = FeatureConfig(
+        horizons=(1, 3), volatility_window=3, slow_window=4, drawdown_window=3, rsi=3, macd=(2, 4, 2), atr=3, bollinger=3, cci=3
+    )
+
+    def test_columns_of_the_file_are_features_as_they_stand_with_the_last_known_value(self) -> None:
+        mood = np.linspace(-50.0, 50.0, 400)
+        mood[[100, 101]] = np.nan
+        config = self.QUICK.model_copy(update={"columns": ("mood",)})
+        features = build_features(self.BARS.assign(mood=mood), config)
+        column = features.values[:, features.names.index("mood")]
+        np.testing.assert_array_equal(column[102:], mood[102:].astype(np.float32))
+        np.testing.assert_array_equal(column[99:102], np.float32(mood[99]))
+        scaled = FeatureScaler(self.BARS.index[0], self.BARS.index[200]).fit(features[:200]).transform(features)
+        rows = column[features.warmup : 200].astype(np.float64)
+        np.testing.assert_allclose(scaled.values[300, -7:][0], (mood[300] - rows.mean()) / rows.std(), rtol=1e-5)
+
+    def test_features_are_left_out_by_name_and_by_pattern(self) -> None:
+        names = build_features(self.BARS, self.QUICK).names
+        config = self.QUICK.model_copy(update={"exclude": ("rsi", "volatility_*")})
+        left = build_features(self.BARS, config).names
+        assert left == tuple(name for name in names if name != "rsi" and not name.startswith("volatility"))
+        only = self.QUICK.model_copy(update={"exclude": ("*",), "columns": ("mood",), "calendar": False})
+        assert build_features(self.BARS.assign(mood=1.0), only).names == ("mood",)
+        with pytest.raises(ValueError, match=r"features\.exclude is 'rsj', but it must be one of return_1"):
+            build_features(self.BARS, self.QUICK.model_copy(update={"exclude": ("rsj",)}))
+        with pytest.raises(ValueError, match="leaves no feature"):
+            build_features(self.BARS, only.model_copy(update={"columns": ()}))
+
+    def test_longer_bars_give_the_features_of_resampled_bars_once_they_are_finished(self) -> None:
+        features = build_features(self.BARS, self.QUICK.model_copy(update={"timeframes": ("1W",)}))
+        rules = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+        weeks = self.BARS.resample("W-SUN").agg(rules)  # named by the Sunday that ends them
+        weekly = build_features(weeks.iloc[1:], self.QUICK)
+        for row in (200, 201, 206, 207, 399):
+            time = self.BARS.index[row]
+            finished = weekly.time[weekly.time.normalize() < time - pd.Timedelta(days=time.day_of_week)][-1]
+            expected = weekly.values[weekly.time.get_loc(finished)]
+            for name in ("return_1", "rsi", "atr", "volume"):
+                ours = features.values[row, features.names.index(f"1W {name}")]
+                assert ours == pytest.approx(expected[weekly.names.index(name)], rel=1e-4, abs=1e-5), (row, name)
+
+    @pytest.mark.parametrize("cut", [200, 203, 300])
+    def test_longer_bars_never_look_ahead(self, cut: int) -> None:
+        config = self.QUICK.model_copy(update={"timeframes": ("1W", "3D")})
+        whole, part = build_features(self.BARS, config), build_features(self.BARS.iloc[:cut], config)
+        np.testing.assert_array_equal(whole.values[:cut], part.values)
+
+    @pytest.mark.parametrize("wrong", [{"columns": ("close",)}, {"timeframes": ("soon",)}, {"timeframes": ("-1D",)}])
+    def test_nonsense_is_refused(self, wrong: dict[str, object]) -> None:
+        with pytest.raises(ValueError, match="must be"):
+            FeatureConfig(**wrong)
+
+    def test_a_timeframe_must_be_longer_than_the_bars(self) -> None:
+        with pytest.raises(ValueError, match=r"features\.timeframes is '0 days 01:00:00', but it must be longer than the bars"):
+            build_features(self.BARS, self.QUICK.model_copy(update={"timeframes": ("1h",)}))

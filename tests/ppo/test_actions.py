@@ -329,9 +329,11 @@ def test_nearly_impossible_choices_are_not_drawn_and_break_nothing():
 
 @pytest.mark.parametrize(
     "space",
-    [spaces.MultiBinary(3), spaces.MultiDiscrete([[2, 2], [2, 2]]), spaces.Dict({"a": spaces.Discrete(2)})],
+    [spaces.MultiBinary((3, 2)), spaces.MultiDiscrete([[2, 2], [2, 2]]), spaces.Dict({"a": spaces.Discrete(2)})],
     ids=["multi binary", "matrix", "dict"],
 )
 def test_other_spaces_are_refused_by_name(space):
-    with pytest.raises(ValueError, match="actions must be a Box, Discrete or one-dimensional MultiDiscrete space"):
+    with pytest.raises(
+        ValueError, match="actions must be a Box, Discrete, or one-dimensional MultiDiscrete or MultiBinary space"
+    ):
         action_distribution(space)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -987,21 +988,37 @@ def test_arrays_of_a_wrong_shape_are_refused_by_name_with_both_shapes(name, shap
 @pytest.mark.parametrize(
     ("kind", "name", "size", "nearest"),
     [
-        ("mlp", "batch_size", 7, 8),
-        ("mlp", "batch_size", 65, 64),
-        ("mlp", "batch_size", 0, 1),
-        ("mlp", "batch_size", -3, 1),
-        ("lstm", "batch_size", T + 1, T),
-        ("lstm", "batch_size", 3 * T + 8, 4 * T),
         ("mlp", "microbatch_size", 9, 8),
         ("mlp", "microbatch_size", 0, 1),
         ("lstm", "microbatch_size", 5, T),
     ],
 )
-def test_batches_that_do_not_fit_are_refused_with_the_nearest_that_does(kind, name, size, nearest):
+def test_microbatches_that_do_not_fit_are_refused_with_the_nearest_that_does(kind, name, size, nearest):
     kwargs = {"batch_size": 2 * T, name: size}
     with pytest.raises(ValueError, match=f"{name} is {size}.* nearest is {nearest}$"):
         make(kind, **kwargs)
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_batch_has_at_least_one_sample(size):
+    with pytest.raises(ValueError, match=f"batch_size is {size}, but it must be at least 1"):
+        make(batch_size=size)
+
+
+@pytest.mark.parametrize(
+    "kind_and_size", [("mlp", 7, 7, 1), ("mlp", 999, T * B, 0), ("lstm", T + 1, T, 0), ("lstm", 3 * T, 3 * T, T)]
+)
+def test_any_batch_size_is_taken_and_what_is_left_of_a_rollout_is_learnt_from_too(kind_and_size):
+    kind, given, used, left = kind_and_size
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = make(kind, batch_size=given)
+    assert model.batch_size == used
+    assert [f"truncated mini-batch of size {left}" in str(warning.message) for warning in caught] == [True] * bool(left)
+    collect(model)
+    sizes = [batch.weights.sum().item() for batch in model._experience().batch.shuffled(model._sequences, model.shuffler)]
+    assert sum(sizes) == T * B
+    assert max(sizes) <= used
 
 
 @pytest.mark.parametrize("n_envs", [1, 2, 3, 4, 6, 7])
@@ -1016,7 +1033,7 @@ def test_the_default_batch_always_fits(kind, n_envs):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n_steps", 1),
+        ("n_steps", 0),
         ("n_epochs", 0),
         ("gamma", 1.01),
         ("gamma", np.nan),
@@ -1055,11 +1072,19 @@ def test_impossible_settings_are_refused_by_name(group, settings, message):
 
 def test_rewards_are_not_scaled_twice():
     scaled = VecNormalize(Script(), norm_reward=True)
-    with pytest.raises(ValueError, match="norm_reward=True"):
-        make(env=scaled)
-    model = make(env=VecNormalize(Script(), norm_reward=False))
-    with pytest.raises(ValueError, match="norm_reward=True"):
-        model.set_env(scaled)
+    with pytest.warns(UserWarning, match="its norm_reward is now False"):
+        model = make(env=scaled)
+    assert not scaled.norm_reward
+    collect(model)
+    assert torch.equal(model.rollout_buffer.rewards, make_and_collect(VecNormalize(Script(), norm_reward=False)).rewards)
+    with pytest.warns(UserWarning, match="norm_reward=True"):
+        model.set_env(VecNormalize(Script(), norm_reward=True))
+
+
+def make_and_collect(env):
+    model = make(env=env)
+    collect(model)
+    return model.rollout_buffer
 
 
 # Learning.

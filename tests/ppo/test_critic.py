@@ -105,8 +105,8 @@ def test_the_support_is_laid_out_anew_only_when_returns_have_left_it():
 
 
 def clipped_loss(atoms, old, targets, clip_range=0.5):
-    config = CriticConfig(num_quantiles=N, clip_range=clip_range)
-    return critic_errors(config, build_return_distribution(config), atoms, targets, old), build_return_distribution(config)
+    return_dist = build_return_distribution(CriticConfig(num_quantiles=N))
+    return critic_errors(clip_range, return_dist, atoms, targets, old), return_dist
 
 
 def test_clipping_changes_nothing_within_the_range():

@@ -334,7 +334,7 @@ def test_the_graph_can_be_walked_twice_and_needs_no_gradient(action_dist):
 
 def test_a_distribution_without_a_closed_form_is_refused():
     class Other(ActionDistribution):
-        sample = noise = draw = mode = log_prob = entropy = kl = to_env = None
+        sample = noise = draw = mode = log_prob = entropy = kl = to_env = to_sb3 = None
 
     with pytest.raises(TypeError, match="no closed form for Other"):
         policy_loss(Other(), *samples(DISTRIBUTIONS["one"], 3), ALL)

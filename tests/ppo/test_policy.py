@@ -112,14 +112,16 @@ def test_activation_and_initialisation_can_be_chosen():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"obs": spaces.Discrete(3)}, "observations must be a Box"),
-        ({"actions": spaces.MultiBinary(2)}, "actions must be a Box"),
+        ({"obs": spaces.Text(3)}, "observations must be Box"),
+        ({"actions": spaces.Text(2)}, "actions must be a Box"),
+        ({"lstm_kwargs": {"bidirectional": True}}, "lstm_kwargs"),
+        ({"lstm_kwargs": {"dropout": 1.0}}, "dropout is 1.0"),
         ({"net_arch": {"pi": [3], "value": [3]}}, '"pi" and "vf"'),
         ({"lstm_hidden_size": 0}, "lstm_hidden_size is 0"),
         ({"n_lstm_layers": 0}, "n_lstm_layers is 0"),
         ({"actions": spaces.Box(-np.inf, np.inf, (1,)), "squash_output": True}, "bounded"),
     ],
-    ids=["observations", "actions", "net_arch", "hidden size", "layers", "squash"],
+    ids=["observations", "actions", "lstm_kwargs", "dropout", "net_arch", "hidden size", "layers", "squash"],
 )
 def test_impossible_settings_are_refused_by_name(kwargs, message):
     with pytest.raises(ValueError, match=message):

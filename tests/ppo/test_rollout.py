@@ -5,16 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_algorithm import collect, make, prepared
 
 from tailguard.envs.vec_env import StepArrays
+from tailguard.ppo.actions import action_distribution
 from tailguard.ppo.critic import aggregate_values
 from tailguard.ppo.rollout import Batch, Rollout, SequenceLayout
 from tailguard.ppo.targets import gae
 
+ONE_ACTION = action_distribution(spaces.Box(-1.0, 1.0, (1,)))
 random_episodes = settings(max_examples=100, deadline=None)
 
 
@@ -76,7 +79,7 @@ def test_gather_undoes_spread_and_the_rest_is_zero(dones, width):
 def fill(terminated, truncated):
     """A rollout whose observation of env b at time t is (t, b), and whose final observations are (t + 1000, b)."""
     n_steps, n_envs = terminated.shape
-    rollout = Rollout(n_steps, n_envs, obs_size=2, action_size=1, n_params=2)
+    rollout = Rollout(n_steps, n_envs, obs_size=2, action_dist=ONE_ACTION)
     envs = np.arange(n_envs, dtype=np.float32)
     for t in range(n_steps):
         rollout.observe(np.stack((np.full_like(envs, t), envs), axis=1))
@@ -153,7 +156,7 @@ def test_one_step_too_many_is_refused_and_harms_nothing():
 
 
 def test_every_field_is_kept_at_its_step():
-    rollout = Rollout(2, 3, obs_size=2, action_size=1, n_params=2)
+    rollout = Rollout(2, 3, obs_size=2, action_dist=ONE_ACTION)
     add(rollout, 0, weights=np.array([1.0, 0.0, 0.5], np.float32))
     add(rollout, 1, terminated=np.array([True, False, False]), truncated=np.array([False, False, True]), ended=[0, 2])
     assert rollout.actions.squeeze(-1).tolist() == [[0.0] * 3, [1.0] * 3]
@@ -165,7 +168,7 @@ def test_every_field_is_kept_at_its_step():
 
 
 def test_reset_forgets_weights_and_final_observations():
-    rollout = Rollout(2, 1, obs_size=2, action_size=1, n_params=2)
+    rollout = Rollout(2, 1, obs_size=2, action_dist=ONE_ACTION)
     for t in range(2):
         add(rollout, t, truncated=np.array([True]), ended=[0], weights=np.zeros(1, np.float32))
     rollout.reset()
@@ -178,7 +181,7 @@ def test_reset_forgets_weights_and_final_observations():
 
 
 def test_what_an_environment_changes_later_does_not_reach_the_storage():
-    rollout = Rollout(2, 1, obs_size=2, action_size=1, n_params=2)
+    rollout = Rollout(2, 1, obs_size=2, action_dist=ONE_ACTION)
     obs = np.ones((1, 2), np.float32)
     rollout.observe(obs)
     obs += 5.0
@@ -186,7 +189,7 @@ def test_what_an_environment_changes_later_does_not_reach_the_storage():
 
 
 def test_observations_of_any_shape_are_stored_flat():
-    rollout = Rollout(2, 3, obs_size=4, action_size=1, n_params=2)
+    rollout = Rollout(2, 3, obs_size=4, action_dist=ONE_ACTION)
     obs = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     assert torch.equal(rollout.observe(obs), torch.arange(12.0).reshape(3, 4))
 

@@ -159,8 +159,8 @@ def test_learning_continues_after_set_env():
 
 def test_it_is_an_sb3_algorithm_and_unknown_policies_are_refused():
     assert isinstance(make(), OnPolicyAlgorithm)
-    with pytest.raises(ValueError, match="CnnPolicy"):
-        make("CnnPolicy")
+    with pytest.raises(ValueError, match="TransformerPolicy"):
+        make("TransformerPolicy")
 
 
 # Callbacks.

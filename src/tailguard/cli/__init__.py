@@ -1,7 +1,6 @@
 """The command line: parse, call, print. Mistakes of the user end with one line and exit code 2."""
 
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,8 +8,8 @@ import typer
 
 from tailguard import __version__
 from tailguard.cli import configs, evaluations, markets, populations, runs
+from tailguard.cli.terminal import Messages
 from tailguard.experiments import Interrupted
-from tailguard.market.data import DataWarning
 
 USER_ERROR, INTERRUPTED = 2, 130
 
@@ -24,6 +23,9 @@ app.command("resume")(runs.run_resume)
 app.command("evaluate")(evaluations.run_evaluate)
 app.command("walkforward")(evaluations.run_walkforward)
 app.command("attack")(evaluations.run_attack)
+app.command("judge")(evaluations.run_judge)
+app.command("control")(evaluations.run_control)
+app.command("trials")(evaluations.run_trials)
 app.command("compare")(evaluations.run_compare)
 app.command("population")(populations.run_population)
 app.command("export")(runs.run_export)
@@ -43,15 +45,10 @@ def _root(
     """Trading agents that know their own tail risk."""
 
 
-def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    return f"warning: {message}\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the user's mistakes become one line on stderr and exit code 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    warnings.formatwarning = _one_line
-    warnings.simplefilter("always", DataWarning)
+    Messages().install()
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
     except typer.TyperException as error:

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from tailguard.cli.terminal import ConfigOption, SetOption, console
-from tailguard.config import dump_config, load_config
-from tailguard.config_help import explain_key
+from tailguard.cli.settings import Settings, takes_settings
+from tailguard.cli.terminal import say
 
 # Every value is the default, but for the data: a test holds them equal.
 STARTING_FILE = """\
-# Settings of a run: `tailguard train --config FILE`, `tailguard walkforward FILE`.
+# Settings of a run: `tailguard train FILE`, `tailguard walkforward FILE`.
 # What is left out keeps its default. `tailguard config` prints all settings, `tailguard config --explain training.risk`
 # says what they mean, and docs/config.md is the whole reference.
 
@@ -62,9 +61,9 @@ walkforward:
 """
 
 
+@takes_settings()
 def run_config(
-    config: ConfigOption = None,
-    settings: SetOption = None,
+    settings: Settings,
     explain: Annotated[bool, typer.Option("--explain", help="Say what the settings mean instead.")] = False,
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="With --explain: a key or section, e.g. training.risk.")
@@ -73,7 +72,10 @@ def run_config(
     """Print the whole configuration as YAML (the defaults, your file, your overrides), or explain its keys."""
     if key is not None and not explain:
         raise ValueError(f"{key}: a key is explained with --explain; a file is named with --config")
-    sys.stdout.write(explain_key(key) if explain else dump_config(load_config(config, settings or [])))
+    from tailguard.config import dump_config
+    from tailguard.config_help import explain_key
+
+    sys.stdout.write(explain_key(key) if explain else dump_config(settings.load()))
 
 
 def run_init(
@@ -85,4 +87,4 @@ def run_init(
             file.write(STARTING_FILE)
     except FileExistsError:
         raise ValueError(f"{path} exists already: name another file") from None
-    console().print(f"wrote {path}: `tailguard walkforward {path}` trains and judges with it", highlight=False, soft_wrap=True)
+    say(f"wrote {path}: `tailguard walkforward {path}` trains and judges with it")

@@ -5,52 +5,67 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tailguard.cli.settings import Settings, single_source, takes_settings
 from tailguard.cli.terminal import (
-    ConfigArgument,
     DataOption,
     Format,
+    FormatOption,
     QuietOption,
     RunArgument,
-    SetOption,
     console,
     free_folder,
     print_rows,
+    print_table,
     progress_bar,
-    single_source,
+    say,
 )
-from tailguard.config import load_config
-from tailguard.market.data import load_source
+from tailguard.evaluate.report.formatting import source_name
 
 if TYPE_CHECKING:
     from tailguard.evaluate.record import Evaluation
     from tailguard.experiments.run import Run
 
 REPORT = "report.html"
+CONTROL_SHARPES = (0.0, 1.0, 2.0, 3.0)
+LedgerOption = Annotated[
+    bool, typer.Option("--ledger/--no-ledger", help="Count this evaluation as a trial, and the trials before it.")
+]
 
 
-def run_evaluate(run: RunArgument) -> None:
+def run_evaluate(run: RunArgument, ledger: LedgerOption = True) -> None:
     """Evaluate a trained agent on the bars that it has not seen: a verdict, the reasons for it, and a report."""
     from tailguard.experiments.run import Run
 
-    _evaluate(Run.open(run))
+    _evaluate(Run.open(run), ledger)
 
 
+@takes_settings(argument=True)
 def run_walkforward(
-    config: ConfigArgument = None,
+    settings: Settings,
     data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
-    settings: SetOption = None,
+    ledger: LedgerOption = True,
     quiet: QuietOption = False,
 ) -> None:
     """Train and test fold by fold and seed by seed, and evaluate the method: a verdict, the reasons for it, and a report."""
+    from tailguard.evaluate.ledger import user_ledger
+    from tailguard.experiments.prepared_market import load_source_of
     from tailguard.experiments.walkforward import walkforward
 
-    tree = load_config(config, settings or [])
-    source = single_source(data, tree)
-    bars, folder = load_source(source), folder or free_folder("walkforward", source)
-    console(stderr=True).print(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", highlight=False)
+    tree = settings.load()
+    source = single_source(data, tree.data)
+    bars, folder = load_source_of(tree, source), folder or free_folder("walkforward", source)
+    say(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
     with progress_bar("walk-forward", quiet) as report_progress:
-        evaluation = walkforward(bars, tree, tree.walkforward, folder, source=source, report=report_progress)
+        evaluation = walkforward(
+            bars,
+            tree,
+            tree.walkforward,
+            folder,
+            source=source,
+            report=report_progress,
+            ledger=user_ledger() if ledger else None,
+        )
     _show(evaluation, folder)
 
 
@@ -61,6 +76,7 @@ def run_attack(
         typer.Option("--epsilon", help="Radius of attacks, in standard deviations of a feature; may be given several times."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Gradient steps per attack.")] = 20,
+    ledger: LedgerOption = True,
     quiet: QuietOption = False,
 ) -> None:
     """Trade the unseen bars with observations that are attacked, stale, missing or noisy, and evaluate the agent again."""
@@ -74,42 +90,190 @@ def run_attack(
     with progress_bar("attacks", quiet) as report_progress:
         table = attack_run(opened, plan, report_progress)
     pivoted = table.pivot_table(index=["attack", "epsilon"], columns="statistic", values="value", sort=False)
-    console().print(pivoted.to_string(float_format=lambda value: f"{value:+.4f}"), highlight=False, soft_wrap=True)
-    _evaluate(opened)
+    rows = [
+        [f"{attack} {epsilon:g}" if epsilon else str(attack), *(f"{value:.3f}" for value in row)]
+        for (attack, epsilon), row in zip(pivoted.index, pivoted.to_numpy(), strict=True)
+    ]
+    print_table("", ["attack", *map(str, pivoted.columns)], rows, numbers=True)
+    _evaluate(opened, ledger)
 
 
 def run_compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of evaluated runs or walk-forwards.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("comparison.html"),
 ) -> None:
-    """Put evaluated runs side by side in one page."""
+    """Put evaluated runs side by side in one page, and test which is better, given that one can choose."""
+    from tailguard.evaluate.comparison import compare_runs
     from tailguard.evaluate.record import RECORD_FOLDER, load_record
-    from tailguard.evaluate.report.compare import compare, comparison_rows
+    from tailguard.evaluate.report.compare import compare, comparison_rows, comparison_sentences, ranking_rows
     from tailguard.evaluate.report.report import write_page
 
-    names, evaluations = [str(run) for run in runs], [load_record(run / RECORD_FOLDER) for run in runs]
+    short = [run.resolve().name for run in runs]
+    names = [name if short.count(name) == 1 else str(run) for name, run in zip(short, runs, strict=True)]
+    evaluations = [load_record(run / RECORD_FOLDER) for run in runs]
     print_rows("", comparison_rows(evaluations, names), Format.TABLE)
-    console().print(f"page: {write_page(compare(evaluations, names), output)}", highlight=False, soft_wrap=True)
+    comparison = compare_runs(evaluations, names)
+    if comparison is not None:
+        print_rows("Ranking over the bars that all runs share", ranking_rows(comparison), Format.TABLE)
+        for line in comparison_sentences(comparison):
+            say(f"  - {line}")
+    say(f"page: {write_page(compare(evaluations, names), output)}")
 
 
-def _evaluate(run: "Run") -> None:
+@takes_settings()
+def run_judge(
+    settings: Settings,
+    returns: Annotated[
+        Path | None, typer.Option("--returns", help="File with the returns of a strategy per bar, or its equity curve.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="File with target weights, one column per symbol; needs --bars.")
+    ] = None,
+    bars: Annotated[
+        str | None, typer.Option("--bars", help="What the weights trade: shipped data set or file; a+b is a portfolio.")
+    ] = None,
+    benchmark: Annotated[Path | None, typer.Option("--benchmark", help="File with returns or prices of the market.")] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, help="Strategies that this one was chosen from; the ledger may know of more.")
+    ] = 1,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; by default artifacts/judged/NAME-N.")] = None,
+    column: Annotated[str | None, typer.Option("--column", help="Column of --returns, if its name is unusual.")] = None,
+    cash_rate: Annotated[
+        str | None, typer.Option("--cash-rate", help="Interest per year on idle cash: 0.03 is 3 %; or a file of rates.")
+    ] = None,
+    ledger: LedgerOption = True,
+) -> None:
+    """Judge anybody's strategy by its returns, or by its weights, which are traded again: a verdict, reasons, a report."""
+    from tailguard.evaluate.judge import judge
+    from tailguard.evaluate.record import RECORD_FOLDER, save_record
+    from tailguard.market.rules import TradingRules
+
+    given = returns or weights
+    if given is None:
+        raise ValueError("nothing to judge: give --returns FILE, or --weights FILE with --bars FILE")
+    trading = settings.load().trading
+    with console(stderr=True).status("evaluating"):
+        judgement = judge(
+            returns,
+            weights,
+            bars,
+            benchmark,
+            trials,
+            cash_rate=_rate(cash_rate),
+            trading=TradingRules(**trading.model_dump(include=set(TradingRules.model_fields))),
+            column=column,
+            title=given.name,
+            ledger="user" if ledger else None,
+        )
+        folder = output or free_folder("judged", str(given))
+        save_record(judgement.evaluation, folder / RECORD_FOLDER)
+    _show(judgement.evaluation, folder)
+
+
+def _rate(text: str | None) -> float | Path | None:
+    """Return a number, or else the name of a file."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return Path(text)
+
+
+@takes_settings(argument=True)
+def run_control(
+    settings: Settings,
+    data: DataOption = None,
+    sharpe: Annotated[
+        list[float] | None,
+        typer.Option("--sharpe", help="Annual Sharpe ratio to plant; may be given several times. By default 0, 1, 2 and 3."),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Plant edges of known strength into your own bars, train and judge: which edge does the agent learn, which is found?"""
+    from tailguard.experiments import control
+    from tailguard.experiments.prepared_market import load_source_of
+
+    tree = settings.load()
+    source = single_source(data, tree.data)
+    folder = folder or free_folder("control", source)
+    say(f"control: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
+    with progress_bar("control", quiet) as report_progress:
+        found = control.run_control(
+            load_source_of(tree, source), tree, sharpe or CONTROL_SHARPES, folder, source=source, report=report_progress
+        )
+    rows = [
+        {
+            "planted Sharpe ratio": f"{row.planted:g}",
+            "oracle": f"{row.oracle_sharpe:.2f}",
+            "verdict on the oracle": row.oracle_outcome,
+            "agent": f"{row.sharpe.value:.2f} [{row.sharpe.low:.2f} to {row.sharpe.high:.2f}]",
+            "learnt": "yes" if row.learnt else "no",
+            "verdict on the agent": row.outcome,
+        }
+        for row in found.rows
+    ]
+    print_rows(f"{source_name(source)}: permuted bars with a planted edge", rows, Format.TABLE)
+    for line in found.sentences():
+        say(f"  - {line}")
+
+
+def run_trials(
+    path: Annotated[bool, typer.Option("--path", help="Print only where the ledger is.")] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show the ledger of trials: what was evaluated on which data, and how many different trials that makes."""
+    from tailguard.evaluate.ledger import OFF, VARIABLE, count_trials, user_ledger
+
+    ledger = user_ledger()
+    if ledger is None:
+        raise ValueError(f"the ledger is off: {VARIABLE} is set to {OFF!r}; unset it, or set it to a file")
+    if path:
+        say(str(ledger.path))
+        return
+    trials = ledger.trials()
+    if not trials:
+        say(f"no trials yet in {ledger.path}")
+        return
+    different = {data: count_trials([trial for trial in trials if trial.data == data]) for data in {t.data for t in trials}}
+    rows = [
+        {
+            "date": trial.date,
+            "data": source_name(trial.source),
+            "key": trial.data,
+            "from": str(trial.times[0]),
+            "to": str(trial.times[-1]),
+            "bars": len(trial.times),
+            "strategy": trial.title,
+            "config": trial.config,
+            "sharpe": round(trial.sharpe, 4),
+            "different trials on these data": different[trial.data],
+        }
+        for trial in trials
+    ]
+    print_rows(f"{ledger.path} ({VARIABLE} moves it, or switches it off)", rows, output)
+
+
+def _evaluate(run: "Run", ledger: bool) -> None:
     """Evaluate the agent of a run, save the record and show it."""
+    from tailguard.evaluate.ledger import user_ledger
     from tailguard.evaluate.record import RECORD_FOLDER, save_record
     from tailguard.experiments.evaluation import evaluate_run
 
     with console(stderr=True).status("evaluating"):
-        evaluation = evaluate_run(run)
+        evaluation = evaluate_run(run, user_ledger() if ledger else None)
         save_record(evaluation, run.path / RECORD_FOLDER)
     _show(evaluation, run.path)
 
 
 def _show(evaluation: "Evaluation", folder: Path) -> None:
-    """Write the report and print the verdict with its reasons."""
+    """Write the report and print the verdict with its reasons, both with the same names of the accounts."""
     from tailguard.evaluate.report.report import write_report
+    from tailguard.evaluate.report.sections.overview import with_page_names
 
     path = write_report(evaluation, folder / REPORT)
-    terminal, verdict = console(), evaluation.verdict
-    terminal.print(f"[bold]{verdict.headline}[/bold]", highlight=False, soft_wrap=True)
-    for reason in verdict.reasons:
-        terminal.print(f"  - {reason}", highlight=False, markup=False, soft_wrap=True)
-    terminal.print(f"report: {path}", highlight=False, soft_wrap=True)
+    say(with_page_names(evaluation, evaluation.verdict.headline), style="bold")
+    for reason in evaluation.verdict.reasons:
+        say(f"  - {with_page_names(evaluation, reason)}")
+    say(f"report: {path}")

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.live import Live
-from rich.table import Table
 
-from tailguard.cli.terminal import ConfigArgument, DataOption, QuietOption, SetOption, console, free_folder, single_source
-from tailguard.config import load_config
+from tailguard.cli.settings import Settings, single_source, takes_settings
+from tailguard.cli.terminal import DataOption, QuietOption, console, free_folder, print_table, say
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tailguard.experiments.population_run import Standing
 
 
@@ -23,8 +23,9 @@ class EngineName(StrEnum):
     RAY = "ray"
 
 
+@takes_settings(argument=True)
 def run_population(
-    config: ConfigArgument = None,
+    settings: Settings,
     data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
     engine: Annotated[
@@ -33,41 +34,58 @@ def run_population(
     address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Processes at the same time; by default one per core.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder or URL for the states of members; by default the run.")] = None,
-    settings: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train a population whose members copy better ones and change their hyperparameters; the winner is an ordinary run."""
+    from rich.live import Live
+
     from tailguard.experiments.population_run import PopulationRun
 
-    tree = load_config(config, settings or [])
+    tree = settings.load()
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         population = PopulationRun.open(folder)
-        if config is not None or settings:
+        if settings.path is not None or settings.overrides:
             population.require_same(tree)
     else:
-        source = single_source(data, tree)
+        source = single_source(data, tree.data)
         population = PopulationRun.create(folder or free_folder("populations", source), tree, source)
     path, terminal = population.run.path, console(stderr=True)
-    terminal.print(f"population: {path} (after a stop, --run {path} resumes it)", highlight=False)
+    say(f"population: {path} (after a stop, --run {path} resumes it)", stderr=True)
     with Live(console=terminal, transient=True, auto_refresh=not quiet) as live:
-        report = None if quiet or not terminal.is_terminal else lambda standing: live.update(_table(standing), refresh=True)
+        report = (
+            None if quiet or not terminal.is_terminal else lambda standing: live.update(_live_table(standing), refresh=True)
+        )
         population.train(engine.value, report, address=address, parallel=parallel, store=store)
-    console().print(_table(population.standing()))
+    standing = population.standing()
+    print_table(_title(standing), *_cells(standing), numbers=True)
     winner = population.run.info["winner"]
     advice = f"`tailguard evaluate {path}` evaluates it on bars that no member has seen"
-    console().print(f"member {winner['member']} wins; {advice}", highlight=False)
+    say(f"member {winner['member']} wins; {advice}")
 
 
-def _table(standing: "Standing") -> Table:
-    done, total = standing.intervals
-    table = Table(title=f"interval {done} of {total}, decision {standing.round}", title_justify="left")
-    names = list(standing.rows[0].hyperparams)
-    copied = dict(standing.copies)
-    for heading in ("member", "score", *names, "copies made", "copied now"):
-        table.add_column(heading, justify="right")
+def _title(standing: "Standing") -> str:
+    return "interval {} of {}, decision {}".format(*standing.intervals, standing.round)
+
+
+def _cells(standing: "Standing") -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of a table of the members."""
+    names, copied = list(standing.rows[0].hyperparams), dict(standing.copies)
+    rows = []
     for row in standing.rows:
         score = "dead" if not row.alive else "" if row.performance is None else f"{row.performance:.4g}"
         settings = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.hyperparams.values()]
         source = f"from {copied[row.member_id]}" if row.member_id in copied else ""
-        table.add_row(str(row.member_id), score, *settings, str(row.generation), source)
+        rows.append([str(row.member_id), score, *settings, str(row.generation), source])
+    return ["member", "score", *names, "copies made", "copied now"], rows
+
+
+def _live_table(standing: "Standing") -> "Table":
+    from rich.table import Table
+
+    headings, rows = _cells(standing)
+    table = Table(title=_title(standing), title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table

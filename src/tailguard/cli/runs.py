@@ -7,27 +7,25 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import pandas as pd
 import typer
 
+from tailguard.cli.settings import Settings, single_source, takes_settings
 from tailguard.cli.terminal import (
-    ConfigOption,
     DataOption,
     Format,
     FormatOption,
     QuietOption,
     RunArgument,
-    SetOption,
-    backtest_table,
-    console,
     free_folder,
+    print_backtests,
     print_rows,
     progress_bar,
-    single_source,
+    say,
 )
-from tailguard.config import load_config
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tailguard.experiments.run import Run
 
 
@@ -38,13 +36,13 @@ class ExportFormat(StrEnum):
     TORCHSCRIPT = "torchscript"
 
 
+@takes_settings(argument=True)
 def run_train(
+    settings: Settings,
     data: DataOption = None,
     folder: Annotated[
         Path | None, typer.Option("--run", "-r", help="New folder for the run; by default artifacts/runs/DATA-N.")
     ] = None,
-    config: ConfigOption = None,
-    settings: SetOption = None,
     output: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -52,8 +50,8 @@ def run_train(
     from tailguard.experiments.prepared_market import load_market  # PyTorch is loaded only when it is needed
     from tailguard.experiments.run import Run
 
-    tree = load_config(config, settings or [])
-    source = single_source(data, tree)
+    tree = settings.load()
+    source = single_source(data, tree.data)
     run = Run.create(folder or free_folder("runs", source), tree, source, load_market(source, tree))
     _train(run, output, quiet)
 
@@ -67,10 +65,12 @@ def run_resume(run: RunArgument, output: FormatOption = Format.TABLE, quiet: Qui
 
 def _train(run: "Run", output: Format, quiet: bool) -> None:
     """Train a run to its end, and show its agent beside the baselines with the figures that `tailguard evaluate` reports."""
+    import pandas as pd
+
     from tailguard.experiments.evaluation import backtest_agent
     from tailguard.experiments.run import train
 
-    console(stderr=True).print(f"run: {run.path}", highlight=False)
+    say(f"run: {run.path}", stderr=True)
     with progress_bar("training", quiet) as report_progress:
         model = train(run, report_progress)
     market = run.market()
@@ -80,14 +80,16 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
         print_rows("", dictionaries, output)
         return
     unseen = pd.DatetimeIndex(market.bars.index[slice(*market.split.test)])
-    console().print(backtest_table(f"{run.info['data']} (unseen bars)", unseen, market.trading, dictionaries))
+    print_backtests(f"{run.info['data']} (unseen bars)", unseen, market.trading, dictionaries)
     advice = f"`tailguard evaluate {run.path}` gives a verdict and a report; `tailguard walkforward` evaluates the method."
-    console().print(f"One split and one seed are no evidence. {advice}", style="dim", highlight=False)
+    say(f"One split and one seed are no evidence. {advice}", style="dim")
 
 
 def run_export(
     run: RunArgument,
-    form: Annotated[ExportFormat, typer.Option("--format", "-f", help="Format of the file.")] = ExportFormat.ONNX,
+    form: Annotated[
+        ExportFormat, typer.Option("--format", "-f", help="Format of the file; onnx needs tailguard[onnx].")
+    ] = ExportFormat.TORCHSCRIPT,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; by default RUN/agent with the ending of the format.")
     ] = None,
@@ -100,36 +102,42 @@ def run_export(
     model, scaler = opened.trained_model(), opened.scaler
     columns = observation_names(model.policy, scaler.names)
     path = export(model.policy, output or opened.path / "agent", form.value, scaler, columns)
-    console().print(f"wrote {path}", highlight=False, soft_wrap=True)
+    say(f"wrote {path}")
 
 
+@takes_settings(config=False)
 def run_act(
+    settings: Settings,
     run: RunArgument,
     bars: Annotated[Path | None, typer.Option("--bars", "-b", help="File with bars; by default standard input.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
     since: Annotated[str | None, typer.Option("--since", help="Print only decisions from this time on.")] = None,
 ) -> None:
-    """Read bars (CSV or JSON lines) and print the target weights after each, one JSON object per line."""
+    """Read bars (any file that `train` reads, or lines from a pipe) and print the target weights after each, as JSON."""
+    import pandas as pd
+
+    from tailguard.experiments.bar_stream import bar_chunks, file_chunks
     from tailguard.experiments.run import Run
-    from tailguard.experiments.trader import Trader, bar_chunks
-    from tailguard.market.data import symbols_of
+    from tailguard.experiments.trader import Trader
+    from tailguard.market.bars import symbols_of
 
     opened = Run.open(run)
-    trader = Trader(opened.trained_model(), opened.scaler, opened.config.features, opened.config.trading)
+    config = opened.config
+    trader = Trader(opened.trained_model(), opened.scaler, config.features, config.trading, opened.timeframe)
     first = pd.Timestamp.min if since is None else _parse_time("--since", since)
+    files, keep = settings.files(config.files), config.features.columns
     decided = False
-    with sys.stdin if bars is None else bars.open(encoding="utf-8") as stream:
-        for chunk in bar_chunks(stream, follow):
-            for decision in trader.add(chunk):
-                decided = True
-                if decision.time >= first:
-                    names = [symbol or "weight" for symbol in symbols_of(chunk)]
-                    weights = dict(zip(names, decision.weights.tolist(), strict=True))
-                    line = {"time": decision.time.isoformat(), **weights, "equity": decision.equity}
-                    sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
-            if trader.ruined:
-                raise ValueError("the paper account of the agent was liquidated: there is nothing left to trade with")
+    for chunk in bar_chunks(sys.stdin.buffer, files, keep) if bars is None else file_chunks(bars, files, keep, follow):
+        for decision in trader.add(chunk):
+            decided = True
+            if decision.time >= first:
+                names = [symbol or "weight" for symbol in symbols_of(chunk)]
+                weights = dict(zip(names, decision.weights.tolist(), strict=True))
+                line = {"time": decision.time.isoformat(), **weights, "equity": decision.equity}
+                sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+        if trader.ruined:
+            raise ValueError("the paper account of the agent was liquidated: there is nothing left to trade with")
     if not decided:
         n_bars = 0 if trader.bars is None else len(trader.bars)
         raise ValueError(
@@ -137,8 +145,10 @@ def run_act(
         )
 
 
-def _parse_time(name: str, text: str) -> pd.Timestamp:
+def _parse_time(name: str, text: str) -> "pd.Timestamp":
     """Return a time as bars have it: in UTC, without a time zone."""
+    import pandas as pd
+
     try:
         time = pd.Timestamp(text)
     except ValueError:

@@ -1,35 +1,34 @@
-"""Output to the terminal (tables, progress), and the options that commands share."""
+"""Output to the terminal (tables, progress, messages), and the options that commands share."""
 
 import csv
 import json
+import logging
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
-import pandas as pd
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 
-from tailguard.config import Config
-from tailguard.market.rules import TradingRules
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+    from rich.progress import ProgressColumn
+
+    from tailguard.market.rules import TradingRules
 
 Item = TypeVar("Item")
 # Wide enough for every table when nobody's terminal sets the width.
 PIPE_WIDTH = 160
+# Seconds between two lines about the progress where there is no terminal to draw a bar in.
+LINE_SECONDS = 10.0
+# Says what was understood about a file.
+READING = logging.getLogger("tailguard.market.data")
 
 
 class Format(StrEnum):
@@ -40,48 +39,120 @@ class Format(StrEnum):
     JSON = "json"
 
 
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="YAML file with settings; `tailguard init` writes one.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. trading.fee=0.0005.")
-]
+def _set_quiet(quiet: bool) -> bool:
+    if quiet:
+        READING.setLevel(logging.WARNING)
+    return quiet
+
+
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="Format of the result.")]
 DataOption = Annotated[
     str | None, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")
 ]
-ConfigArgument = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="YAML file with settings; `tailguard init` writes one.")
-]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `tailguard train` makes it.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the result.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="Show no progress, only the result.")]
 
 
-def console(stderr: bool = False) -> Console:
+class Messages(logging.Handler):
+    """Write warnings and what was understood about files to the error stream, each text once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write what was logged about a file."""
+        self.write(f"read {record.getMessage()}")
+
+    def show_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        """Write a warning, in place of :func:`warnings.showwarning`."""
+        self.write(f"warning: {message}")
+
+    def write(self, text: str) -> None:
+        """Write a line, unless it was written before."""
+        if text not in self._seen:
+            self._seen.add(text)
+            sys.stderr.write(f"{text}\n")
+
+    def install(self) -> None:
+        """Take over warnings and the log of files that are read."""
+        warnings.showwarning = self.show_warning
+        warnings.simplefilter("always", UserWarning)
+        READING.handlers, READING.propagate = [self], False
+        READING.setLevel(logging.INFO)
+
+
+def console(stderr: bool = False) -> "Console":
     """Return the terminal; a pipe gets lines wide enough for every table."""
+    from rich.console import Console
+
     terminal = Console(stderr=stderr)
     return terminal if terminal.is_terminal else Console(stderr=stderr, width=PIPE_WIDTH)
 
 
+def say(text: str, stderr: bool = False, style: str | None = None) -> None:
+    """Print a line as it stands; the terminal wraps it."""
+    console(stderr).print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def show_progress(items: Sequence[Item], what: str, quiet: bool) -> Iterator[Item]:
-    """Yield the items; show a bar on the terminal's error stream unless it is a pipe or `quiet`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
-    with _bar(columns, quiet) as shown:
-        yield from shown.track(items, description=what)
+    """Yield the items, and show how many are done."""
+    with progress_bar(what, quiet) as report:
+        for done, item in enumerate(items):
+            report(done, len(items), what)
+            yield item
 
 
 @contextmanager
 def progress_bar(what: str, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Yield a function to call with what is done, how much there is in all, and a line about it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with _bar(columns, quiet) as shown:
+    """Yield a function to call with what is done, how much there is in all, and a line about it.
+
+    It draws a bar on a terminal, and writes a line from time to time where there is none.
+    """
+    terminal = console(stderr=True)
+    if quiet or not terminal.is_terminal:
+        yield _no_report if quiet else _Lines(what)
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns: tuple[ProgressColumn, ...] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    shown: Progress
+    with Progress(*columns, console=terminal, transient=True) as shown:
         task = shown.add_task(what, total=None)
         yield lambda done, total, text: shown.update(task, completed=done, total=total, description=text)
 
 
-def _bar(columns: Sequence[ProgressColumn], quiet: bool) -> Progress:
-    terminal = console(stderr=True)
-    return Progress(*columns, console=terminal, transient=True, disable=quiet or not terminal.is_terminal)
+def _no_report(done: int, total: int, text: str) -> None:
+    """Report nothing."""
+
+
+class _Lines:
+    """Report progress in lines, not more than one every :data:`LINE_SECONDS`."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.began = what, time.monotonic()
+        self.written = self.began
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self.written >= LINE_SECONDS:
+            self.written = now
+            about = "" if text == self.what else f", {text}"
+            sys.stderr.write(f"{self.what}: {done / max(total, 1):.0%} after {now - self.began:.0f} s{about}\n")
+            sys.stderr.flush()
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]], output: Format) -> None:
@@ -93,29 +164,51 @@ def print_rows(title: str, rows: Sequence[Mapping[str, Any]], output: Format) ->
         writer.writeheader()
         writer.writerows(rows)
     else:
-        table = Table(title=title, title_justify="left")
-        for column in rows[0]:
-            table.add_column(column)
-        for row in rows:
-            table.add_row(*(str(value) for value in row.values()))
-        console().print(table)
+        print_table(title, list(rows[0]), [[str(value) for value in row.values()] for row in rows])
 
 
-def backtest_table(source: str, times: pd.DatetimeIndex, rules: TradingRules, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of strategies side by side over the same bars."""
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> None:
+    """Print a table; where the terminal is too narrow for it, a record per row instead.
+
+    :param title: a line above it, if not empty.
+    :param headings: of the columns.
+    :param rows: text of the cells.
+    :param numbers: align all columns but the first to the right.
+    """
+    from rich import box
+    from rich.table import Table
+
+    terminal = console()
+    if title:
+        say(title)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    for k, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if numbers and k else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    unlimited = terminal.options.update(max_width=10 * PIPE_WIDTH)
+    if terminal.measure(table, options=unlimited).maximum <= terminal.width:
+        terminal.print(table)
+        return
+    label = max(len(heading) for heading in headings[1:])
+    for first, *others in rows:
+        say(first, style="bold")
+        for heading, cell in zip(headings[1:], others, strict=True):
+            terminal.print(f"  {heading:<{label}}  {cell}", highlight=False, markup=False)
+
+
+def print_backtests(source: str, times: "pd.DatetimeIndex", rules: "TradingRules", rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print strategies side by side over the same bars."""
     title = (
         f"{source}: {len(times):,} bars, {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}; "
         f"fee {rules.fee:.3%} per side, fill at {rules.fill.replace('_', ' ')}"
     )
-    table = Table(title=title, title_justify="left")
-    headings = ("strategy", "return", "per year", "volatility", "Sharpe", "max drawdown", "CVaR 5 %/bar", "turnover/y", "costs")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "strategy" else "right")
-    for row in rows:
-        table.add_row(
-            row["strategy"] + (" (ruined)" if row["ruined"] else ""),
+    headings = ("strategy", "return", "per year", "vol.", "Sharpe", "max DD", "CVaR 5%", "turnover", "costs")
+    cells = [
+        (
+            row["strategy"] + (" !" if row["ruined"] else ""),
             f"{row['total_return']:+.1%}",
-            f"{row['cagr']:+.1%}",
+            f"{row['cagr']:+.1%}" if abs(row["cagr"]) < 1e4 else f"{row['cagr']:+.1e}",
             f"{row['volatility']:.1%}",
             f"{row['sharpe']:.2f}",
             f"{row['max_drawdown']:.1%}",
@@ -123,21 +216,16 @@ def backtest_table(source: str, times: pd.DatetimeIndex, rules: TradingRules, ro
             f"{row['turnover']:.1f}x",
             f"{row['costs']:.1%}",
         )
-    return table
+        for row in rows
+    ]
+    print_table(title, headings, cells, numbers=True)
+    if any(row["ruined"] for row in rows):
+        say("! ruined: the account was liquidated")
 
 
 def free_folder(kind: str, name: str) -> Path:
     """Return the first folder ``artifacts/KIND/NAME-N`` that does not exist; NAME is made of the names of the data."""
-    short = "+".join(Path(part).name.split(".")[0] for part in name.split("+"))
+    from tailguard.market.data import source_parts
+
+    short = "+".join(Path(part).name.split(".")[0] for part in source_parts(name))
     return next(path for n in count(1) if not (path := Path("artifacts") / kind / f"{short}-{n}").exists())
-
-
-def single_source(data: str | None, config: Config) -> str:
-    """Return the one series that a command is about: what was named, or the only one of the configuration."""
-    named = (data,) if data is not None else config.data
-    if len(named) != 1:
-        what = "no data" if not named else f"{len(named)} data sets"
-        raise ValueError(
-            f"{what}: name a shipped set or a file with --data (a+b is a portfolio), or set data in the configuration"
-        )
-    return named[0]

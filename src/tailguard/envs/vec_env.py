@@ -7,7 +7,7 @@ from them only when it is stepped the SB3 way.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -18,12 +18,12 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 class StepArrays(NamedTuple):
     """One step of a batch of B environments.
 
-    :param obs: ``[B, ...]`` the observation to act on next; of a new episode where one has ended.
+    :param obs: ``[B, ...]`` the observation to act on next, or a dict of such arrays; of a new episode where one has ended.
     :param rewards: ``[B]``.
     :param terminated: ``[B]`` the episode ended in a state of its own.
     :param truncated: ``[B]`` the episode was cut: bootstrap from its final observation.
     :param ended: ``[K]`` indices of the environments whose episode ended.
-    :param final_obs: ``[K, ...]`` their last observations.
+    :param final_obs: ``[K, ...]`` their last observations, or a dict of such arrays.
     :param sample_weights: ``[B]`` how much each step counts, 0 where the action could have no effect; None when all are 1.
     """
 
@@ -191,12 +191,16 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
     ended = np.flatnonzero(dones)
     truncated = np.zeros(env.num_envs, np.bool_)
     truncated[ended] = [bool(infos[index].get("TimeLimit.truncated", False)) for index in ended]
-    obs = np.asarray(obs)
-    finals = [np.asarray(infos[index]["terminal_observation"], dtype=obs.dtype) for index in ended]
-    final_obs = np.stack(finals) if finals else np.empty((0, *obs.shape[1:]), obs.dtype)
+    finals = [infos[index]["terminal_observation"] for index in ended]
+    final_obs: Any
+    if isinstance(obs, dict):
+        final_obs = {key: _stacked([final[key] for final in finals], values) for key, values in obs.items()}
+    else:
+        obs = np.asarray(obs)
+        final_obs = _stacked(finals, obs)
     weights = np.array([info.get("sample_weight", 1.0) for info in infos], dtype=np.float32)
     step = StepArrays(
-        obs,
+        cast(Any, obs),
         np.asarray(rewards, np.float64),
         dones & ~truncated,
         truncated,
@@ -205,6 +209,13 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
         None if (weights == 1.0).all() else weights,
     )
     return step, infos
+
+
+def _stacked(finals: list[Any], obs: NDArray[Any]) -> NDArray[Any]:
+    """Return final observations as one array of the type of `obs` ``[B, ...]``."""
+    if not finals:
+        return np.empty((0, *obs.shape[1:]), obs.dtype)
+    return np.stack([np.asarray(final, dtype=obs.dtype) for final in finals])
 
 
 def _require_one_each(name: str, values: NDArray[Any], n_envs: int) -> None:

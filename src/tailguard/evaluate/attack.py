@@ -21,7 +21,7 @@ from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.play import ReportProgress, play, return_gamma_of
 from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats import performance
-from tailguard.evaluate.stats.bootstrap import Interval, bootstrap, return_block_length, stationary_indices
+from tailguard.evaluate.stats.bootstrap import Interval, bootstrap, stationary_indices
 from tailguard.evaluate.stats.series import Floats
 from tailguard.io.atomic import atomic
 from tailguard.market.features import FeatureSet, market_columns
@@ -238,10 +238,10 @@ def _rows(cells: Cells, periods: float, plan: AttackPlan) -> tuple[AttackRow, ..
         f"{kind}|{strength}|{k}": history for (kind, strength), agents in cells.items() for k, history in enumerate(agents)
     }
     returns = {name: history.returns for name, history in histories.items()}
-    block = return_block_length(returns)
-    resampled = bootstrap(returns, periods, draws=plan.draws, seed=plan.seed)
+    riskless = next(iter(histories.values())).riskless  # all accounts are on the same bars
+    resampled = bootstrap(returns, periods, riskless=riskless, draws=plan.draws, seed=plan.seed)
     turnover = np.stack([history.turnover for history in histories.values()], axis=1) * periods  # [T, cells x agents]
-    bars = stationary_indices(len(turnover), plan.draws, block, plan.seed)
+    bars = stationary_indices(len(turnover), plan.draws, resampled.block, plan.seed)
     estimates = {
         **resampled.estimates,
         "turnover": np.array([performance.turnover(history.turnover, periods) for history in histories.values()]),

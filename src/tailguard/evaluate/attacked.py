@@ -146,17 +146,20 @@ class AttackedPolicy:
 
     def _values(self, inputs: Tensor, state: State, starts: NDArray[np.bool_]) -> Objective:
         """Return what the critics expect of moved inputs; a state of their own follows from the true observations."""
-        policy, n = self.policy, self.restarts
+        policy, n, encode = self.policy, self.restarts, self.policy.encode_for_critics
+        if policy.critic_layer is not None:
+            layer = policy.critic_layer
+            return lambda moved: values(policy, layer(encode(moved)))
         if policy.critic_trunk is None:
             trunk, before = policy.actor_trunk, state
         else:
             assert self.critic_state is not None
             trunk, before = policy.critic_trunk, reset_state(self.critic_state, starts)
-            self.critic_state = trunk.step(inputs, before)[1]
+            self.critic_state = trunk.step(encode(inputs), before)[1]
         if trunk is None:
-            return lambda moved: values(policy, moved)
+            return lambda moved: values(policy, encode(moved))
         repeated = _repeated(before, n)
-        return lambda moved: values(policy, trunk.step(moved, repeated)[0])
+        return lambda moved: values(policy, trunk.step(encode(moved), repeated)[0])
 
     def _natural(self, inputs: Tensor, starts: NDArray[np.bool_]) -> Tensor:
         if self.kind == "noisy":

@@ -18,8 +18,8 @@ class BacktestRow:
     :param strategy: its name.
     :param total_return: gain over the whole series, as a share of the starting cash.
     :param cagr: growth per year.
-    :param volatility: standard deviation of returns per year.
-    :param sharpe: per year, against a riskless rate of 0.
+    :param volatility: standard deviation of the excess returns per year.
+    :param sharpe: per year, of the returns in excess of those of cash.
     :param max_drawdown: deepest fall from a peak, as a share of it.
     :param cvar_5: mean of the worst 5 % of the returns per bar.
     :param turnover: traded notional per year, in multiples of equity.
@@ -55,6 +55,32 @@ def backtest(
     return backtest_row(window, name, window.targets_of(strategy))
 
 
+def benchmark_row(window: BacktestWindow, name: str, bars: pd.DataFrame) -> BacktestRow:
+    """Return the figures of a benchmark over the times of a window: bought at its start, held, without any cost.
+
+    :param window: whose times count.
+    :param name: of the row.
+    :param bars: of the benchmark, one symbol; its last known close counts at each time.
+    :raises ValueError: when the benchmark has no price yet when the window begins.
+    """
+    closes = bars["close"] if "close" in bars.columns else None
+    if closes is None:
+        raise ValueError(f"{name} holds several symbols, but a benchmark is one")
+    times = window.bars.index[window.span[0] : window.span[1]]
+    equity = closes.reindex(closes.index.union(times)).ffill().reindex(times).to_numpy(dtype=float)
+    if not equity[0] > 0.0:
+        raise ValueError(f"{name} begins at {closes.index[0]}, after the first bar of {times[0]}: it needs earlier bars")
+    returns, periods = equity[1:] / equity[:-1] - 1.0, window.periods_per_year
+    return BacktestRow(
+        strategy=name,
+        total_return=float(equity[-1] / equity[0] - 1.0),
+        **_figures(equity, returns, returns - window.riskless, periods),
+        turnover=0.0,
+        costs=0.0,
+        ruined=False,
+    )
+
+
 def backtest_row(window: BacktestWindow, name: str, targets: ArrayLike) -> BacktestRow:
     """Trade target weights over a window and return their figures, which are those of an evaluation over the same window.
 
@@ -64,16 +90,22 @@ def backtest_row(window: BacktestWindow, name: str, targets: ArrayLike) -> Backt
     """
     result, periods = window.simulate(targets), window.periods_per_year
     history = window.history(name, result)
-    equity = history.equity
     return BacktestRow(
         strategy=name,
         total_return=history.total_return,
-        cagr=statistics.cagr(equity, periods),
-        volatility=statistics.volatility(history.returns, periods),
-        sharpe=statistics.sharpe(history.returns, periods),
-        max_drawdown=statistics.max_drawdown(equity),
-        cvar_5=statistics.cvar(history.returns, 0.05),
+        **_figures(history.equity, history.returns, history.excess, periods),
         turnover=statistics.turnover(history.turnover, periods),
         costs=history.total_costs,
         ruined=result.ruined_at is not None,
     )
+
+
+def _figures(equity: ArrayLike, returns: ArrayLike, excess: ArrayLike, periods: float) -> dict[str, float]:
+    """Return the figures that follow from equity, returns, and returns in excess of the riskless ones."""
+    return {
+        "cagr": statistics.cagr(equity, periods),
+        "volatility": statistics.volatility(excess, periods),
+        "sharpe": statistics.sharpe(excess, periods),
+        "max_drawdown": statistics.max_drawdown(equity),
+        "cvar_5": statistics.cvar(returns, 0.05),
+    }

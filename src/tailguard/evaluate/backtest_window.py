@@ -8,14 +8,14 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from tailguard.evaluate.record import AccountHistory
-from tailguard.evaluate.stats.series import Floats
+from tailguard.evaluate.stats.series import Floats, require_finite
+from tailguard.evaluate.trades import Fills, round_trips
 from tailguard.market.accounting import SimulationResult, bar_array, simulate_bars
+from tailguard.market.bars import YEAR, iterate_symbols, periods_per_year, symbols_of
 from tailguard.market.baselines import Strategy
-from tailguard.market.data import iterate_symbols, periods_per_year
+from tailguard.market.kernel import MARK, TRADE_FIELDS
 from tailguard.market.rules import TradingRules
 from tailguard.validation import require
-
-PRICE_COSTS = ("fee", "half_spread", "slippage", "impact")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,17 +28,25 @@ class BacktestWindow:
     :param bars: a table from :func:`tailguard.market.load_bars`; strategies see the rows before the span as past bars.
     :param rules: costs, fills and limits.
     :param span: first and last-plus-one row, at least 2.
+    :param cash_rates: ``[n]`` interest per year on positive cash over each bar, in place of ``rules.cash_rate``, which is then
+        0; None takes that one for all bars.
     """
 
     bars: pd.DataFrame
     rules: TradingRules
     span: tuple[int, int]
+    cash_rates: Floats | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a span that is not inside the bars."""
+        """Refuse a span that is not inside the bars, and rates that do not fit them."""
         first, last = self.span
         legal = f"first and last-plus-one row inside {len(self.bars)} bars, at least 2 rows"
         require(first >= 0 and first + 2 <= last <= len(self.bars), "span", self.span, legal)
+        if self.cash_rates is not None:
+            n = last - first - 1
+            require(self.cash_rates.shape == (n,), "the shape of cash_rates", self.cash_rates.shape, f"({n},), one per bar")
+            require_finite("cash_rates", self.cash_rates)
+            require(self.rules.cash_rate == 0.0, "rules.cash_rate", self.rules.cash_rate, "0 beside rates by bar")
 
     @cached_property
     def times(self) -> pd.DatetimeIndex:
@@ -47,20 +55,24 @@ class BacktestWindow:
 
     @cached_property
     def periods_per_year(self) -> float:
-        """Bars per year, counted over the whole span."""
-        return periods_per_year(pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]]))
+        """Bars per year, counted over the whole span unless the rules say it."""
+        return self.rules.bars_per_year or periods_per_year(pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]]))
+
+    @cached_property
+    def riskless(self) -> Floats:
+        """The returns ``[n]`` of an account that stays in cash."""
+        elapsed = np.diff(self.bars.index[self.span[0] : self.span[1]].to_numpy()) / YEAR.to_timedelta64()
+        return np.asarray(elapsed * (self.rules.cash_rate if self.cash_rates is None else self.cash_rates))
 
     @property
     def prices(self) -> pd.DataFrame:
         """The closes ``[n, assets]``, the last known one where a bar is missing."""
-        closes = {symbol or "close": table["close"].ffill() for symbol, table in iterate_symbols(self.bars)}
-        return pd.DataFrame(closes).iloc[self.span[0] + 1 : self.span[1]].rename_axis(None)
+        return closes(self.bars).iloc[self.span[0] + 1 : self.span[1]].rename_axis(None)
 
     @property
     def moves(self) -> Floats:
         """The close-to-close returns ``[n, assets]``; 0 before a symbol's first bar."""
-        closes = pd.DataFrame({symbol: table["close"].ffill() for symbol, table in iterate_symbols(self.bars)})
-        changes = closes.pct_change(fill_method=None).iloc[self.span[0] + 1 : self.span[1]]
+        changes = closes(self.bars).pct_change(fill_method=None).iloc[self.span[0] + 1 : self.span[1]]
         return np.asarray(np.nan_to_num(changes.to_numpy(dtype=np.float64)))
 
     @cached_property
@@ -102,9 +114,7 @@ class BacktestWindow:
     def at_costs(self, multiple: float) -> "BacktestWindow":
         """Return the same window with fee, spread, slippage and impact multiplied."""
         require(multiple >= 0.0, "multiple", multiple, "at least 0")
-        costs = {name: multiple * value for name, value in self.rules if name in PRICE_COSTS}
-        rules = TradingRules(**self.rules.model_dump(include=set(TradingRules.model_fields)) | costs)
-        return replace(self, rules=rules)
+        return replace(self, rules=self.rules.at_costs(multiple))
 
     def history(self, name: str, result: SimulationResult) -> AccountHistory:
         """Return what :meth:`simulate` returned as the history of an account.
@@ -118,4 +128,26 @@ class BacktestWindow:
         turnover[0] += result.turnover[0]
         # A trade at the open is held over its bar, one at a close over the next.
         held = result.weights[1:] if self.rules.fill == "next_open" else result.weights[:-1]
-        return AccountHistory(name, self.times, equity[1:] / equity[:-1] - 1.0, np.array(held), turnover, costs / equity[:-1])
+        returns = equity[1:] / equity[:-1] - 1.0
+        if self.cash_rates is not None:  # paid on the cash at the close before, as the kernel pays a constant rate
+            returns += self.riskless * np.maximum(result.cash[:-1], 0.0) / result.equity[:-1]
+        return AccountHistory(name, self.times, returns, np.array(held), turnover, costs / equity[:-1], self.riskless)
+
+    def round_trips(self, result: SimulationResult) -> pd.DataFrame:
+        """Return the round trips of an account; see :func:`tailguard.evaluate.trades.round_trips`.
+
+        :param result: from :meth:`simulate`.
+        """
+        field = TRADE_FIELDS[self.rules.fill]
+        marks = self._array[:, :, MARK]
+        prices = self._array[:, :, field]
+        fills = np.where(np.isnan(prices), marks, prices)
+        units = result.units if result.units.ndim == 2 else result.units[:, None]
+        times = pd.DatetimeIndex(self.bars.index[self.span[0] : self.span[1]])
+        symbols = [symbol or "asset" for symbol in symbols_of(self.bars)]
+        return round_trips(times, symbols, Fills(units, marks, fills, result.costs, self.rules.cash))
+
+
+def closes(bars: pd.DataFrame) -> pd.DataFrame:
+    """Return the closes, one column per symbol, the last known one where a bar is missing."""
+    return pd.DataFrame({symbol or "close": table["close"].ffill() for symbol, table in iterate_symbols(bars)})

@@ -26,7 +26,7 @@ class WalkforwardConfig(BaseModel):
     :param warmup: rows before a test over which the recurrent state is built up; their rewards do not count.
     :param jobs: processes that run at the same time; None takes one per core.
     :param trials: agents that could have been chosen by looking at the same test bars, such as configurations tried before
-        this one. The more trials, the higher the Sharpe ratio that counts as evidence.
+        this one. The more trials, the higher the Sharpe ratio that counts as evidence. The ledger of trials may know of more.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -50,9 +50,11 @@ class AccountHistory:
     :param name: of the agent, the seed or the baseline.
     :param times: ``[n]`` ends of the bars over which the returns were earned.
     :param returns: ``[n]`` simple, after all costs, each above -1.
-    :param weights: ``[n, assets]`` held while the return was earned, as shares of equity; negative is short.
+    :param weights: ``[n, assets]`` held while the return was earned, as shares of equity; negative is short. Without columns
+        where only the returns are known.
     :param turnover: ``[n]`` traded notional as a share of equity.
     :param costs: ``[n]`` fees and slippage as a share of the equity before the bar.
+    :param riskless: ``[n]`` returns of idle cash over the same bars.
     """
 
     name: str
@@ -61,14 +63,26 @@ class AccountHistory:
     weights: Floats
     turnover: Floats
     costs: Floats
+    riskless: Floats
 
     def __post_init__(self) -> None:
         """Refuse columns of different lengths."""
         n = len(self.times)
-        for label, column in (("returns", self.returns), ("turnover", self.turnover), ("costs", self.costs)):
+        columns = {"returns": self.returns, "turnover": self.turnover, "costs": self.costs, "riskless": self.riskless}
+        for label, column in columns.items():
             require(column.shape == (n,), f"the shape of {label}", column.shape, f"{(n,)}, one per time")
         legal = f"({n}, assets), one row per time"
         require(self.weights.ndim == 2 and len(self.weights) == n, "the shape of weights", self.weights.shape, legal)
+
+    @property
+    def traded(self) -> bool:
+        """True where weights and costs are known, False where only the returns are."""
+        return bool(self.weights.shape[1])
+
+    @property
+    def excess(self) -> Floats:
+        """The returns ``[n]`` in excess of those of idle cash: what every ratio, regression and test is about."""
+        return self.returns - self.riskless
 
     @property
     def equity(self) -> Floats:
@@ -79,6 +93,11 @@ class AccountHistory:
     def total_return(self) -> float:
         """The gain over the whole history, as a share of the start."""
         return float(self.equity[-1]) - 1.0
+
+    @property
+    def excess_return(self) -> float:
+        """The gain over what idle cash would have earned, as a share of the start."""
+        return self.total_return - float(np.prod(1.0 + self.riskless) - 1.0)
 
     @property
     def total_costs(self) -> float:
@@ -141,26 +160,27 @@ class Dispersion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sanity:
-    """The sanity checks of the agent's decisions.
+    """The sanity checks of the agent's decisions; where only returns are known, there are regimes and nothing else.
 
     :param cost_curve: at 0 to 5 times the costs.
-    :param break_even_cost: cost per unit of traded notional that would have left nothing of the gross gain (0.001 is 10 basis
-        points); negative if there was no gross gain, None if the agent never traded.
-    :param delay: one extra bar between decision and trade.
+    :param break_even_cost: cost per unit of traded notional that would have left nothing of the gross gain over cash (0.001 is
+        10 basis points); negative if there was no such gain, None if the agent never traded.
+    :param delay: one extra bar between decision and trade; None where nothing can be traded again.
     :param regimes: one row per regime: `kind` (year or volatility), `regime`, `bars`, `agent_return`, `agent_sharpe`,
         `market_return`, `market_sharpe`, `agent_max_drawdown`, `exposure`.
     :param dispersion: of the seeds; None with a single one.
-    :param permutation_p: share of permutations of the agent's positions, in blocks, that reach its Sharpe ratio.
-    :param permutation_block: bars per block of the permutations.
+    :param permutation_p: share of permutations of the agent's positions, in blocks, that reach its Sharpe ratio; None without
+        positions.
+    :param permutation_block: bars per block of the permutations; None without positions.
     """
 
     cost_curve: list[CostPoint]
     break_even_cost: float | None
-    delay: Delay
+    delay: Delay | None
     regimes: pd.DataFrame
     dispersion: Dispersion | None
-    permutation_p: float
-    permutation_block: int
+    permutation_p: float | None
+    permutation_block: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +224,7 @@ class Provenance:
     :param seeds: of the trainings.
     :param trials: agents that could have been chosen by looking at these test bars, discarded ones included.
     :param date: of the evaluation, as YYYY-MM-DD.
+    :param ledger: how the trials were counted, as a sentence; empty in records of earlier versions.
     """
 
     config: str
@@ -212,6 +233,7 @@ class Provenance:
     seeds: tuple[int, ...]
     trials: int
     date: str
+    ledger: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +243,8 @@ class Evaluation:
     :param title: one line.
     :param source: name of the data set or file.
     :param periods_per_year: bars per year.
-    :param prices: closes over the out-of-sample time, one column per asset, one row per bar.
+    :param prices: closes over the out-of-sample time, one column per asset, one row per bar; no column where only returns are
+        known.
     :param agent: the account that the verdict is about: the ensemble of the seeds, the out-of-sample folds chained.
     :param seeds: the account of each training seed alone.
     :param baselines: under the same accounting, over the same bars; see :mod:`tailguard.evaluate.sanity` for
@@ -243,6 +266,9 @@ class Evaluation:
     :param instruments: one row per instrument of a pool, each traded alone with the whole account: `symbol`, `sharpe`,
         `growth`, `turnover`, `market_sharpe`. None without a pool.
     :param provenance: config, data, versions, seeds, trials, date.
+    :param subject: what the report calls the account that was evaluated: an agent, or a strategy.
+    :param trades: round trips of the account, see :func:`tailguard.evaluate.trades.round_trips`; None where only returns are
+        known, and in records of earlier versions.
     """
 
     title: str
@@ -265,6 +291,8 @@ class Evaluation:
     lineage: list[dict[str, Any]] | None = None
     selection: pd.DataFrame | None = None
     instruments: pd.DataFrame | None = None
+    subject: str = "agent"
+    trades: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         """Refuse accounts over other bars than the agent's, and names that occur twice."""
@@ -299,7 +327,8 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     # The old metrics go first: a folder that has them is complete.
-    for name in (METRICS_FILE, "calibration.csv", "attack.csv", "selection.csv", "instruments.csv", "lineage.jsonl"):
+    tables = ("attack.csv", "selection.csv", "instruments.csv", "trades.csv")
+    for name in (METRICS_FILE, "calibration.csv", *tables, "lineage.jsonl"):
         (folder / name).unlink(missing_ok=True)
     _write_table(folder / "tracks.csv", _histories_table(evaluation))
     _write_table(folder / "prices.csv", evaluation.prices.rename_axis("time").reset_index())
@@ -314,6 +343,8 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
         _write_table(folder / "selection.csv", evaluation.selection)
     if evaluation.instruments is not None:
         _write_table(folder / "instruments.csv", evaluation.instruments)
+    if evaluation.trades is not None:
+        _write_table(folder / "trades.csv", evaluation.trades)
     if evaluation.lineage is not None:
         lines = "".join(json.dumps(entry) + "\n" for entry in evaluation.lineage)
         (folder / "lineage.jsonl").write_text(lines, encoding="utf-8")
@@ -335,8 +366,8 @@ def load_record(folder: Path) -> Evaluation:
         raise ValueError(f"{folder / METRICS_FILE} has format {numbers.get('format')!r}; this version reads {FORMAT}")
     histories = _read_histories(folder / "tracks.csv")
     prices = _read_table(folder / "prices.csv", times=("time",)).set_index("time").rename_axis(None)
-    names = ("attack.csv", "selection.csv", "instruments.csv", "lineage.jsonl")
-    attack, selection, instruments, lineage = (folder / name for name in names)
+    names = ("attack.csv", "selection.csv", "instruments.csv", "trades.csv", "lineage.jsonl")
+    attack, selection, instruments, trades, lineage = (folder / name for name in names)
     return Evaluation(
         title=numbers["title"],
         source=numbers["source"],
@@ -361,6 +392,8 @@ def load_record(folder: Path) -> Evaluation:
         selection=_read_table(selection) if selection.exists() else None,
         instruments=_read_table(instruments) if instruments.exists() else None,
         lineage=[json.loads(line) for line in lineage.read_text("utf-8").splitlines()] if lineage.exists() else None,
+        subject=numbers.get("subject", "agent"),
+        trades=_read_table(trades, times=("entry", "exit")) if trades.exists() else None,
     )
 
 
@@ -376,6 +409,7 @@ def _numbers(evaluation: Evaluation) -> dict[str, Any]:
         "format": FORMAT,
         "title": evaluation.title,
         "source": evaluation.source,
+        "subject": evaluation.subject,
         "periods_per_year": evaluation.periods_per_year,
         "bars": len(evaluation.agent.times),
         "market": evaluation.market,
@@ -386,7 +420,7 @@ def _numbers(evaluation: Evaluation) -> dict[str, Any]:
         "sanity": {
             "cost_curve": [point._asdict() for point in sanity.cost_curve],
             "break_even_cost": sanity.break_even_cost,
-            "delay": sanity.delay._asdict(),
+            "delay": None if sanity.delay is None else sanity.delay._asdict(),
             "dispersion": None if sanity.dispersion is None else sanity.dispersion._asdict(),
             "permutation_p": sanity.permutation_p,
             "permutation_block": sanity.permutation_block,
@@ -402,9 +436,11 @@ def _histories_table(evaluation: Evaluation) -> pd.DataFrame:
     assets = [str(column) for column in evaluation.prices.columns]
     tables = []
     for kind, history in zip(kinds, evaluation.histories, strict=True):
-        columns = {"return": history.returns, "turnover": history.turnover, "costs": history.costs}
-        weights = {f"weight {asset}": history.weights[:, i] for i, asset in enumerate(assets)}
-        tables.append(pd.DataFrame({"kind": kind, "track": history.name, "time": history.times, **columns, **weights}))
+        earned = {"return": history.returns, "riskless": history.riskless}
+        paid = {"turnover": history.turnover, "costs": history.costs}
+        held = history.weights if history.traded else np.full((len(history.times), len(assets)), np.nan)
+        weights = {f"weight {asset}": held[:, i] for i, asset in enumerate(assets)}
+        tables.append(pd.DataFrame({"kind": kind, "track": history.name, "time": history.times, **earned, **paid, **weights}))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -412,7 +448,7 @@ def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
     table = _read_table(path, times=("time",))
     histories: dict[str, list[AccountHistory]] = {}
     for (kind, name), rows in table.groupby(["kind", "track"], sort=False):
-        weights = rows[[column for column in rows.columns if column.startswith("weight ")]]
+        weights = rows[[column for column in rows.columns if column.startswith("weight ")]].dropna(axis="columns", how="all")
         history = AccountHistory(
             name=str(name),
             times=pd.DatetimeIndex(rows["time"], name=None),
@@ -420,6 +456,8 @@ def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
             weights=weights.to_numpy(dtype=np.float64),
             turnover=rows["turnover"].to_numpy(dtype=np.float64),
             costs=rows["costs"].to_numpy(dtype=np.float64),
+            # Records of earlier versions have no such column: their ratios were of raw returns.
+            riskless=rows["riskless"].to_numpy(dtype=np.float64) if "riskless" in rows else np.zeros(len(rows)),
         )
         histories.setdefault(str(kind), []).append(history)
     return histories
@@ -469,7 +507,7 @@ def _read_sanity(values: dict[str, Any], regimes: pd.DataFrame) -> Sanity:
     return Sanity(
         cost_curve=[CostPoint(**point) for point in values["cost_curve"]],
         break_even_cost=values["break_even_cost"],
-        delay=Delay(**values["delay"]),
+        delay=None if values["delay"] is None else Delay(**values["delay"]),
         regimes=regimes,
         dispersion=None if values["dispersion"] is None else Dispersion(**values["dispersion"]),
         permutation_p=values["permutation_p"],
@@ -482,7 +520,7 @@ def _write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def _read_table(path: Path, times: tuple[str, ...] = ()) -> pd.DataFrame:
-    table = pd.read_csv(path, encoding="utf-8", dtype={"regime": str})
+    table = pd.read_csv(path, encoding="utf-8", dtype={"regime": str, "symbol": str})
     for column in times:
         table[column] = pd.to_datetime(table[column], format="ISO8601")
     return table

@@ -11,15 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.record import AccountHistory, CostPoint, Delay, Dispersion
 from tailguard.evaluate.stats import performance
-from tailguard.evaluate.stats.series import Floats
+from tailguard.evaluate.stats.series import Floats, equity_of
 from tailguard.market.baselines import Strategy, strategy
 from tailguard.validation import require
 
 COST_MULTIPLES = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0)
 VOLATILITY_WINDOW = 21
 FEWEST_REGIME_BARS = 8
-MARKET = "buy_and_hold"
-PERMUTED = "own_permuted"
+MARKET, CASH = "buy_and_hold", "cash"
+RANDOM, PERMUTED = "random_positions", "own_permuted"
+CHANCE = (RANDOM, PERMUTED)  # one draw of luck each: baselines that nobody could have preferred
 REGIME_COLUMNS = (
     "kind", "regime", "bars", "agent_return", "agent_sharpe", "market_return", "market_sharpe", "agent_max_drawdown",
     "exposure",
@@ -40,9 +41,9 @@ def baselines(window: BacktestWindow, agent: AccountHistory, permuted: AccountHi
     n, assets = agent.weights.shape
     names = ["moving_average", "momentum", "volatility_target"] + (["equal_weight"] if assets > 1 else [])
     histories = [window.trade_strategy(name, strategy(name)) for name in (MARKET, *names)]
-    histories.append(window.trade_strategy("random_positions", matched_random_positions(agent, seed)))
+    histories.append(window.trade_strategy(RANDOM, matched_random_positions(agent, seed)))
     mix = np.broadcast_to(agent.weights.mean(axis=0), (n, assets))
-    return [*histories, window.trade("own_mix", mix), window.trade("cash", np.zeros((n, assets))), permuted]
+    return [*histories, window.trade("own_mix", mix), window.trade(CASH, np.zeros((n, assets))), permuted]
 
 
 def matched_random_positions(agent: AccountHistory, seed: int = 0) -> Strategy:
@@ -52,7 +53,7 @@ def matched_random_positions(agent: AccountHistory, seed: int = 0) -> Strategy:
     :param seed: of the draws.
     """
     turnover = float(np.clip(agent.turnover.mean(), 1.0 / len(agent.turnover), 1.0))
-    return strategy("random_positions", turnover=turnover, seed=seed)
+    return strategy(RANDOM, turnover=turnover, seed=seed)
 
 
 def block_orders(n: int, block: int, count: int, seed: int) -> Iterator[NDArray[np.intp]]:
@@ -89,7 +90,7 @@ def permutations(window: BacktestWindow, targets: ArrayLike, count: int = 499, s
     """
     weights, periods = np.asarray(targets, dtype=np.float64), window.periods_per_year
     orders = list(block_orders(len(weights), permutation_block(len(weights)), count, seed))
-    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, weights[order]).returns, periods) for order in orders])
+    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, weights[order]).excess, periods) for order in orders])
     middle = int(np.argsort(sharpes, kind="stable")[count // 2])
     return sharpes, window.trade(PERMUTED, weights[orders[middle]])
 
@@ -104,18 +105,21 @@ def cost_curve(window: BacktestWindow, targets: ArrayLike, multiples: Sequence[f
     points = []
     for multiple in multiples:
         history = window.at_costs(multiple).trade("agent", targets)
-        points.append(CostPoint(multiple, performance.sharpe(history.returns, window.periods_per_year), history.total_return))
+        points.append(CostPoint(multiple, performance.sharpe(history.excess, window.periods_per_year), history.total_return))
     return points
 
 
 def break_even_cost(window: BacktestWindow, targets: ArrayLike) -> float | None:
-    """Compute the cost per traded notional at which nothing is left: mean return without costs over mean turnover.
+    """Compute the cost per traded notional at which the account ends where cash does.
+
+    That is the growth over cash without costs, in logarithms, over the turnover; costs of c take about c times the turnover.
 
     :return: a share of the traded notional, None if nothing is ever traded.
     """
     free = window.at_costs(0.0).trade("agent", targets)
     turnover = float(free.turnover.mean())
-    return float(free.returns.mean()) / turnover if turnover > 0.0 else None
+    growth = float((np.log1p(free.returns) - np.log1p(free.riskless)).mean())
+    return growth / turnover if turnover > 0.0 else None
 
 
 def delayed(window: BacktestWindow, targets: ArrayLike, agent: AccountHistory, bars: int = 1) -> Delay:
@@ -130,34 +134,34 @@ def delayed(window: BacktestWindow, targets: ArrayLike, agent: AccountHistory, b
     require(1 <= bars < len(weights), "bars", bars, f"from 1 to {len(weights) - 1}")
     late = window.trade("agent", np.concatenate([np.zeros_like(weights[:bars]), weights[:-bars]]))
     periods = window.periods_per_year
-    sharpes = [performance.sharpe(history.returns, periods) for history in (late, agent)]
+    sharpes = [performance.sharpe(history.excess, periods) for history in (late, agent)]
     return Delay(bars, sharpes[0], late.total_return, sharpes[1], agent.total_return)
 
 
-def regimes(window: BacktestWindow, agent: AccountHistory, market: AccountHistory) -> pd.DataFrame:
+def regimes(moves: Floats, agent: AccountHistory, market: AccountHistory, periods: float) -> pd.DataFrame:
     """Return the agent's results by regime: each calendar year, and bars of low, usual and high volatility.
 
     The volatility of a bar is that of the market over the month before it; the regimes are its terciles over the test (calm,
     usual, stormy). They describe and cannot be traded: the terciles are known only at the end.
 
-    :param window: for the market's returns.
+    :param moves: ``[n]`` returns of the market; where it does not move there are no regimes of volatility.
     :param agent: account of the agent.
     :param market: account that holds the market.
+    :param periods: bars per year.
     :return: see :class:`tailguard.evaluate.record.Sanity`.
     """
     years = agent.times.year.to_numpy()
     parts = [("year", str(year), years == year) for year in np.unique(years)]
-    moves = pd.Series(window.moves.mean(axis=1))
-    recent = moves.rolling(VOLATILITY_WINDOW).std().shift(1).to_numpy(dtype=np.float64)
+    recent = pd.Series(moves).rolling(VOLATILITY_WINDOW).std().shift(1).to_numpy(dtype=np.float64)
     known = np.isfinite(recent)
-    if known.any():
+    if known.any() and market.name != CASH:
         low, high = np.quantile(recent[known], [1.0 / 3.0, 2.0 / 3.0])
         parts += [
             ("volatility", "calm", known & (recent <= low)),
             ("volatility", "usual", known & (recent > low) & (recent <= high)),
             ("volatility", "stormy", known & (recent > high)),
         ]
-    rows = [_regime(kind, name, where, agent, market, window.periods_per_year) for kind, name, where in parts]
+    rows = [_regime(kind, name, where, agent, market, periods) for kind, name, where in parts]
     return pd.DataFrame(rows, columns=list(REGIME_COLUMNS))
 
 
@@ -176,11 +180,11 @@ def dispersion(
     """
     if len(seeds) < 2:
         return None
-    sharpes = np.array([performance.sharpe(history.returns, periods) for history in seeds])
+    sharpes = np.array([performance.sharpe(history.excess, periods) for history in seeds])
     edges = np.cumsum([0, *fold_rows])
     require(edges[-1] == len(seeds[0].returns), "the sum of fold_rows", edges[-1], "the number of bars")
     folds = list(pairwise(edges))
-    table = np.array([[performance.sharpe(history.returns[a:b], periods) for history in seeds] for a, b in folds])  # [F, S]
+    table = np.array([[performance.sharpe(history.excess[a:b], periods) for history in seeds] for a, b in folds])  # [F, S]
     chosen = np.random.default_rng(0).integers(len(seeds), size=(draws, *table.shape))
     resampled = np.take_along_axis(np.broadcast_to(table, chosen.shape), chosen, axis=2).reshape(draws, -1)
     low, high = np.quantile([interquartile_mean(values) for values in resampled], [0.025, 0.975])
@@ -204,12 +208,11 @@ def _regime(
     bars = int(where.sum())
 
     def figures(history: AccountHistory) -> tuple[float, float, float]:
-        returns = history.returns[where]
         if bars < FEWEST_REGIME_BARS:
             return math.nan, math.nan, math.nan
-        equity = np.concatenate([[1.0], np.cumprod(1.0 + returns)])
-        return float(equity[-1] - 1.0), performance.sharpe(returns, periods), performance.max_drawdown(equity)
+        equity = equity_of(history.returns[where])
+        return float(equity[-1] - 1.0), performance.sharpe(history.excess[where], periods), performance.max_drawdown(equity)
 
     own, held = figures(agent), figures(market)
-    exposure = performance.exposure(agent.weights[where]) if bars else math.nan
+    exposure = performance.exposure(agent.weights[where]) if bars and agent.traded else math.nan
     return dict(zip(REGIME_COLUMNS, (kind, name, bars, own[0], own[1], held[0], held[1], own[2], exposure), strict=True))

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from tailguard.evaluate.stats.bootstrap import Bootstrap, Difference, Interval, bootstrap, return_block_length
 from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta, sharpe
 from tailguard.evaluate.stats.series import ROUNDING, Floats, as_series
-from tailguard.evaluate.stats.significance import deflated_sharpe, expected_max_sharpe
+from tailguard.evaluate.stats.significance import deflated_sharpe, expected_max_sharpe, probabilistic_sharpe
 from tailguard.evaluate.stats.superiority import step_down
 from tailguard.validation import require
 
@@ -63,10 +63,12 @@ class Evidence:
     :param deflated: deflated Sharpe ratio, a confidence in [0, 1]; None if the agent's account never moved.
     :param trials: number of agents that there were to choose from.
     :param chance: Sharpe ratio that the best of as many trials without skill is expected to reach.
-    :param market: name of the baseline that merely holds the market.
-    :param alpha: regression of the agent's returns on the market's.
+    :param market: name of the baseline that merely holds the market; None where no market is known.
+    :param alpha: regression of the agent's returns on the market's; None without a market.
     :param edges: one per baseline.
-    :param better: baselines whose Sharpe ratio is significantly higher than the agent's (stepwise test over all of them).
+    :param better: rivals whose Sharpe ratio is significantly higher than the agent's (stepwise test over all of them).
+    :param beyond_market: without a market: confidence that the Sharpe ratio exceeds that of a typical market, and luck; None
+        with a market, and for an account that never moved.
     :param pbo: probability of backtest overfitting, if it was measured.
     :param seed_edges: lead of each training seed, if there were several.
     :param timing: comparison with permutations of the agent's own positions, if there are any.
@@ -79,10 +81,11 @@ class Evidence:
     deflated: float | None
     trials: int
     chance: float
-    market: str
-    alpha: AlphaBeta
+    market: str | None
+    alpha: AlphaBeta | None
     edges: tuple[Edge, ...]
     better: tuple[str, ...] = ()
+    beyond_market: float | None = None
     pbo: float | None = None
     seed_edges: tuple[float, ...] = ()
     timing: Timing | None = None
@@ -93,8 +96,10 @@ def gather_evidence(
     baselines: Mapping[str, ArrayLike],
     periods: float,
     *,
-    market: str,
+    market: str | None,
+    market_sharpe: float = 0.5,
     hurdles: Collection[str] = (),
+    rivals: Collection[str] | None = None,
     trials: int = 1,
     trial_deviation: float | None = None,
     pbo: float | None = None,
@@ -112,8 +117,12 @@ def gather_evidence(
     :param baselines: returns ``[T]`` by name, under the same accounting and likewise in excess.
     :param periods: bars per year.
     :param market: the baseline that merely holds the market, such as buy-and-hold. What it explains, at any exposure, is not
-        skill: a constant mix at the agent's own exposure has an alpha of 0.
+        skill: a constant mix at the agent's own exposure has an alpha of 0. None if it is not known; then the Sharpe ratio has
+        to exceed `market_sharpe`.
+    :param market_sharpe: annual Sharpe ratio of a typical market, for an agent whose market is not known.
     :param hurdles: baselines whose Sharpe ratio a skilled agent has to beat.
+    :param rivals: baselines that the agent may be called worse than; None takes all. A single draw of chance, such as random
+        positions, is no strategy that anybody could have preferred.
     :param trials: agents that this one was chosen from by looking at these bars; 1 if it was fixed before.
     :param trial_deviation: standard deviation of the trials' Sharpe ratios per bar; None takes that of trials without skill.
     :param pbo: probability of backtest overfitting, from :func:`tailguard.evaluate.stats.significance.overfitting`.
@@ -130,9 +139,10 @@ def gather_evidence(
     values = as_series("agent", agent, 2)
     require(len(baselines) >= 1, "baselines", dict(baselines), "at least one")
     require(AGENT not in baselines, "a baseline's name", AGENT, f"any other than {AGENT!r}")
-    require(market in baselines, "market", market, f"one of {', '.join(baselines)}")
-    unknown = sorted(set(hurdles) - set(baselines))
-    require(not unknown, "hurdles", unknown, f"some of {', '.join(baselines)}")
+    require(market is None or market in baselines, "market", market, f"one of {', '.join(baselines)}")
+    for name, chosen in (("hurdles", hurdles), ("rivals", rivals or ())):
+        unknown = sorted(set(chosen) - set(baselines))
+        require(not unknown, name, unknown, f"some of {', '.join(baselines)}")
     returns = {AGENT: values, **baselines}
     if resamples is None:
         block = return_block_length(returns) if block is None else block
@@ -140,6 +150,8 @@ def gather_evidence(
     resamples = resamples.only(list(returns))
     spread = 1.0 / math.sqrt(len(values) - 1) if trial_deviation is None else trial_deviation
     moves = float(np.std(values)) > ROUNDING
+    luck = expected_max_sharpe(trials, spread)
+    unknown_market = market is None and moves
     return Evidence(
         bars=len(values),
         periods=periods,
@@ -147,11 +159,12 @@ def gather_evidence(
         error=float(resamples.draws["sharpe"][:, 0].std(ddof=1)),
         deflated=deflated_sharpe(values, trials, trial_deviation) if moves else None,
         trials=trials,
-        chance=expected_max_sharpe(trials, spread) * math.sqrt(periods),
+        chance=luck * math.sqrt(periods),
         market=market,
-        alpha=alpha_beta(values, baselines[market], periods),
+        alpha=None if market is None else alpha_beta(values, baselines[market], periods),
         edges=tuple(_edge(resamples, name, trials, name in hurdles) for name in baselines),
-        better=_better_baselines(resamples, size),
+        better=_better_baselines(resamples, list(baselines) if rivals is None else list(rivals), size),
+        beyond_market=probabilistic_sharpe(values, market_sharpe / math.sqrt(periods) + luck) if unknown_market else None,
         pbo=pbo,
         seed_edges=tuple(float(edge) for edge in seed_edges),
         timing=None if permuted_sharpes is None else _timing(values, permuted_sharpes, periods, trials),
@@ -178,9 +191,14 @@ def _edge(resamples: Bootstrap, baseline: str, trials: int, hurdle: bool) -> Edg
     return Edge(baseline, difference, p_value, hurdle)
 
 
-def _better_baselines(resamples: Bootstrap, size: float) -> tuple[str, ...]:
+def _better_baselines(resamples: Bootstrap, rivals: Sequence[str], size: float) -> tuple[str, ...]:
+    if not rivals:
+        return ()
+    resamples = resamples.only([AGENT, *rivals])
     estimates, draws = resamples.estimates["sharpe"], resamples.draws["sharpe"]
-    significant = step_down(estimates[1:] - estimates[0], draws[:, 1:] - draws[:, :1], size)
+    # Accounts that are nearly the same differ by next to nothing, and by that for sure.
+    leads, resampled = estimates[1:] - estimates[0] - NEGLIGIBLE, draws[:, 1:] - draws[:, :1] - NEGLIGIBLE
+    significant = step_down(leads, resampled, size)
     return tuple(name for name, is_better in zip(resamples.names[1:], significant, strict=True) if is_better)
 
 
@@ -188,6 +206,7 @@ VerdictOutcome = Literal["evidence of skill", "no evidence of skill", "worse tha
 
 TOO_GOOD = 3.0  # annual Sharpe ratios above this are more often a bug than a strategy
 HIGHEST_PBO = 0.2
+NEGLIGIBLE = 0.05  # lead in annual Sharpe ratio below which nobody is called worse
 MANY_YEARS = 100.0
 
 
@@ -200,6 +219,8 @@ class VerdictRules(BaseModel):
         to find it, the verdict is "too little data to tell" instead of "no evidence of skill".
     :param power: chance with which the test should find such a lead; 0.8 is usual. More power needs more data.
     :param fewest_bars: below this no verdict is given at all: the tests hold for long series only.
+    :param market_sharpe: annual Sharpe ratio that counts as the market's where returns come without a benchmark. Stock markets
+        had 0.3 to 0.5 over decades; a strategy whose market is not known has to exceed it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -208,6 +229,7 @@ class VerdictRules(BaseModel):
     worthwhile: PositiveFloat = 1.0
     power: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.8
     fewest_bars: PositiveInt = 100
+    market_sharpe: Annotated[float, Field(ge=0.0)] = 0.5
 
 
 @dataclass(frozen=True)
@@ -258,7 +280,7 @@ def judge(
     baselines: Mapping[str, ArrayLike],
     periods: float,
     *,
-    market: str,
+    market: str | None,
     rules: VerdictRules | None = None,
     **evidence: Any,
 ) -> Verdict:
@@ -267,12 +289,13 @@ def judge(
     :param agent: simple returns ``[T]`` after all costs.
     :param baselines: returns ``[T]`` by name, under the same accounting.
     :param periods: bars per year.
-    :param market: the baseline that merely holds the market.
+    :param market: the baseline that merely holds the market; None if it is not known.
     :param rules: thresholds; None takes the defaults.
     :param evidence: any other parameter of :func:`gather_evidence`, such as `hurdles`, `trials`, `draws` or `seed`.
     """
     rules = rules or VerdictRules()
-    return decide(gather_evidence(agent, baselines, periods, market=market, size=rules.size / 2.0, **evidence), rules)
+    evidence |= {"size": rules.size / 2.0, "market_sharpe": rules.market_sharpe}
+    return decide(gather_evidence(agent, baselines, periods, market=market, **evidence), rules)
 
 
 def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
@@ -302,7 +325,8 @@ def decide(evidence: Evidence, rules: VerdictRules | None = None) -> Verdict:
         return _too_little(evidence, gates, rules, length, findings + remarks)
     if evidence.better:
         names = _and(evidence.better)
-        reason = f"The Sharpe ratio is below that of {names}, with a chance of error of at most {rules.size / 2.0:.1%}."
+        reason = f"The Sharpe ratio is more than {NEGLIGIBLE} below that of {names}, with a chance of error of at most "
+        reason += f"{rules.size / 2.0:.1%}."
         return Verdict("worse than", f"worse than {names}", (reason, *findings, length, *remarks), evidence.better)
     if not failed:
         return Verdict("evidence of skill", "evidence of skill", (*findings, length, *remarks))
@@ -329,6 +353,8 @@ def _luck_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
 
 def _market_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
     """Test alpha: over the residual volatility it is the Sharpe ratio of the agent hedged against the market."""
+    if evidence.alpha is None:
+        return _unknown_market_gate(evidence, rules)
     alpha, error = evidence.alpha, math.sqrt(evidence.periods / evidence.bars)
     luck = expected_max_sharpe(evidence.trials, 1.0)
     passed = bool(ndtr(luck - alpha.alpha_t) < rules.size / 2.0)
@@ -336,6 +362,16 @@ def _market_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
     numbers = f"{alpha.alpha:+.2%} per year (t = {alpha.alpha_t:.2f}), beta {alpha.beta:.2f}"
     reason = f"{claim} over {evidence.market}: {numbers}."
     return _Gate(passed, reason, alpha.alpha_t * error, error, luck * error, rules.size / 2.0)
+
+
+def _unknown_market_gate(evidence: Evidence, rules: VerdictRules) -> _Gate:
+    """Test the Sharpe ratio against that of a typical market, which the returns may come from."""
+    confidence, lead = evidence.beyond_market or 0.0, evidence.sharpe.estimate - rules.market_sharpe
+    passed = confidence > 1.0 - rules.size
+    claim = "more than a good market earns" if passed else "not more than a good market earns"
+    numbers = f"confidence {confidence:.3f} that it exceeds {rules.market_sharpe:g}; above {1.0 - rules.size:.2f} passes"
+    reason = f"There is no benchmark to measure alpha over. The Sharpe ratio is {claim} ({numbers})."
+    return _Gate(passed, reason, lead, evidence.error, evidence.chance, rules.size)
 
 
 def _hurdle_gate(edge: Edge, trials: int, rules: VerdictRules) -> _Gate:

@@ -135,11 +135,12 @@ class SaveCheckpoints(BetweenUpdates):
         due_steps = self.config.every_steps is not None and self.num_timesteps - self.saved_step >= self.config.every_steps
         due_time = time.monotonic() - self.saved_time >= self.config.every_seconds
         if ended or due_steps or due_time or self.stop_requested:
-            self._save()
+            self.save()
         if self.stop_requested:
             raise Interrupted(f"stopped and saved at step {self.saved_step:,}")
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Save what there is, unless it is saved already."""
         if self.num_timesteps == self.saved_step:
             return
         tree = cast(DistributionalPPO, self.model).state_tree()
@@ -164,6 +165,25 @@ class StopAt(BetweenUpdates):
     def between_updates(self) -> None:
         """Raise :class:`StopTraining` when the steps are done."""
         if self.num_timesteps >= self.steps:
+            raise StopTraining
+
+
+class StopAfter(BetweenUpdates):
+    """Stop after the update in which a time limit is reached.
+
+    :param minutes: of wall time, from the first call on.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        super().__init__()
+        self.minutes, self.began = minutes, math.nan
+
+    def _on_training_start(self) -> None:
+        self.began = time.monotonic()
+
+    def between_updates(self) -> None:
+        """Raise :class:`StopTraining` when the time is over."""
+        if time.monotonic() - self.began >= 60.0 * self.minutes:
             raise StopTraining
 
 

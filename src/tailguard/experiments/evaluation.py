@@ -19,6 +19,7 @@ from tailguard.evaluate.backtest import BacktestRow, backtest_row
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.critic_calibration import calibrate
 from tailguard.evaluate.folds import Fold
+from tailguard.evaluate.ledger import Ledger
 from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import CriticCalibration, Evaluation, Provenance
 from tailguard.evaluate.sanity import matched_random_positions
@@ -30,8 +31,8 @@ from tailguard.experiments.prepared_market import Market, fingerprint
 from tailguard.experiments.run import Run
 from tailguard.experiments.selection import selection_table
 from tailguard.io.atomic import atomic
+from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
-from tailguard.market.data import iterate_symbols
 from tailguard.population.lineage import read as read_lineage
 from tailguard.ppo.algorithm import DistributionalPPO
 
@@ -70,6 +71,7 @@ def evaluate_agent(
     selection: pd.DataFrame | None = None,
     rules: VerdictRules | None = None,
     effort: Effort | None = None,
+    ledger: Ledger | None = None,
 ) -> Evaluation:
     """Evaluate one trained agent on the test rows of its market: one fold, one seed.
 
@@ -86,6 +88,7 @@ def evaluate_agent(
     :param selection: table of the candidates that it was selected from.
     :param rules: of the verdict.
     :param effort: of the computation.
+    :param ledger: of trials; None keeps none.
     """
     fold, seed = market.split.fold, config.training.seed
     decisions = out_of_sample_decisions(model, market, fold.span, config.walkforward.warmup)
@@ -103,11 +106,15 @@ def evaluate_agent(
         attack=attack,
         selection=selection,
     )
-    return assess(window, {f"seed {seed}": decisions.targets}, [len(decisions.targets)], context, rules, effort)
+    return assess(window, {f"seed {seed}": decisions.targets}, [len(decisions.targets)], context, rules, effort, ledger)
 
 
-def evaluate_run(run: Run) -> Evaluation:
-    """Evaluate the agent of a run, with its training curves, its population and its attacks where there are any."""
+def evaluate_run(run: Run, ledger: Ledger | None = None) -> Evaluation:
+    """Evaluate the agent of a run, with its training curves, its population and its attacks where there are any.
+
+    :param run: with a trained model.
+    :param ledger: of trials; None keeps none.
+    """
     metrics = run.metrics()
     attack, lineage = run.path / ATTACK_TABLE, run.path / FOLDER / LINEAGE
     return evaluate_agent(
@@ -122,6 +129,7 @@ def evaluate_run(run: Run) -> Evaluation:
         lineage=read_lineage(lineage) if lineage.exists() else None,
         attack=pd.read_csv(attack) if attack.exists() else None,
         selection=selection_table({0: run.selection}),
+        ledger=ledger,
     )
 
 

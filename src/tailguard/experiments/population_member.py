@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import torch
+from stable_baselines3.common.utils import FloatSchedule
 
 from tailguard.config import Config
 from tailguard.evaluate.folds import cut_into_blocks
@@ -22,7 +23,7 @@ from tailguard.experiments.callbacks import BetweenUpdates
 from tailguard.experiments.prepared_market import Market
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io.state import IsolatedRandomState
-from tailguard.market.data import periods_per_year
+from tailguard.market.bars import periods_per_year
 from tailguard.market.env import Rows
 from tailguard.population.config import PopulationConfig, Value
 from tailguard.population.exploit import LEARNING_RATE, CopySettings, exploit, load_member_state, member_state
@@ -232,7 +233,8 @@ def _adversary(model: DistributionalPPO) -> Adversary:
 
 
 ACCESSORS: dict[str, tuple[Getter, Setter]] = {
-    **{name: _attribute(name) for name in ("clip_range", "gae_lambda", "max_grad_norm", "n_epochs", "vf_coef")},
+    **{name: _attribute(name) for name in ("gae_lambda", "max_grad_norm", "n_epochs", "vf_coef")},
+    "clip_range": (lambda model: FloatSchedule(model.clip_range)(1.0), _attribute("clip_range")[1]),
     "gamma": (lambda model: model.gamma, _set_gamma),
     "entropy_coef": (lambda model: model.entropy.config.initial, _set_entropy),
     "kl_target": (lambda model: model.kl.config.target, _set_kl_target),

@@ -19,10 +19,9 @@ from stable_baselines3.common.logger import Logger, configure
 
 from tailguard.config import Config
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
-from tailguard.experiments.prepared_market import default_split, prepare_market, split_off_validation
+from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
 from tailguard.experiments.run import INFO, Run
 from tailguard.io.atomic import atomic
-from tailguard.market.data import load_source
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine, Extinct
@@ -101,7 +100,7 @@ class PopulationRun:
         :param source: the data, as :func:`tailguard.market.data.load_source` understands it.
         """
         population, config = population_of(config), _with_steps(config)
-        bars = load_source(source)
+        bars = load_source_of(config, source)
         split, validation = split_off_validation(default_split(len(bars), config.training), population.validation_share)
         validation_blocks(validation, population)  # refuses more than there are bars for: no folder yet
         run = Run.create(path, config, source, prepare_market(bars, config, split))

@@ -9,7 +9,8 @@ import pandas as pd
 
 from tailguard.config import Config, TrainingConfig
 from tailguard.evaluate.folds import Fold, longest_lookback
-from tailguard.market.data import load_source, symbols_of
+from tailguard.market.bars import symbols_of
+from tailguard.market.data import load_source
 from tailguard.market.env import Rows, TradingVecEnv
 from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features, build_pooled_features
 from tailguard.market.relevance import fill_returns
@@ -103,8 +104,17 @@ def load_market(source: str, config: Config) -> Market:
     :param source: as :func:`tailguard.market.data.load_source` understands it.
     :param config: every setting.
     """
-    bars = load_source(source)
+    bars = load_source_of(config, source)
     return prepare_market(bars, config, default_split(len(bars), config.training))
+
+
+def load_source_of(config: Config, source: str) -> pd.DataFrame:
+    """Read the bars that a configuration describes.
+
+    :param config: its sections ``files`` and ``features``.
+    :param source: as :func:`tailguard.market.data.load_source` understands it.
+    """
+    return load_source(source, config.files, config.features.columns)
 
 
 def prepare_market(

@@ -30,13 +30,21 @@ from tailguard.experiments.callbacks import (
     WriteMetrics,
     stopped_by_signals,
 )
-from tailguard.experiments.prepared_market import Market, Split, fingerprint, market_features, prepare_market
+from tailguard.experiments.prepared_market import (
+    Market,
+    Split,
+    fingerprint,
+    load_source_of,
+    market_features,
+    prepare_market,
+)
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic
 from tailguard.io.checkpoint_folder import Checkpoints
-from tailguard.market.data import load_source
+from tailguard.market.bars import timeframe
+from tailguard.market.data import source_parts
 from tailguard.market.features import FeatureScaler
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.rollout import NotFinite
@@ -78,6 +86,7 @@ class Run:
         info = {
             "data": _located(source),
             "fingerprint": fingerprint(market.bars),
+            "timeframe_seconds": timeframe(pd.DatetimeIndex(market.bars.index)).total_seconds(),
             "train": list(market.split.train),
             "test": list(market.split.test),
             "features": market.scaler.state_dict(),
@@ -128,13 +137,19 @@ class Run:
         """The scale of the features, as fitted when the run began."""
         return FeatureScaler.from_state_dict(self.info["features"])
 
+    @property
+    def timeframe(self) -> pd.Timedelta | None:
+        """The usual time between the bars; None for runs that did not note it."""
+        seconds = self.info.get("timeframe_seconds")
+        return None if seconds is None else pd.Timedelta(seconds=seconds)
+
     def market(self) -> Market:
         """Return the market of the run; the data is read and its features are computed once.
 
         :raises ValueError: when the data has changed since the run was created.
         """
         if self._market is None:
-            bars = load_source(self.info["data"])
+            bars = load_source_of(self.config, self.info["data"])
             if fingerprint(bars) != self.info["fingerprint"]:
                 raise ValueError(
                     f"{self.info['data']} is not what it was when {self.path} was created: restore it, or start a new run"
@@ -200,7 +215,8 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
         first_step, resume = model.num_timesteps, f"`tailguard resume {run.path}` continues from there"
         try:
             with stopped_by_signals(saving):
-                train_model(model, steps, callbacks, log_name=run.path.name)
+                train_model(model, steps, callbacks, log_name=run.path.name, minutes=run.config.training.minutes)
+                saving.save()  # a time limit ends a training between two checkpoints
         except (OSError, NotFinite) as error:
             raise ValueError(f"{error}; safe up to step {max(first_step, saving.saved_step):,}, {resume}") from error
         except Interrupted as stopped:
@@ -221,4 +237,4 @@ def require_free(path: Path, advice: str) -> None:
 
 def _located(source: str) -> str:
     """Return the source with files by their whole path, so that a run can be resumed from another folder."""
-    return "+".join(str(Path(part).resolve()) if Path(part).exists() else part for part in source.split("+"))
+    return "+".join(str(Path(part).resolve()) if Path(part).exists() else part for part in source_parts(source))

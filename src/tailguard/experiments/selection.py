@@ -31,7 +31,7 @@ from tailguard.experiments.decisions import trade_market
 from tailguard.experiments.prepared_market import Split, prepare_market
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io.atomic import atomic
-from tailguard.market.data import periods_per_year, symbols_of
+from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.env import Rows
 from tailguard.market.features import FeatureSet
 from tailguard.market.relevance import FLOOR, fill_returns

@@ -1,23 +1,11 @@
-"""Live trading: bars arrive as lines of text, and after each the agent says what to hold.
+"""Live trading: bars arrive, and after each the agent says what to hold.
 
 The agent trades a paper account under the rules it was trained with, since its own position is part of what it sees. Every step
 is one of :class:`tailguard.evaluate.play.AgentSession`, so a decision at the close of a bar is exactly the one that the same
 agent takes in an evaluation over the same bars.
-
-Lines are CSV with a heading, or a JSON object each; they come from a pipe, or from a file that grows. A JSON object holds
-``time`` and either the fields of a bar or, for a portfolio, one such object per symbol::
-
-    {"time": "2024-01-02", "open": 10, "high": 11, "low": 9.5, "close": 10.5, "volume": 1000}
-    {"time": "2024-01-02", "AAPL": {"open": 185, ...}, "MSFT": {"open": 373, ...}}
 """
 
-import io
-import json
-import queue
-import threading
-import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,14 +13,15 @@ import pandas as pd
 from tailguard.evaluate.play import AgentSession, return_gamma_of, target_weights
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.prepared_market import scaled_features
-from tailguard.market.data import DataError, load_bars
+from tailguard.market.bars import DataError, timeframe, timeframe_text
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
 from tailguard.market.kernel import END, NOW
 from tailguard.market.rules import TradingSettings
 from tailguard.ppo.algorithm import DistributionalPPO
 
-POLL_SECONDS = 0.2
+# Bars are of another timeframe than those of the training if the usual time between them differs by more than this factor.
+OTHER_TIMEFRAME = 1.5
 
 
 class Decision(NamedTuple):
@@ -55,13 +44,20 @@ class Trader:
     :param scaler: of its features, as fitted in its training.
     :param features: what is computed from the bars.
     :param trading: the rules it was trained under.
+    :param trained_on: time between the bars of its training; None does not check that of new bars.
     """
 
     def __init__(
-        self, model: DistributionalPPO, scaler: FeatureScaler, features: FeatureConfig, trading: TradingSettings
+        self,
+        model: DistributionalPPO,
+        scaler: FeatureScaler,
+        features: FeatureConfig,
+        trading: TradingSettings,
+        trained_on: pd.Timedelta | None = None,
     ) -> None:
         if scaler.mean.ndim > 1:
             raise ValueError("this agent was trained on a pool of instruments; trading a pool live is not supported yet")
+        self.trained_on = trained_on
         self.scaler, self.features = scaler, features
         self.trading = trading.model_copy(update={"episode_length": None, "random_start": False})
         self.bars: pd.DataFrame | None = None
@@ -84,6 +80,7 @@ class Trader:
         last = len(self.bars) - 1
         if self.ruined or features.warmup >= last:
             return []
+        self._require_timeframe(pd.DatetimeIndex(self.bars.index))
         accounts, decisions = AccountBatch(self.bars, self.trading, 1, features), []
         if self._account is None:
             obs = np.empty((1, accounts.observation_size), np.float32)
@@ -102,81 +99,17 @@ class Trader:
         self._account = accounts.state_dict()
         return decisions
 
+    def _require_timeframe(self, times: pd.DatetimeIndex) -> None:
+        """Raise for bars of another length than those that the agent has learnt from."""
+        if self.trained_on is None:
+            return
+        step = timeframe(times)
+        if max(step / self.trained_on, self.trained_on / step) > OTHER_TIMEFRAME:
+            raise DataError(
+                f"bars of {timeframe_text(step)}, but the agent was trained on bars of {timeframe_text(self.trained_on)}: "
+                "give it those"
+            )
+
     def _decision(self, accounts: AccountBatch) -> Decision:
         info = accounts.info(0)
         return Decision(info["time"], target_weights(self._session.actions[0], self.trading), info["equity"])
-
-
-def bar_chunks(stream: TextIO, follow: bool = False) -> Iterator[pd.DataFrame]:
-    """Yield tables of the bars that have arrived, as soon as there is one.
-
-    :param stream: text, line by line.
-    :param follow: wait for more at the end, as for a file that grows; else the end of the stream is the end.
-    :raises DataError: with the line that is not a bar.
-    """
-    heading: str | None = None
-    for lines in _batches(stream, follow):
-        if heading is None and not lines[0].lstrip().startswith("{"):
-            heading, lines = lines[0], lines[1:]
-        if lines:
-            yield _table(heading, lines)
-
-
-def _table(heading: str | None, lines: list[str]) -> pd.DataFrame:
-    if heading is not None:
-        try:
-            table = pd.read_csv(io.StringIO("".join([heading, *lines])))
-        except pd.errors.ParserError as error:
-            raise DataError(f"not bars in CSV under the heading {heading.strip()!r} ({error})") from None
-        return load_bars(table)
-    rows = [_parsed(line) for line in lines]
-    symbols = sorted({key for row in rows for key, value in row.items() if isinstance(value, dict)})
-    if not symbols:
-        return load_bars(pd.DataFrame(rows))
-    return load_bars(
-        {
-            symbol: pd.DataFrame([{"time": row.get("time"), **row[symbol]} for row in rows if symbol in row])
-            for symbol in symbols
-        }
-    )
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"not a bar in JSON: {line.strip()!r} ({error.msg})") from None
-    if not isinstance(row, dict) or "time" not in row:
-        raise DataError(f"a bar must be a JSON object with a time, got {line.strip()!r}")
-    return row
-
-
-def _batches(stream: TextIO, follow: bool) -> Iterator[list[str]]:
-    """Yield whole lines that are not empty, as many at a time as have arrived."""
-    lines: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_read, args=(stream, follow, lines), daemon=True).start()
-    while True:
-        batch = [lines.get()]
-        while not lines.empty():
-            batch.append(lines.get())
-        text = [line for line in batch if line is not None and line.strip()]
-        if text:
-            yield text
-        if batch[-1] is None:
-            return
-
-
-def _read(stream: TextIO, follow: bool, lines: "queue.Queue[str | None]") -> None:
-    unfinished = ""
-    while True:
-        part = stream.readline()
-        if part.endswith("\n") or (not part and unfinished and not follow):
-            lines.put(unfinished + part)
-            unfinished = ""
-        elif part:
-            unfinished += part
-        elif follow:
-            time.sleep(POLL_SECONDS)
-        else:
-            lines.put(None)
-            return

@@ -7,7 +7,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.config import AdversaryConfig, SAPPOConfig, TrainingConfig
-from tailguard.experiments.callbacks import StopAt, StopTraining
+from tailguard.experiments.callbacks import StopAfter, StopAt, StopTraining
 from tailguard.experiments.prepared_market import Market
 from tailguard.market.features import market_columns
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -20,6 +20,7 @@ def train_model(
     *,
     horizon: int | None = None,
     log_name: str = "",
+    minutes: float | None = None,
 ) -> None:
     """Train a model until it has done a number of environment steps, those of earlier calls included.
 
@@ -27,10 +28,12 @@ def train_model(
     :param steps: in all; training ends after the update that reaches them.
     :param callbacks: of Stable-Baselines3, called in this order.
     :param horizon: steps at which schedules end, if the training will be continued later; None is `steps`.
+    :param minutes: training ends after the update in which this much wall time has passed; None has no limit.
     :param log_name: folder of the curves inside that of TensorBoard.
     """
     horizon = steps if horizon is None else max(horizon, steps)
-    stop = [StopAt(steps)] if steps < horizon else []
+    stop: list[BaseCallback] = [StopAt(steps)] if steps < horizon else []
+    stop += [] if minutes is None else [StopAfter(minutes)]
     with suppress(StopTraining):
         model.learn(
             horizon - model.num_timesteps, callback=[*callbacks, *stop], reset_num_timesteps=False, tb_log_name=log_name

@@ -27,6 +27,7 @@ from tailguard.config import Config
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.folds import Fold, WalkforwardConfig, longest_lookback, make_folds
+from tailguard.evaluate.ledger import Ledger
 from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import RECORD_FOLDER, Evaluation, save_record
 from tailguard.evaluate.verdict import VerdictRules
@@ -155,6 +156,7 @@ def walkforward(
     report: ReportProgress | None = None,
     rules: VerdictRules | None = None,
     effort: Effort | None = None,
+    ledger: Ledger | None = None,
 ) -> Evaluation:
     """Train and test fold by fold and seed by seed, evaluate the ensemble of the seeds, and write the record.
 
@@ -167,6 +169,7 @@ def walkforward(
     :param report: called with the steps done, the steps in all, and a line.
     :param rules: of the verdict.
     :param effort: of the computation.
+    :param ledger: of trials; None keeps none.
     :raises ValueError: if the settings do not fit the data, or if the folder holds anything else than this walk-forward.
     """
     features = market_features(bars, config)
@@ -197,7 +200,7 @@ def walkforward(
     targets = {f"seed {seed}": np.concatenate([part.targets for part in parts]) for seed, parts in by_seed.items()}
     if config.training.pooled:
         context = replace(context, instruments=instrument_table(window, np.mean(list(targets.values()), axis=0)))
-    evaluation = assess(window, targets, fold_rows, context, rules, effort)
+    evaluation = assess(window, targets, fold_rows, context, rules, effort, ledger)
     save_record(evaluation, folder / RECORD_FOLDER)
     return evaluation
 
@@ -271,7 +274,8 @@ def train_pair(run: WalkforwardRun, pair: Pair, reached: Callable[[str, float], 
     model = build_model(market, training)
     curves = Curves()
     model.set_logger(Logger(None, [curves]))
-    train_model(model, training.steps, [ShowProgress(lambda done, total, _: reached(pair.name, done / total))])
+    progress = ShowProgress(lambda done, total, _: reached(pair.name, done / total))
+    train_model(model, training.steps, [progress], minutes=training.minutes)
     model.logger.dump(model.num_timesteps)  # of the last update
     decisions = out_of_sample_decisions(model, market, pair.fold.span, run.warmup)
     run.agent_file(pair).parent.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,9 @@ def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | No
     """
     if data[: len(ZIP)] == ZIP:
         _refuse(
-            name, "is a zip of Stable-Baselines3, which may run code when it is opened; load it with the class that saved it"
+            name,
+            "is a zip of Stable-Baselines3, which may run code when it is opened; import its weights with "
+            "DistributionalPPO.from_sb3, or load it with the class that saved it",
         )
     try:
         tensors = safetensors_from_bytes(data)

@@ -7,15 +7,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.market.data import PRICES, YEAR, DataError, iterate_symbols
+from tailguard.market.bars import PRICES, YEAR, DataError, iterate_symbols
 from tailguard.market.kernel import (
+    BAR_FIELDS,
+    BORROW,
     CARRY,
     CASH,
     CLOSE,
     EQUITY,
+    FEE,
     FEES,
     FUNDING,
+    HIGHEST,
     IMPACT,
+    LOT,
+    LOWEST,
     MARK,
     SLIPPAGE,
     TRADE_FIELDS,
@@ -37,7 +43,8 @@ def bar_array(bars: pd.DataFrame, rules: TradingRules) -> Floats:
     if len(bars) == 0:
         raise DataError("no bars: the table has no rows")
     tables = list(iterate_symbols(bars))
-    array = np.zeros((len(bars), len(tables), 9))
+    rules.require_assets([symbol for symbol, _ in tables])
+    array = np.zeros((len(bars), len(tables), BAR_FIELDS))
     for column, (symbol, table) in enumerate(tables):
         prices = table[list(PRICES)].to_numpy(dtype=np.float64)
         there = (np.isfinite(prices) & (prices > 0)).all(axis=1)
@@ -48,6 +55,9 @@ def bar_array(bars: pd.DataFrame, rules: TradingRules) -> Floats:
             if used and there.any() and not array[:, column, VOLUME].any():
                 raise ValueError(f"{rule} needs volumes and {symbol or 'the table'} has none; leave {rule} out or add a volume")
         array[:, column, IMPACT] = _impact_coefficient(array[:, column], rules)
+        own = rules.of_asset(symbol)
+        array[:, column, FEE], array[:, column, BORROW], array[:, column, LOT] = own.fee, own.borrow_rate, own.lot
+        array[:, column, LOWEST], array[:, column, HIGHEST] = own.min_weight, own.max_weight
         if "funding" in table.columns:
             funding = table["funding"].fillna(0.0).to_numpy(dtype=np.float64)
             require(bool(np.isfinite(funding).all()), "funding", float(funding[~np.isfinite(funding)][:1].sum()), "finite")
@@ -80,10 +90,11 @@ def _impact_coefficient(bars: Floats, rules: TradingRules) -> Floats:
 def kernel_rules(rules: TradingRules, assets: int) -> KernelRules:
     """Return the scalars of `rules`, for accounts that trade this number of assets."""
     return KernelRules(
-        fee=rules.fee,
         spread=rules.half_spread + rules.slippage,
         participation=math.inf if rules.participation is None else rules.participation,
-        borrow_rate=rules.borrow_rate,
+        min_trade=rules.min_trade,
+        stop_loss=rules.stop_loss or 0.0,
+        take_profit=math.inf if rules.take_profit is None else rules.take_profit,
         cash_rate=rules.cash_rate,
         loan_rate=rules.loan_rate,
         band=rules.band,

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tailguard.market.data import YEAR, iterate_symbols
+from tailguard.market.bars import YEAR, iterate_symbols
 from tailguard.validation import require
 
 Weights = NDArray[np.float64]

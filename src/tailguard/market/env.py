@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from tailguard.envs.vec_env import ArrayVecEnv, Stateful, StepArrays
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
-from tailguard.market.data import symbols_of
+from tailguard.market.bars import symbols_of
 from tailguard.market.features import FeatureSet, build_features
 from tailguard.market.kernel import (
     BEGIN,

@@ -15,7 +15,7 @@ import talib
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tailguard.market.data import PRICES, iterate_symbols
+from tailguard.market.bars import COLUMNS, PRICES, iterate_symbols
 from tailguard.market.relevance import relevance_weights
 from tailguard.validation import require
 
@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 Window = Annotated[int, Field(ge=2, le=10_000)]
 # Below this a volatility or a range is that of a price that does not move.
 SMALLEST = 1e-8
+A_MONDAY = pd.Timestamp("1970-01-05")
 
 
 class FeatureConfig(BaseModel):
@@ -48,6 +49,11 @@ class FeatureConfig(BaseModel):
     :param relevance: t-statistic from which on a column speaks up: columns that covary less than this with the next return in
         the training rows reach the agent at a tenth of their size, the others at 1 - (relevance / t)^2. 2 to 3 are usual; less
         lets more noise in; 0 gives all columns the same size.
+    :param exclude: features to leave out: names, or patterns such as ``[rsi, volatility_*]``; ``["*"]`` leaves only `columns`.
+    :param timeframes: longer bars whose features are added, such as ``[1W]`` or ``[4h, 1D]``, made of the same bars. A long bar
+        counts once the next one has begun. Their look-backs are in long bars, so that they cost a long start of the series.
+    :param columns: further columns of the file that are features as they stand, such as ``[sentiment, vix]``; the training rows
+        give their scale. A value must be known at the close of its bar; a missing one keeps the last known.
     :param clip: features are cut to [-clip, clip]; 10 keeps all but errors in the data.
     """
 
@@ -65,6 +71,9 @@ class FeatureConfig(BaseModel):
     cci: Window = 20
     calendar: bool = True
     relevance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 2.5
+    exclude: tuple[str, ...] = ()
+    timeframes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
     clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
 
     @field_validator("horizons")
@@ -73,6 +82,26 @@ class FeatureConfig(BaseModel):
         if not horizons or len(set(horizons)) != len(horizons):
             raise ValueError(f"horizons must be different numbers, at least one; got {list(horizons)}")
         return horizons
+
+    @field_validator("columns")
+    @classmethod
+    def _not_of_the_bar(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        for column in columns:
+            require(
+                column.lower() not in COLUMNS, "columns", column, f"none of {', '.join(COLUMNS)}: they are in every feature"
+            )
+        return columns
+
+    @field_validator("timeframes")
+    @classmethod
+    def _lengths_of_time(cls, timeframes: tuple[str, ...]) -> tuple[str, ...]:
+        for timeframe in timeframes:
+            try:
+                positive = pd.Timedelta(timeframe) > pd.Timedelta(0)
+            except ValueError:
+                positive = False
+            require(positive, "timeframes", timeframe, "lengths of time, such as 4h, 1D or 1W")
+        return timeframes
 
     @field_validator("macd")
     @classmethod
@@ -229,18 +258,22 @@ def build_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> F
     for symbol, table in iterate_symbols(bars):
         prices = table[list(PRICES)].to_numpy(dtype=np.float64)
         there = (np.isfinite(prices) & (prices > 0)).all(axis=1)
-        columns = _symbol_features(table[there], config).reindex(index).ffill()
+        columns = _all_features(table[there], config).reindex(index).ffill()
         parts.append(columns.add_prefix(f"{symbol}:") if symbol else columns)
     if config.calendar:
         parts.append(_calendar(index))
     table = pd.concat(parts, axis=1)
+    if not table.shape[1]:
+        raise ValueError(f"features.exclude {list(config.exclude)} leaves no feature; take out a pattern, or name columns")
     finite = np.isfinite(table.to_numpy()).all(axis=1)
     warmup = int(np.argmax(finite)) if finite.any() else len(table)
     broken = np.flatnonzero(~finite[warmup:])
     if len(broken):
         row = table.iloc[warmup + broken[0]]
         raise ValueError(f"feature {row.index[~np.isfinite(row)][0]!r} is not finite at {row.name}")
-    values = np.nan_to_num(table.to_numpy(), posinf=0.0, neginf=0.0).clip(-config.clip, config.clip)
+    values = np.nan_to_num(table.to_numpy(), posinf=0.0, neginf=0.0)
+    own = np.array([name.rpartition(":")[2] in config.columns for name in table.columns])  # their scale is not known yet
+    values = np.where(own, values, values.clip(-config.clip, config.clip))
     values[:warmup] = 0.0
     return FeatureSet(np.ascontiguousarray(values, dtype=np.float32), tuple(table.columns), index, warmup)
 
@@ -257,6 +290,37 @@ def build_pooled_features(bars: pd.DataFrame, config: FeatureConfig | None = Non
     values = np.stack([part.values for part in parts])
     values[:, :warmup] = 0.0
     return replace(parts[0], values=values.reshape(-1, values.shape[2]), warmup=warmup, instruments=len(parts))
+
+
+def _all_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
+    """Return the features of one symbol's own bars, of longer bars made of them, and of further columns of its file."""
+    columns = _symbol_features(bars, config)
+    for timeframe in config.timeframes:
+        longer, bucket = _longer_bars(bars, pd.Timedelta(timeframe))
+        known = _symbol_features(longer, config).shift(1).reindex(bucket).set_axis(bars.index)
+        columns = columns.join(known.add_prefix(f"{timeframe} "))
+    names = [str(name) for name in columns.columns]
+    for pattern in config.exclude:
+        require(any(fnmatchcase(name, pattern) for name in names), "features.exclude", pattern, f"one of {', '.join(names)}")
+    columns = columns[[name for name in names if not any(fnmatchcase(name, pattern) for pattern in config.exclude)]]
+    for column in config.columns:
+        require(column in bars.columns, "features.columns", column, f"one of the columns {', '.join(bars.columns)} of the bars")
+        require(column not in columns, "features.columns", column, "another name: a feature of that name exists")
+        columns = columns.assign(**{column: bars[column].astype(np.float64).replace([np.inf, -np.inf], np.nan).ffill()})
+    return columns
+
+
+def _longer_bars(bars: pd.DataFrame, length: pd.Timedelta) -> tuple[pd.DataFrame, pd.DatetimeIndex]:
+    """Return bars of a given length, counted from a Monday, and for every bar the start of the long one that it is part of.
+
+    The first long bar is left out, since it may have begun before the series: features must not depend on where that starts.
+    """
+    index = pd.DatetimeIndex(bars.index)
+    shortest = (index[1:] - index[:-1]).min() if len(index) > 1 else pd.Timedelta(0)
+    require(length > shortest, "features.timeframes", str(length), f"longer than the bars, which are {shortest}")
+    bucket = A_MONDAY + ((index - A_MONDAY) // length) * length
+    whole = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    return bars.groupby(bucket).agg(whole).iloc[1:], pd.DatetimeIndex(bucket)
 
 
 def _symbol_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:

@@ -20,9 +20,11 @@ import numpy as np
 
 from tailguard.jit import decorators
 
-# Bars are one array [T, A, 9]. MARK is the last known close (0 before the first), IMPACT the price fraction per square root
+# Bars are one array [T, A, 14]. MARK is the last known close (0 before the first), IMPACT the price fraction per square root
 # of units traded, YEARS the time since the bar before, FUNDING the rate that a long pays on its value. A missing bar is NaN.
-OPEN, HIGH, LOW, CLOSE, VOLUME, MARK, IMPACT, YEARS, FUNDING = range(9)
+# The rules that differ from asset to asset are columns too: fee, borrow rate, lot and limits of the weight.
+OPEN, HIGH, LOW, CLOSE, VOLUME, MARK, IMPACT, YEARS, FUNDING, FEE, BORROW, LOT, LOWEST, HIGHEST = range(14)
+BAR_FIELDS = 14
 NO_TRADE = -1
 # The price at which each kind of fill trades; `close` trades at the bar of the decision, the others one bar later.
 TRADE_FIELDS = {"next_open": OPEN, "close": CLOSE, "next_close": CLOSE}
@@ -59,10 +61,11 @@ class KernelRules(NamedTuple):
     assets and the loops over them vanish, which makes a step a tenth faster.
     """
 
-    fee: float
     spread: float
     participation: float
-    borrow_rate: float
+    min_trade: float
+    stop_loss: float
+    take_profit: float
     cash_rate: float
     loan_rate: float
     band: float
@@ -95,14 +98,14 @@ def adverse_fraction(notional, side, price, impact, rules):
 
 
 @inlined
-def trading_cost(notional, side, price, impact, rules):
+def trading_cost(notional, side, price, impact, fee, rules):
     """Return the cost in cash of trading `notional` >= 0."""
     adverse = adverse_fraction(notional, side, price, impact, rules)
-    return notional * (adverse + rules.fee * (1.0 + side * adverse))
+    return notional * (adverse + fee * (1.0 + side * adverse))
 
 
 @inlined
-def marginal_cost(notional, side, price, impact, rules):
+def marginal_cost(notional, side, price, impact, fee, rules):
     """Return the derivative of `trading_cost` with respect to the notional."""
     derivative = rules.spread  # of notional x adverse fraction
     if impact != 0.0:
@@ -112,7 +115,7 @@ def marginal_cost(notional, side, price, impact, rules):
             touch = max(rules.spread, DEEPEST)
             depth = 1.0 - touch + rules.spread + move - touch
             derivative = 1.0 - (1.0 - touch) ** 2 * (depth - 0.5 * move) / depth**2
-    return derivative * (1.0 + side * rules.fee) + rules.fee
+    return derivative * (1.0 + side * fee) + fee
 
 
 @inlined
@@ -129,11 +132,11 @@ def equity_after_costs(equity, bars, t, price_field, rules, work):
             target = work[ACTIVE_TARGET, a]
             if math.isnan(target):
                 continue
-            price, impact = bars[t, a, price_field], bars[t, a, IMPACT]
+            price, impact, fee = bars[t, a, price_field], bars[t, a, IMPACT], bars[t, a, FEE]
             gap = target * left - work[HELD, a]
             side = math.copysign(1.0, gap)
-            excess += trading_cost(abs(gap), side, price, impact, rules)
-            derivative += marginal_cost(abs(gap), side, price, impact, rules) * side * target
+            excess += trading_cost(abs(gap), side, price, impact, fee, rules)
+            derivative += marginal_cost(abs(gap), side, price, impact, fee, rules) * side * target
         step = excess / derivative
         left -= step
         if step <= 1e-16 * equity:
@@ -142,12 +145,12 @@ def equity_after_costs(equity, bars, t, price_field, rules, work):
 
 
 @compiled
-def largest_purchase(cash, limit, price, impact, rules):
+def largest_purchase(cash, limit, price, impact, fee, rules):
     """Return the notional n <= limit with n + cost(n) = cash; Newton from the right, as above."""
     notional = limit
     for _ in range(MAX_NEWTON_STEPS):
-        excess = notional + trading_cost(notional, 1.0, price, impact, rules) - cash
-        step = excess / (1.0 + marginal_cost(notional, 1.0, price, impact, rules))
+        excess = notional + trading_cost(notional, 1.0, price, impact, fee, rules) - cash
+        step = excess / (1.0 + marginal_cost(notional, 1.0, price, impact, fee, rules))
         notional -= step
         if step <= 1e-16 * limit:
             break
@@ -163,7 +166,7 @@ def cash_left(cash, bars, t, price_field, rules, work):
         side = math.copysign(1.0, trade)
         left -= trade
         if trade != 0.0:
-            left -= trading_cost(abs(trade), side, bars[t, a, price_field], bars[t, a, IMPACT], rules)
+            left -= trading_cost(abs(trade), side, bars[t, a, price_field], bars[t, a, IMPACT], bars[t, a, FEE], rules)
     return left
 
 
@@ -174,27 +177,27 @@ def limit_purchases(cash, bars, t, price_field, rules, work):
     for a in range(len(rules.assets)):
         sold = -work[TRADES, a]
         if sold > 0.0:
-            available += sold - trading_cost(sold, -1.0, bars[t, a, price_field], bars[t, a, IMPACT], rules)
+            available += sold - trading_cost(sold, -1.0, bars[t, a, price_field], bars[t, a, IMPACT], bars[t, a, FEE], rules)
     available = max(available, 0.0)
     for a in np.argsort(work[TRADES]):
         bought = work[TRADES, a]
         if bought > 0.0:
-            price, impact = bars[t, a, price_field], bars[t, a, IMPACT]
-            total = bought + trading_cost(bought, 1.0, price, impact, rules)
+            price, impact, fee = bars[t, a, price_field], bars[t, a, IMPACT], bars[t, a, FEE]
+            total = bought + trading_cost(bought, 1.0, price, impact, fee, rules)
             if total > available:
-                work[TRADES, a] = largest_purchase(available, bought, price, impact, rules)
+                work[TRADES, a] = largest_purchase(available, bought, price, impact, fee, rules)
                 total = available
             available -= total
 
 
 @inlined
-def execute(accounts, b, a, assets, trade, price, impact, rules):
-    """Execute one trade of signed notional `trade` in asset `a` of account `b`."""
+def execute(accounts, b, a, assets, trade, price, impact, rate, rules):
+    """Execute one trade of signed notional `trade` in asset `a` of account `b`, with a fee of `rate`."""
     side = math.copysign(1.0, trade)
     amount = abs(trade)
     adverse = adverse_fraction(amount, side, price, impact, rules)
     slippage = amount * adverse
-    fee = rules.fee * amount * (1.0 + side * adverse)
+    fee = rate * amount * (1.0 + side * adverse)
     bought = trade / price
     before = accounts[b, UNITS + a]
     after = before + bought
@@ -212,6 +215,20 @@ def execute(accounts, b, a, assets, trade, price, impact, rules):
     accounts[b, SLIPPAGE] += slippage
 
 
+@inlined
+def whole_lots(bars, t, price_field, rules, work):
+    """Cut trades to whole lots, and leave out those that are too small; a position may always be closed."""
+    for a in range(len(rules.assets)):
+        lot, trade = bars[t, a, LOT], work[TRADES, a]
+        if lot > 0.0 and trade != 0.0:
+            lots = math.floor(abs(trade) / (bars[t, a, price_field] * lot) * (1.0 + ROUNDING) + ROUNDING)
+            whole = math.copysign(lots * lot * bars[t, a, price_field], trade)
+            # Selling out must leave nothing: h p / (p lot) lots are whole up to rounding, and the rest is none.
+            work[TRADES, a] = trade if abs(whole - trade) <= ROUNDING * abs(trade) else whole
+        if abs(work[TRADES, a]) < rules.min_trade and work[ACTIVE_TARGET, a] != 0.0:
+            work[TRADES, a] = 0.0
+
+
 @compiled
 def rebalance(accounts, b, bars, t, price_field, target, rules, work):
     """Trade account `b` towards weights `target` at an open or close (NaN: hold); an asset without a bar is not traded."""
@@ -225,9 +242,10 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
     for a in range(assets):
         work[ACTIVE_TARGET, a] = np.nan
         if not math.isnan(target[a]):
-            asked += target[a]
-            if not math.isnan(bars[t, a, price_field]) and not abs(target[a] - work[HELD, a] / equity) < rules.band:
-                work[ACTIVE_TARGET, a], any_trade = target[a], True
+            limited_target = min(max(target[a], bars[t, a, LOWEST]), bars[t, a, HIGHEST])
+            asked += limited_target
+            if not math.isnan(bars[t, a, price_field]) and not abs(limited_target - work[HELD, a] / equity) < rules.band:
+                work[ACTIVE_TARGET, a], any_trade = limited_target, True
     if any_trade and equity > 0.0:
         base = equity
         if rules.cost_aware:
@@ -239,14 +257,16 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
                 if rules.participation < math.inf:
                     most = rules.participation * bars[t, a, VOLUME] * bars[t, a, price_field]
                 work[TRADES, a] = min(max(work[ACTIVE_TARGET, a] * base - work[HELD, a], -most), most)
+        whole_lots(bars, t, price_field, rules, work)
         # Targets that sum to more than 1 ask for a loan; all others are limited to the cash in the account.
         limited = asked <= 1.0 + ROUNDING
         if limited and cash_left(accounts[b, CASH], bars, t, price_field, rules, work) < 0.0:
             limit_purchases(accounts[b, CASH], bars, t, price_field, rules, work)
+            whole_lots(bars, t, price_field, rules, work)
         for a in range(assets):
             trade = work[TRADES, a]
             if trade != 0.0:
-                execute(accounts, b, a, assets, trade, bars[t, a, price_field], bars[t, a, IMPACT], rules)
+                execute(accounts, b, a, assets, trade, bars[t, a, price_field], bars[t, a, IMPACT], bars[t, a, FEE], rules)
                 accounts[b, TURNOVER] += abs(trade) / equity
         if limited and accounts[b, CASH] > -ROUNDING * equity:  # rounding below 0 at full investment is no loan
             accounts[b, CASH] = max(accounts[b, CASH], 0.0)
@@ -260,7 +280,7 @@ def accrue(accounts, b, bars, t, rules):
     for a in range(len(rules.assets)):
         value = accounts[b, UNITS + a] * bars[t - 1, a, MARK]
         if value < 0.0:
-            cost -= rules.borrow_rate * value * years
+            cost -= bars[t, a, BORROW] * value * years
         cost += bars[t, a, FUNDING] * value
     accounts[b, CARRY] += cost
     accounts[b, CASH] -= cost
@@ -300,8 +320,41 @@ def path_to_ruin(accounts, b, last, rules, work):
 
 
 @inlined
+def stop_level(accounts, b, a, assets, rules):
+    """Return the price of the stop-loss of a position."""
+    side = math.copysign(1.0, accounts[b, UNITS + a])
+    return accounts[b, UNITS + assets + a] * (1.0 - side * rules.stop_loss)
+
+
+@compiled
+def close_at_stops(accounts, b, a, bars, t, low, high, rules, work):
+    """Close a position whose stop-loss or take-profit lies within [low, high], at that price or at a worse or better open.
+
+    Where both do, the stop-loss is taken to come first.
+    """
+    assets, units, entry = len(rules.assets), accounts[b, UNITS + a], accounts[b, UNITS + len(rules.assets) + a]
+    if units == 0.0:
+        return
+    side, opening = math.copysign(1.0, units), work[OPENS, a]
+    stop = stop_level(accounts, b, a, assets, rules)
+    goal = entry * (1.0 + side * rules.take_profit)
+    worst, best = (low, high) if side > 0.0 else (high, low)
+    price = 0.0
+    if rules.stop_loss > 0.0 and side * (worst - stop) <= 0.0:
+        price = opening if side * (opening - stop) <= 0.0 else stop
+    elif rules.take_profit < math.inf and side * (best - goal) >= 0.0:
+        price = opening if side * (opening - goal) >= 0.0 else goal
+    if price > 0.0:
+        equity = accounts[b, CASH]
+        for other in range(assets):
+            equity += accounts[b, UNITS + other] * work[OPENS, other]
+        execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], bars[t, a, FEE], rules)
+        accounts[b, TURNOVER] += abs(units) * price / equity
+
+
+@inlined
 def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work):
-    """Take account `b` through bar `t`: carry, gap, trade at the open, ruin inside the bar, trade at the close.
+    """Take account `b` through bar `t`: carry, gap, trade at the open, ruin and stops inside the bar, trade at the close.
 
     Inside a bar every long is valued at the low and every short at the high at once: exact for one asset, conservative
     for several. A ruined account is sold out at the worse of the open and the price at which it was ruined.
@@ -317,13 +370,26 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
         work[OPENS, a] = bars[t, a, MARK] if math.isnan(price) else price
         work[WORST, a] = work[OPENS, a]
     survived = path_to_ruin(accounts, b, OPENS, rules, work)
+    stops = rules.stop_loss > 0.0 or rules.take_profit < math.inf
     if survived > 1.0:
+        if stops:  # a gap beyond the stop is filled at the open
+            for a in range(assets):
+                if not math.isnan(bars[t, a, OPEN]):
+                    close_at_stops(accounts, b, a, bars, t, work[OPENS, a], work[OPENS, a], rules, work)
         if trade_field == OPEN:
             rebalance(accounts, b, bars, t, OPEN, target, rules, work)
         for a in range(assets):
-            extreme = bars[t, a, LOW] if accounts[b, UNITS + a] > 0.0 else bars[t, a, HIGH]
+            units = accounts[b, UNITS + a]
+            extreme = bars[t, a, LOW] if units > 0.0 else bars[t, a, HIGH]
             work[WORST, a] = work[OPENS, a] if math.isnan(extreme) else extreme
+            if rules.stop_loss > 0.0 and units != 0.0:
+                level = stop_level(accounts, b, a, assets, rules)
+                work[WORST, a] = max(work[WORST, a], level) if units > 0.0 else min(work[WORST, a], level)
         survived = path_to_ruin(accounts, b, WORST, rules, work)
+        if stops and survived > 1.0:
+            for a in range(assets):
+                if not math.isnan(bars[t, a, OPEN]):
+                    close_at_stops(accounts, b, a, bars, t, bars[t, a, LOW], bars[t, a, HIGH], rules, work)
     if survived > 1.0 and trade_field == CLOSE:
         rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
         equity = accounts[b, CASH]
@@ -338,7 +404,7 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
             price = work[OPENS, a] + survived * (work[WORST, a] - work[OPENS, a])
             units = accounts[b, UNITS + a]
             if units != 0.0:
-                execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], rules)
+                execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], bars[t, a, FEE], rules)
         accounts[b, CASH] = max(accounts[b, CASH], RUIN_EQUITY * start_cash)
     return ruined
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tailguard.market.data import iterate_symbols
+from tailguard.market.bars import iterate_symbols
 from tailguard.market.rules import Fill
 
 Floats = NDArray[np.float64]

@@ -1,6 +1,8 @@
 """The rules of trading: the costs of fills and of holding, and limits of what may be held, with every default."""
 
-from typing import Annotated, Literal, Self
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +13,49 @@ from tailguard.validation import require
 Fill = Literal["next_open", "close", "next_close"]
 Sizing = Literal["cost_aware", "pre_cost"]
 
+PRICE_COSTS = ("fee", "half_spread", "slippage", "impact")
+
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=-1.0, le=10.0, allow_inf_nan=False)]
+
+
+Weight = Annotated[float, Field(allow_inf_nan=False)]
+Lot = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class AssetConfig(BaseModel):
+    """The rules of one asset of a portfolio where they differ from those of all.
+
+    :param fee: commission per side; None is that of all.
+    :param borrow_rate: paid per year on the value of short positions; None is that of all.
+    :param lot: smallest tradable number of units; None is that of all.
+    :param min_weight: smallest share of equity that may be held: 0 forbids short positions. None is no limit of its own.
+    :param max_weight: largest share of equity that may be held. None is no limit of its own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fee: Fraction | None = None
+    borrow_rate: Rate | None = None
+    lot: Lot | None = None
+    min_weight: Weight | None = None
+    max_weight: Weight | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_weight is not None and self.max_weight is not None:
+            require(self.min_weight <= self.max_weight, "min_weight", self.min_weight, f"at most max_weight {self.max_weight}")
+        return self
+
+
+class AssetRules(NamedTuple):
+    """The rules of one asset, as numbers: see :class:`AssetConfig`."""
+
+    fee: float
+    borrow_rate: float
+    lot: float
+    min_weight: float
+    max_weight: float
 
 
 class TradingRules(BaseModel):
@@ -28,17 +71,25 @@ class TradingRules(BaseModel):
     :param participation: largest share of a bar's volume that one order may take; the rest stays unfilled. 0.01 to 0.1 are
         usual; None fills everything.
     :param borrow_rate: paid per year on the value of short positions. 0.003 to 0.01 for large stocks, far more for scarce ones.
-    :param cash_rate: earned per year on positive cash. It raises the bar that a strategy must clear.
+    :param cash_rate: earned per year on positive cash. It is taken out of every ratio and test: cash has a Sharpe ratio of 0.
     :param loan_rate: paid per year on negative cash, that is, with `leverage` above 1.
     :param fill: when an order is filled. ``next_open`` decides at the close and fills at the next open; ``close`` fills at the
         close that was just seen, which is optimistic; ``next_close`` a whole bar later.
     :param sizing: ``cost_aware``: the weight holds after costs; ``pre_cost``: a share of equity before costs, so that leverage
         may end a little above its limit.
     :param band: a target closer than this to the present weight is not traded. 0 trades every change; 0.02 to 0.1 save costs.
+    :param min_trade: smallest amount that is traded, in the same money as `cash`; a position can always be closed. 0 is none.
+    :param lot: smallest tradable number of units: 1 for whole shares, 0 for any fraction. Needs `cash` in real units.
+    :param stop_loss: a position is closed inside a bar when it has lost this share of its entry price: at that price, or at the
+        open if that is beyond it. The next decision may enter again. None is off; 0.02 to 0.1 are usual.
+    :param take_profit: the same for a gain. Where a bar touches both, the loss is taken to come first.
+    :param assets: rules of single assets by the names of their symbols, such as ``{BTC: {fee: 0.002, max_weight: 0.5}}``.
+    :param bars_per_year: bars per year that figures per year are made with; None counts them. 252 for daily bars of stocks.
     :param bankruptcy: an account that falls to this share of its starting cash is liquidated and the episode ends.
     :param maintenance_margin: an account is liquidated too when its equity falls below this share of its gross exposure. 0 is
         off, brokers ask for 0.25 or more.
-    :param cash: starting cash of an account, in units of the price; it matters for `impact` and `participation` only.
+    :param cash: starting cash of an account, in units of the price; it matters for `impact`,
+        `participation`, `lot` and `min_trade` only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,6 +106,12 @@ class TradingRules(BaseModel):
     fill: Fill = "next_open"
     sizing: Sizing = "cost_aware"
     band: Fraction = 0.0
+    min_trade: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    lot: Lot = 0.0
+    stop_loss: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    take_profit: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    assets: dict[str, AssetConfig] = {}
+    bars_per_year: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     bankruptcy: Fraction = 0.05
     maintenance_margin: Fraction = 0.0
     cash: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
@@ -65,10 +122,38 @@ class TradingRules(BaseModel):
         require(spread < 1.0, "half_spread + slippage", spread, "below 1, or a sale would earn less than nothing")
         return self
 
+    def of_asset(self, symbol: str) -> AssetRules:
+        """Return the rules of one asset: its own, else those of all."""
+        own = self.assets.get(symbol, AssetConfig())
+        return AssetRules(
+            fee=self.fee if own.fee is None else own.fee,
+            borrow_rate=self.borrow_rate if own.borrow_rate is None else own.borrow_rate,
+            lot=self.lot if own.lot is None else own.lot,
+            min_weight=-math.inf if own.min_weight is None else own.min_weight,
+            max_weight=math.inf if own.max_weight is None else own.max_weight,
+        )
+
+    def require_assets(self, symbols: Sequence[str]) -> None:
+        """Raise for rules of an asset that is not there."""
+        for name in self.assets:
+            known = ", ".join(filter(None, symbols)) or "left out: the bars are of one symbol without a name"
+            require(name in symbols, "trading.assets", name, f"one of {known}" if any(symbols) else known)
+
+    def at_costs(self, multiple: float) -> "TradingRules":
+        """Return the same rules with fees, spread, slippage and impact multiplied."""
+        values = {name: getattr(self, name) for name in TradingRules.model_fields}
+        values |= {name: multiple * values[name] for name in PRICE_COSTS}
+        values["assets"] = {
+            name: asset if asset.fee is None else asset.model_copy(update={"fee": multiple * asset.fee})
+            for name, asset in self.assets.items()
+        }
+        return TradingRules(**values)
+
     def require_affordable(self, gross: float) -> None:
         """Raise for exposures whose costs alone would use up the account: no post-cost weight would exist."""
         spread = self.half_spread + self.slippage
-        cost = spread + self.fee * (1.0 + spread)
+        highest = max([self.fee, *(asset.fee for asset in self.assets.values() if asset.fee is not None)])
+        cost = spread + highest * (1.0 + spread)
         if cost * gross >= 1.0:
             raise ValueError(
                 f"fee + half_spread + slippage of {cost:g} per side cannot carry a gross exposure of {gross:g}: "

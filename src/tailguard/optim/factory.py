@@ -44,3 +44,16 @@ def build_optimizer(
     own: dict[str, Any] = {"upgd": UPGD, "adaptive_upgd": AdaptiveUPGD, "upgdw": UPGDW}
     optimizer = own[name](params, lr=lr, generator=generator, **options)
     return optimizer
+
+
+def build_custom_optimizer(kind: type[Optimizer], params: ParamsT, options: dict[str, Any]) -> Optimizer:
+    """Return an optimizer of a class that the user names, as SB3 builds it; the learning rate is set with every update.
+
+    :param kind: the class.
+    :param params: the parameters that it moves.
+    :param options: its arguments without the learning rate.
+    """
+    if issubclass(kind, torch.optim.Adam):
+        options = {"eps": PPO_EPS} | options
+    optimizer: Optimizer = kind(params, lr=0.0, **options)  # type: ignore[call-arg]
+    return optimizer

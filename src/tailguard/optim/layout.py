@@ -57,7 +57,8 @@ class FlatParameters:
     """All parameters of a module as one tensor, and all their gradients as another.
 
     The module's parameters become views of it. An optimizer over the one tensor makes one call instead of a dozen; so do
-    clipping, zeroing and checking. ``slices`` holds the place of each named parameter.
+    clipping, zeroing and checking. ``slices`` holds the place of each named parameter. After something has put other tensors in
+    the place of the parameters, such as ``load_state_dict(assign=True)``, call :meth:`attach`.
 
     :param module: the module; its parameters must be of one type and on one device.
     """
@@ -69,14 +70,34 @@ class FlatParameters:
         self.gradient = torch.zeros_like(values)
         self.slices: dict[str, slice] = {}
         self._views: list[tuple[nn.Parameter, Tensor]] = []
+        self._places: list[tuple[nn.Module, str, nn.Parameter, Tensor]] = []
         start = 0
         for name, parameter in module.named_parameters():
             end = start + parameter.numel()
-            parameter.data = self.tensor.data[start:end].view_as(parameter)
+            values_of = self.tensor.data[start:end].view_as(parameter)
+            parameter.data = values_of
             self.slices[name] = slice(start, end)
             self._views.append((parameter, self.gradient[start:end].view_as(parameter)))
+            owner, _, leaf = name.rpartition(".")
+            self._places.append((module.get_submodule(owner), leaf, parameter, values_of))
             start = end
         self.zero_grad()
+
+    def attach(self) -> None:
+        """Make the parameters views of the one tensor again, with the values that they have now."""
+        for owner, leaf, parameter, values in self._places:
+            present = owner._parameters[leaf]
+            if present is None:
+                raise ValueError(f"the parameter {leaf} of {type(owner).__name__} was removed: the optimizer still moves it")
+            if present is not parameter or present.data_ptr() != values.data_ptr():
+                values.copy_(present.data)
+                parameter.data = values
+                owner._parameters[leaf] = parameter
+
+    def frozen_spans(self) -> list[slice]:
+        """Return the places of the parameters without a gradient (``requires_grad=False``)."""
+        pairs = zip(self._views, self.slices.values(), strict=True)
+        return [span for (parameter, _), span in pairs if not parameter.requires_grad]
 
     def span(self, prefix: str) -> slice:
         """Return the place of the parameters whose names begin with `prefix`; they must be contiguous."""
@@ -90,7 +111,7 @@ class FlatParameters:
         self.gradient.zero_()
         self.tensor.grad = self.gradient
         for parameter, view in self._views:
-            parameter.grad = view
+            parameter.grad = view if parameter.requires_grad else None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from stable_baselines3.common import distributions
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
 from torch.special import log_ndtr
@@ -76,6 +77,10 @@ class ActionDistribution(ABC):
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return stored actions in the form of the action space."""
 
+    @abstractmethod
+    def to_sb3(self, dist_params: Tensor) -> distributions.Distribution:
+        """Return the distribution as an object of SB3's, for code that asks a policy for one."""
+
 
 class Gaussian(ActionDistribution):
     """Independent normal components; the parameters are means and log standard deviations, ``[..., 2 A]``.
@@ -136,6 +141,12 @@ class Gaussian(ActionDistribution):
             shaped = self.low + 0.5 * (np.tanh(shaped) + 1.0) * (self.high - self.low)
         # Not np.clip, which takes several times as long for as few numbers as there are environments.
         return np.asarray(np.minimum(np.maximum(shaped, self.low), self.high), dtype=self.low.dtype)
+
+    @override
+    def to_sb3(self, dist_params: Tensor) -> distributions.Distribution:
+        mean, log_std = dist_params.chunk(2, dim=-1)
+        kind = distributions.SquashedDiagGaussianDistribution if self.squash else distributions.DiagGaussianDistribution
+        return kind(self.size).proba_distribution(mean, log_std)
 
 
 class CensoredGaussian(Gaussian):
@@ -264,6 +275,12 @@ class Categorical(ActionDistribution):
         chosen = actions.astype(np.int64) + self.start
         return np.asarray(chosen[:, 0] if self.single else chosen)
 
+    @override
+    def to_sb3(self, dist_params: Tensor) -> distributions.Distribution:
+        if self.single:
+            return distributions.CategoricalDistribution(self.counts[0]).proba_distribution(dist_params)
+        return distributions.MultiCategoricalDistribution(self.counts).proba_distribution(dist_params)
+
     def _log_probs(self, dist_params: Tensor) -> list[Tensor]:
         return [log_softmax(logits, -1) for logits in dist_params.split(self.counts, dim=-1)]
 
@@ -289,7 +306,7 @@ def _require_bounded(what: str, space: spaces.Box) -> None:
 
 
 def action_distribution(space: spaces.Space[Any], squash: bool = False, censored: bool = False) -> ActionDistribution:
-    """Return the distribution for an action space: Box, Discrete or MultiDiscrete.
+    """Return the distribution for an action space: Box, Discrete, MultiDiscrete or MultiBinary.
 
     :param space: the action space.
     :param squash: tanh of a Gaussian for a bounded Box.
@@ -306,4 +323,6 @@ def action_distribution(space: spaces.Space[Any], squash: bool = False, censored
         return Categorical([int(space.n)], single=True, start=np.array([space.start]))
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return Categorical([int(n) for n in space.nvec], single=False, start=np.asarray(space.start))
-    raise ValueError(f"actions must be a Box, Discrete or one-dimensional MultiDiscrete space, got {space}")
+    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:  # a choice between 0 and 1 each
+        return Categorical([2] * space.shape[0], single=False, start=np.zeros(space.shape, np.int64))
+    raise ValueError(f"actions must be a Box, Discrete, or one-dimensional MultiDiscrete or MultiBinary space, got {space}")

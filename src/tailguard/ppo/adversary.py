@@ -17,6 +17,7 @@ from tailguard.robust.attacks import DifferentiableObjective, Objective, Perturb
 from tailguard.robust.bounds import certifiable, gaussian_kl_bound, largest_move
 from tailguard.robust.config import SAPPOConfig
 from tailguard.robust.regulariser import RobustRegulariser
+from tailguard.validation import require
 
 Features = Callable[[Tensor], Tensor]
 # Observations whose certified bounds are averaged for the log; more would only cost time.
@@ -35,6 +36,9 @@ class Adversary(RobustRegulariser):
     def __init__(
         self, policy: DistributionalPolicy, config: SAPPOConfig, seed: int, flat: FlatParameters | None = None
     ) -> None:
+        require(
+            policy.observations.plain, "adversary", config, f"None for {policy.observation_space}: it moves a Box's numbers"
+        )
         super().__init__(config, policy.own_size, policy.budget.features, seed)
         self.policy, self._flat = policy, flat
         self._mixed: tuple[Tensor, Perturbed] | None = None
@@ -130,7 +134,7 @@ class Adversary(RobustRegulariser):
         The bound of the KL is that of a Gaussian whose standard deviation does not depend on the observation.
         """
         policy = self.policy
-        if self.epsilon <= 0.0 or policy.recurrent or not certifiable(policy.actor):
+        if self.epsilon <= 0.0 or policy.recurrent or policy.features_extractor is not None or not certifiable(policy.actor):
             return {}
         with torch.no_grad():
             sample = batch.obs[:: -(-len(batch.obs) // CERTIFIED)]
@@ -170,7 +174,7 @@ class Adversary(RobustRegulariser):
         if self.config.memory == "whole":
             return View(start, batch.resets, batch.weights)
         with torch.no_grad():
-            return View(trunk.states_before(batch.obs, batch.resets, start))
+            return View(trunk.states_before(self.policy.encode_for_actor(batch.obs), batch.resets, start))
 
     def _search(self, batch: Batch, clean: Tensor, view: View | None = None) -> Perturbed:
         kind = self.config.objective
@@ -229,27 +233,29 @@ def _box_of(policy: DistributionalPolicy) -> tuple[Tensor, Tensor] | None:
 
 def _actor_features(policy: DistributionalPolicy, batch: Batch, scope: str) -> Features:
     if policy.actor_trunk is None:
-        return lambda inputs: inputs
-    return _through(policy.actor_trunk, batch, (batch.actor_hidden, batch.actor_cell), scope)
+        return policy.encode_for_actor
+    start = (batch.actor_hidden, batch.actor_cell)
+    return _through(policy.actor_trunk, policy.encode_for_actor, batch, start, scope)
 
 
 def _critic_features(policy: DistributionalPolicy, batch: Batch, scope: str) -> Features:
-    if policy.actor_trunk is None:
-        return lambda inputs: inputs
-    if policy.critic_trunk is None:
+    if policy.shares_trunk:
         return _actor_features(policy, batch, scope)
-    return _through(policy.critic_trunk, batch, (batch.critic_hidden, batch.critic_cell), scope)
+    start = (batch.critic_hidden, batch.critic_cell)
+    if policy.critic_trunk is None:
+        return lambda inputs: policy.critic_features(policy.encode_for_critics(inputs), batch.resets, start)
+    return _through(policy.critic_trunk, policy.encode_for_critics, batch, start, scope)
 
 
-def _through(trunk: LstmTrunk, batch: Batch, start: State, scope: str) -> Features:
+def _through(trunk: LstmTrunk, encode: Features, batch: Batch, start: State, scope: str) -> Features:
     """Return a function from perturbed sequences to features: each step after its clean history, or all steps perturbed."""
     if scope == "whole":
-        return lambda inputs: trunk.sequence(inputs, batch.resets, start)
+        return lambda inputs: trunk.sequence(encode(inputs), batch.resets, start)
     with torch.no_grad():
-        before = trunk.states_before(batch.obs, batch.resets, start)
+        before = trunk.states_before(encode(batch.obs), batch.resets, start)
 
     def step(inputs: Tensor) -> Tensor:
-        features, _ = trunk.step(inputs.flatten(0, 1), before)
+        features, _ = trunk.step(encode(inputs).flatten(0, 1), before)
         return features.reshape(*inputs.shape[:2], -1)
 
     return step

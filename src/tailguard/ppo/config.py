@@ -120,6 +120,24 @@ def require_divisor(name: str, size: int, total: int, unit: int) -> None:
     require(fits, name, size, f"a divisor of {total} made of {what} of {unit}; the nearest is {nearest}")
 
 
+def resolve_minibatches(n_steps: int, n_envs: int, *, recurrent: bool, batch_size: int | None) -> tuple[int, int]:
+    """Return the samples of a minibatch, and the steps of the sequences that it is made of; 1 where nothing is recurrent.
+
+    Any size is taken as SB3 takes it. A sequence is all `n_steps` of an environment where they fit in, and otherwise the
+    largest part of equal length that does; a size between two multiples of it is rounded down.
+
+    :param batch_size: None takes a quarter of the rollout if it can be cut so, or else all of it.
+    """
+    if batch_size is None:
+        batch_size, _ = resolve_batch_sizes(n_steps, n_envs, recurrent=recurrent, batch_size=None, microbatch_size=None)
+    require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+    batch_size = min(batch_size, n_steps * n_envs)
+    if not recurrent:
+        return batch_size, 1
+    length = max(steps for steps in range(1, min(batch_size, n_steps) + 1) if n_steps % steps == 0)
+    return batch_size - batch_size % length, length
+
+
 class ReturnScaleConfig(BaseModel):
     """The scale of returns (PopArt), which follows the data.
 
@@ -213,6 +231,12 @@ class CriticConfig(BaseModel):
         if self.tail_quantiles is not None:
             return self.tail_quantiles
         return TAIL_QUANTILES if self.distribution != "categorical" and self.num_quantiles >= ENOUGH_FOR_A_TAIL else 0
+
+
+def require_clippable(critic: CriticConfig) -> None:
+    """Raise ValueError for critics whose predictions cannot be clipped, or that have a clip range of their own."""
+    require(critic.distribution != "categorical", "clip_range_vf", "set", "None: a categorical critic has no quantiles")
+    require(critic.clip_range is None, "clip_range_vf", "set", "None where critic.clip_range is set: it says the same")
 
 
 class ObsNormConfig(BaseModel):
@@ -318,7 +342,7 @@ class EntropyConfig(BaseModel):
         earlier.
     :param plateau_min_updates: no plateau counts before this many updates; keeps a slow start from being taken for one.
     :param boost_factor: the coefficient is multiplied by this in every update of bad explained variance after the patience is
-        used up. Above 1 explores more, below 1 less, 1 is off.
+        used up. 1 is off; 1.5 explores more, below 1 less.
     :param max_boost: largest product of boosts. It bounds what a critic that never becomes good can do.
     :param bad_explained_threshold: an explained variance below this is bad; 0 is a critic worse than a constant.
     :param bad_explained_patience: bad updates in a row that change nothing yet. 0 reacts at once, to noise as well.
@@ -333,7 +357,7 @@ class EntropyConfig(BaseModel):
     plateau_window: NonNegativeInt = 0
     plateau_tolerance: NonNegativeFloat = 0.002
     plateau_min_updates: NonNegativeInt = 0
-    boost_factor: PositiveFloat = 1.5
+    boost_factor: PositiveFloat = 1.0
     max_boost: Annotated[float, Field(ge=1.0)] = 5.0
     bad_explained_threshold: Annotated[float, Field(le=1.0)] = 0.0
     bad_explained_patience: NonNegativeInt = 2

@@ -224,7 +224,7 @@ def aggregate_values(config: CriticConfig, values: Tensor) -> Tensor:
 
 
 def critic_errors(
-    config: CriticConfig, return_dist: ReturnDistribution, outputs: Tensor, targets: Tensor, old_atoms: Tensor | None
+    clip: float | None, return_dist: ReturnDistribution, outputs: Tensor, targets: Tensor, old_atoms: Tensor | None
 ) -> Tensor:
     """Return the loss of each critic's outputs ``[K, ..., n]`` against its targets ``[K, ..., M]``, as ``[K, ...]``.
 
@@ -232,10 +232,11 @@ def critic_errors(
     critic: a critic that has moved beyond the range is only ever pulled back. Every quantile is clipped by itself, against the
     same critic's prediction before the update.
 
-    :param old_atoms: ``[K, ..., M]`` predicted by each critic before the update; needed with `clip_range` only.
+    :param clip: how far a prediction may move, in standard deviations of the return; None does not clip.
+    :param old_atoms: ``[K, ..., M]`` predicted by each critic before the update; needed to clip only.
     """
-    if old_atoms is None or config.clip_range is None or not isinstance(return_dist, AtomReturns):
+    if old_atoms is None or clip is None or not isinstance(return_dist, AtomReturns):
         return return_dist.errors(outputs, targets)
     atoms = return_dist.atoms(outputs)
-    clipped = old_atoms + (atoms - old_atoms).clamp(-config.clip_range, config.clip_range)
+    clipped = old_atoms + (atoms - old_atoms).clamp(-clip, clip)
     return torch.maximum(return_dist.distance(atoms, targets), return_dist.distance(clipped, targets))

@@ -231,7 +231,7 @@ def reserve_metrics(policy: DistributionalPolicy, critic: CriticConfig, experien
         return {"warn/ev_reserve_all_masked": 1.0}
     with torch.no_grad():
         _, features = experience.batch.features(policy)
-        means = aggregate_values(critic, policy.raw_atoms(features) @ policy.return_dist.masses)
+        means = aggregate_values(critic, policy.raw_atoms(features) @ policy.return_dist.masses.cpu())
     return {"train/ev/reserve": explained_variance(experience.at_steps(means), experience.returns, experience.weights)}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from tailguard.ppo.compiled.networks import lstm_layer
 from tailguard.ppo.config import LayersConfig, NetworkConfig
@@ -73,15 +74,22 @@ class LstmTrunk(nn.Module):
     :param n_layers: number of layers.
     :param compiled: use the compiled kernel for float32 on the CPU instead of torch's LSTM.
     :param forget_bias: added to the forget gates at initialisation: about sigmoid(forget_bias) of a cell state survives a step.
+    :param dropout: share of a layer's outputs that the next layer does not see in training.
     """
 
     shut: Tensor
 
     def __init__(
-        self, input_size: int, hidden_size: int, n_layers: int = 1, compiled: bool = True, forget_bias: float = 0.0
+        self,
+        input_size: int,
+        hidden_size: int,
+        n_layers: int = 1,
+        compiled: bool = True,
+        forget_bias: float = 0.0,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.hidden_size, self.n_layers, self.compiled = hidden_size, n_layers, compiled
+        self.hidden_size, self.n_layers, self.compiled, self.dropout = hidden_size, n_layers, compiled, dropout
         # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the reset steps.
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers)
         parts = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
@@ -150,7 +158,7 @@ class LstmTrunk(nn.Module):
             output, state = self.step(inputs[row], state)
             state = (state[0] * keep, state[1] * keep)
             parts.append((output * keep).unsqueeze(0))
-            here = (rows == row).reshape(1, -1, 1)
+            here = (rows == row).reshape(1, -1, 1).to(inputs.device)
             after = tuple(torch.where(here, new, old) for new, old in zip(state, after, strict=True))
         if last + 1 < len(inputs):
             parts.append(self._fused(inputs[last + 1 :], resets[last + 1 :], state)[0])
@@ -182,6 +190,7 @@ class LstmTrunk(nn.Module):
         """Return the outputs of the last layer, and the hidden and cell states of each layer after every row."""
         hidden, cells = [], []
         for layer in range(self.n_layers):
+            inputs = self._dropped(inputs, layer)
             inputs, cell = lstm_layer(inputs, resets, state[0][layer], state[1][layer], self._weights(layer))
             hidden.append(inputs)
             cells.append(cell)
@@ -193,11 +202,15 @@ class LstmTrunk(nn.Module):
             w_input, w_hidden, b_input, b_hidden = self._weights(layer)
             weights = [torch.cat((w_input, self.shut), dim=1), w_hidden, b_input, b_hidden]
             start = (state[0][layer : layer + 1].contiguous(), state[1][layer : layer + 1].contiguous())
-            augmented = torch.cat((inputs, resets), dim=2)
+            augmented = torch.cat((self._dropped(inputs, layer), resets), dim=2)
             inputs, last_hidden, last_cell = torch.lstm(augmented, start, weights, True, 1, 0.0, self.training, False, False)
             hidden.append(last_hidden)
             cells.append(last_cell)
         return inputs, (torch.cat(hidden), torch.cat(cells))
+
+    def _dropped(self, inputs: Tensor, layer: int) -> Tensor:
+        """Return the inputs of a layer; in training, without some of the outputs of the layer below."""
+        return dropout(inputs, self.dropout) if layer and self.dropout and self.training else inputs
 
     def _weights(self, layer: int) -> list[Tensor]:
         lstm = self.lstm

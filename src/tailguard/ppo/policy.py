@@ -1,37 +1,54 @@
-"""The policy: an actor and distributional critics on LSTM or feed-forward trunks."""
+"""The policy: an actor and distributional critics on LSTM or feed-forward trunks, after SB3's feature extractors if needed."""
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from io import BufferedIOBase
 from itertools import pairwise
-from typing import Any, ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.utils import get_device
 from torch import Tensor, nn
 
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
 from tailguard.ppo.networks import LstmTrunk, State, mlp, reset_state
+from tailguard.ppo.observations import Observation, ObservationRows
 from tailguard.ppo.risk import Budget
 from tailguard.ppo.scaling import ObservationNormalizer, ReturnScale
+from tailguard.ppo.serialization import read_policy, write_policy
 from tailguard.validation import require
 
-NetArch = dict[str, list[int]] | list[int] | None
+NetArch = dict[str, list[int]] | list[int] | list[dict[str, list[int]]] | None
+TensorObservation = Tensor | Mapping[str, Tensor]
+PairOfStates = tuple[State, State]  # of the actor and of the critics
+# Added to the variance of gSDE, as SB3 does.
+SDE_EPS = 1e-6
 
 
 class DistributionalPolicy(BasePolicy):
     """An actor and critics that predict the whole distribution of the return, in normalised units.
 
-    :param observation_space: a Box; it is flattened.
-    :param action_space: Box, Discrete or MultiDiscrete.
+    A Box of numbers goes to the networks as it is. Images, integers, Dicts, and everything for which the user names a
+    `features_extractor_class`, go through SB3's feature extractors first, which are trained with the rest.
+
+    :param observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
+    :param action_space: Box, Discrete, MultiDiscrete or MultiBinary.
     :param critic: settings of the critics and of the scale of returns.
     :param obs_norm: how observations are normalised; None does not normalise them.
     :param risk: the objective; unless it is neutral, the last columns of an observation hold the running return.
-    :param net_arch: hidden layers after the trunk, one list for actor and critics or ``{"pi": [...], "vf": [...]}``.
+    :param net_arch: hidden layers after the trunk, one list for actor and critics or ``{"pi": [...], "vf": [...]}``. None is
+        ``[64, 64]``, and no layer after a NatureCNN.
     :param activation_fn: activation of the hidden layers.
     :param ortho_init: orthogonal initialisation of the feed-forward layers.
     :param log_std_init: initial log standard deviation of continuous actions.
@@ -39,16 +56,38 @@ class DistributionalPolicy(BasePolicy):
     :param squash_output: tanh of a Gaussian instead of a clipped Gaussian.
     :param censored: treat actions beyond the box as its end, which is what the environment gets. Less variance for agents that
         go to the limits, such as a trader with costs (actions.py).
+    :param use_sde: explore with generalised state-dependent exploration (gSDE, Raffin et al. 2021).
+    :param full_std: learn gSDE's standard deviation per feature and action; False learns it per feature.
+    :param use_expln: let gSDE's standard deviation grow linearly above 1 instead of exponentially.
+    :param features_extractor_class: SB3's extractor, or a subclass of it. None takes what suits the space.
+    :param features_extractor_kwargs: its arguments.
+    :param share_features_extractor: one extractor for actor and critics instead of one each.
+    :param normalize_images: scale images to [0, 1].
+    :param optimizer_class: a torch optimizer instead of the algorithm's own; None leaves the choice to the algorithm.
+    :param optimizer_kwargs: its arguments, without the learning rate.
     :param lstm_hidden_size: size of the LSTM's hidden state.
     :param n_lstm_layers: number of LSTM layers.
     :param lstm_forget_bias: added to the forget gates at initialisation. With 0 one half of the cell state is lost per step,
         which learns fast from the last few observations; 1 to 3 for what lies far back.
     :param shared_lstm: one LSTM for actor and critics instead of one each.
+    :param enable_critic_lstm: give the critics an LSTM of their own. False, without `shared_lstm`, gives them a linear layer in
+        its place, so that they have no recurrent state. None is True unless the LSTM is shared.
+    :param lstm_kwargs: ``{"dropout": p}``, between the layers of an LSTM.
     :param compiled: act and learn in compiled passes where they apply (compiled/applies.py), which is faster; False leaves
         everything to torch.
     """
 
     recurrent: ClassVar[bool] = False
+    default_extractor: ClassVar[type[BaseFeaturesExtractor] | None] = None  # None: what suits the space
+
+    features_extractor: BaseFeaturesExtractor | None  # type: ignore[assignment]
+    arguments: dict[str, Any]
+
+    def __new__(cls, *_: Any, **arguments: Any) -> Self:
+        """Keep the arguments, of a subclass as well, for :meth:`save`."""
+        policy = super().__new__(cls)
+        policy.__dict__["arguments"] = arguments
+        return policy
 
     def __init__(
         self,
@@ -65,46 +104,84 @@ class DistributionalPolicy(BasePolicy):
         state_dependent_std: bool = False,
         squash_output: bool = False,
         censored: bool = False,
+        use_sde: bool = False,
+        full_std: bool = True,
+        use_expln: bool = False,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = True,
+        normalize_images: bool = True,
+        optimizer_class: type[torch.optim.Optimizer] | None = None,
+        optimizer_kwargs: dict[str, Any] | None = None,
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
         lstm_forget_bias: float = 0.0,
         shared_lstm: bool = False,
+        enable_critic_lstm: bool | None = None,
+        lstm_kwargs: dict[str, Any] | None = None,
         compiled: bool = True,
     ) -> None:
-        super().__init__(observation_space, action_space, squash_output=squash_output)
-        if not isinstance(observation_space, spaces.Box):
-            raise ValueError(f"observations must be a Box space, got {observation_space}")
+        extractor_class = features_extractor_class or self.default_extractor or _extractor_for(observation_space)
+        super().__init__(
+            observation_space,
+            action_space,
+            extractor_class,
+            dict(features_extractor_kwargs or {}),
+            normalize_images=normalize_images,
+            squash_output=squash_output,
+        )
         self.compiled = compiled
-        self.obs_size = int(np.prod(observation_space.shape))
+        self.optimizer_class, self.optimizer_kwargs = optimizer_class, dict(optimizer_kwargs or {})  # type: ignore[assignment]
+        self.observations = ObservationRows(observation_space, normalize_images)
+        self.obs_size = self.observations.size
         self.action_dist = action_distribution(action_space, squash_output, censored)
-        actor_layers, critic_layers = _layers(net_arch)
+        self.net_arch = _net_arch(net_arch, extractor_class)
         self.budget = Budget(risk or RiskConfig())
         self.own_size = self.obs_size - self.budget.columns  # the environment's own columns
 
-        features = input_size = self.own_size + self.budget.features
+        self.share_features_extractor = share_features_extractor
+        self.vf_features_extractor: BaseFeaturesExtractor | None = None  # where the critics have their own
+        input_size = self.own_size + self.budget.features
+        if not (self.observations.plain and extractor_class is FlattenExtractor):
+            self._own_rows = self._rows_of_environment()
+            self.features_extractor = self._make_extractor(ortho_init)
+            if not share_features_extractor:
+                self.vf_features_extractor = self._make_extractor(ortho_init)
+            input_size = self.features_extractor.features_dim + self.budget.features
+        features = input_size
+
         self.actor_trunk: LstmTrunk | None = None
         self.critic_trunk: LstmTrunk | None = None
+        self.critic_layer: nn.Linear | None = None  # in the place of the critics' LSTM
         if self.recurrent:
             require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
             require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
             require(math.isfinite(lstm_forget_bias), "lstm_forget_bias", lstm_forget_bias, "a finite number")
-            sizes = (input_size, lstm_hidden_size, n_lstm_layers, compiled, lstm_forget_bias)
+            _require_one_critic_trunk(shared_lstm, enable_critic_lstm, share_features_extractor)
+            sizes = (input_size, lstm_hidden_size, n_lstm_layers, compiled, lstm_forget_bias, _dropout(lstm_kwargs))
             self.actor_trunk = LstmTrunk(*sizes)
-            if not shared_lstm:
+            if not shared_lstm and enable_critic_lstm is not False:
                 self.critic_trunk = LstmTrunk(*sizes)
             features = lstm_hidden_size
 
-        self.free_std = isinstance(self.action_dist, Gaussian) and not state_dependent_std
-        n_outputs = self.action_dist.n_params // 2 if self.free_std else self.action_dist.n_params
-        self.actor = mlp([features, *actor_layers, n_outputs], activation_fn, 0.01, ortho_init)
+        self.use_sde, self.use_expln = use_sde, use_expln
+        gaussian = isinstance(self.action_dist, Gaussian)
+        require(gaussian or not use_sde, "use_sde", use_sde, "False: gSDE is for actions in a box")
+        self.free_std = gaussian and not state_dependent_std and not use_sde
+        n_outputs = self.action_dist.n_params // 2 if self.free_std or use_sde else self.action_dist.n_params
+        self.actor = mlp([features, *self.net_arch["pi"], n_outputs], activation_fn, 0.01, ortho_init)
         # Initialised one after the other, hence differently: identical critics would stay identical for ever.
         self.add_module("law", build_return_distribution(critic))  # the name that checkpoint files have for it
-        critic_sizes = [features, *critic_layers, self.return_dist.n_outputs]
+        critic_sizes = [features, *self.net_arch["vf"], self.return_dist.n_outputs]
         self.critics = nn.ModuleList(mlp(critic_sizes, activation_fn, 1.0, ortho_init) for _ in range(critic.n_critics))
-        self.log_std = nn.Parameter(torch.full((n_outputs,), log_std_init)) if self.free_std else None
+        std_shape = (cast(nn.Linear, self.actor[-1]).in_features, n_outputs if full_std else 1) if use_sde else (n_outputs,)
+        self.log_std = nn.Parameter(torch.full(std_shape, log_std_init)) if self.free_std or use_sde else None
         self.return_scale = ReturnScale(critic.scale)
+        if self.recurrent and enable_critic_lstm is False and not shared_lstm:
+            self.critic_layer = nn.Linear(input_size, lstm_hidden_size)
         self.normalizer: nn.Module = nn.Identity()
         if obs_norm is not None:
+            require(self.observations.plain, "normalize_obs", obs_norm, f"False for {observation_space}: use VecNormalize")
             self.normalizer = ObservationNormalizer(self.own_size, obs_norm)
 
     @property
@@ -118,9 +195,31 @@ class DistributionalPolicy(BasePolicy):
             return torch.empty(0), torch.empty(0)
         return self.actor_trunk.initial_state(batch)
 
+    def initial_critic_state(self, batch: int) -> State:
+        """Return the critics' recurrent state at the start of an episode; that of the actor where they have none."""
+        return self.initial_state(batch) if self.critic_trunk is None else self.critic_trunk.initial_state(batch)
+
+    @property
+    def shares_trunk(self) -> bool:
+        """True if the critics stand on the actor's LSTM."""
+        return self.actor_trunk is not None and self.critic_trunk is None and self.critic_layer is None
+
+    def place(self, device: torch.device) -> Self:
+        """Move the networks to a device. The statistics of observations and returns stay on the CPU, where rollouts are."""
+        for module in self.children():
+            if module not in self.statistics():
+                module.to(device)
+        if self.log_std is not None:
+            self.log_std.data = self.log_std.data.to(device)
+        return self
+
+    def statistics(self) -> tuple[nn.Module, ...]:
+        """Return the modules that compute on the CPU: statistics of returns and observations, and caps that depend on them."""
+        return self.return_scale, self.normalizer, self.budget
+
     def inputs(self, obs: Tensor) -> Tensor:
         """Return the networks' inputs for raw observations ``[..., obs_size]``: normalised, with the budget (risk.py)."""
-        if self.own_size == self.obs_size and isinstance(self.normalizer, nn.Identity):
+        if not self._changes_inputs:
             return obs
         own: Tensor = self.normalizer(obs[..., : self.own_size])
         if self.budget.features == 0:
@@ -129,11 +228,14 @@ class DistributionalPolicy(BasePolicy):
         budget = self.budget(obs[..., self.own_size :], scale.mean_snapshot, scale.std_snapshot)
         return torch.cat((own, budget), dim=-1)
 
+    @property
+    def _changes_inputs(self) -> bool:
+        return self.own_size != self.obs_size or not isinstance(self.normalizer, nn.Identity)
+
     def acting_inputs(self, obs: Tensor) -> Tensor:
-        """Return :meth:`inputs` for ``[B, obs_size]``, faster on the CPU and without a gradient."""
-        unchanged = self.own_size == self.obs_size and isinstance(self.normalizer, nn.Identity)
-        if unchanged or obs.device.type != "cpu":
-            return self.inputs(obs)
+        """Return :meth:`inputs` for ``[B, obs_size]``, faster and without a gradient."""
+        if not self._changes_inputs:
+            return obs
         scale, own = self.return_scale, self.own_size
         inputs = torch.empty(len(obs), own + self.budget.features)
         raw, filled = obs.numpy(), inputs.numpy()
@@ -151,10 +253,61 @@ class DistributionalPolicy(BasePolicy):
         :param inputs: ``[B, D]``, from :meth:`inputs`.
         :param state: recurrent state before them, already reset where an episode begins.
         """
-        features = inputs
-        if self.actor_trunk is not None:
-            features, state = self.actor_trunk.step(inputs, state)
+        features, state = self.actor_features(inputs, state)
         return self.dist_params(features), state
+
+    def actor_features(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Run one step of the actor's encoder and trunk: return the features, and the recurrent state after it."""
+        features = self.encode_for_actor(inputs)
+        return (features, state) if self.actor_trunk is None else self.actor_trunk.step(features, state)
+
+    def encode(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the trunks of actor and critics take, ``[..., F]``, for ``[..., D]`` from :meth:`inputs`."""
+        actor = self.encode_for_actor(inputs)
+        return actor, actor if self.vf_features_extractor is None else self.encode_for_critics(inputs)
+
+    def encode_for_actor(self, inputs: Tensor) -> Tensor:
+        """Return the first part of :meth:`encode`."""
+        return self._extracted(self.features_extractor, inputs)
+
+    def encode_for_critics(self, inputs: Tensor) -> Tensor:
+        """Return the second part of :meth:`encode`."""
+        return self._extracted(self.vf_features_extractor or self.features_extractor, inputs)
+
+    def critic_features(self, encoded: Tensor, resets: Tensor, state: State) -> Tensor:
+        """Run the critics' trunk, the actor's where they share it, over sequences.
+
+        :param encoded: ``[L, B, F]``, the second part of :meth:`encode`; ``[M, F]`` without a recurrent state.
+        :param resets: ``[L, B, 1]``, 1 at reset steps.
+        :param state: recurrent state before the first step.
+        """
+        if self.critic_layer is not None:
+            layer: Tensor = self.critic_layer(encoded)
+            return layer
+        trunk = self.critic_trunk or self.actor_trunk
+        return encoded if trunk is None else trunk.sequence(encoded, resets, state)
+
+    def _extracted(self, extractor: BaseFeaturesExtractor | None, inputs: Tensor) -> Tensor:
+        inputs = inputs.to(self.device)  # inputs are made on the CPU, where the statistics are
+        if extractor is None:
+            return inputs
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        features: Tensor = extractor(self._own_rows.tensors(rows[:, : self.own_size]))
+        if self.budget.features:
+            features = torch.cat((features, rows[:, self.own_size :]), dim=-1)
+        return features.reshape(*inputs.shape[:-1], -1)
+
+    def _make_extractor(self, ortho_init: bool) -> BaseFeaturesExtractor:
+        extractor = self.features_extractor_class(self._own_rows.space, **self.features_extractor_kwargs)
+        return extractor.apply(partial(self.init_weights, gain=math.sqrt(2.0))) if ortho_init else extractor
+
+    def _rows_of_environment(self) -> ObservationRows:
+        """Return the rows of an observation's own columns, without the running return."""
+        if not self.budget.columns:
+            return self.observations
+        space = cast(spaces.Box, self.observation_space)
+        own = spaces.Box(space.low[: self.own_size], space.high[: self.own_size], dtype=cast(Any, space.dtype))
+        return ObservationRows(own, self.normalize_images)
 
     def respond(
         self,
@@ -174,11 +327,16 @@ class DistributionalPolicy(BasePolicy):
         :param perturb: an adversary: from the networks' inputs and the state to perturbed inputs; None for no adversary.
         """
         state = reset_state(state, starts)
-        inputs = self.inputs(torch.tensor(self._with_missing_columns(observations), dtype=torch.float32, device=self.device))
+        inputs = self.inputs(torch.tensor(self._with_missing_columns(observations), dtype=self.observations.dtype))
         return self.act(inputs if perturb is None else perturb(inputs, state), state)
 
     def dist_params(self, features: Tensor) -> Tensor:
         """Return the parameters of the action distribution, ``[..., n_params]``, for trunk features ``[..., F]``."""
+        if self.use_sde:
+            latent, mean = self.latent(features)
+            # As SB3 does: the standard deviation does not shape the features.
+            variance = latent.detach().square() @ self.sde_std().square()
+            return torch.cat((mean, 0.5 * torch.log(variance + SDE_EPS)), dim=-1)
         raw: Tensor = self.actor(features)
         if self.log_std is not None:
             return torch.cat((raw, self.log_std.expand_as(raw)), dim=-1)
@@ -187,13 +345,28 @@ class DistributionalPolicy(BasePolicy):
             return torch.cat((mean, log_std.clamp(*LOG_STD_LIMITS)), dim=-1)
         return raw
 
+    def latent(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features before the actor's last layer, which gSDE explores with, and the mean after it."""
+        latent = features
+        for layer in list(self.actor)[:-1]:
+            latent = layer(latent)
+        return latent, self.actor[-1](latent)
+
+    def sde_std(self) -> Tensor:
+        """Return gSDE's standard deviations of a weight, ``[F, A]``."""
+        assert self.log_std is not None, "gSDE learns them"
+        std = self.log_std.exp()
+        if self.use_expln:
+            std = torch.where(self.log_std > 0.0, torch.log1p(self.log_std.clamp(min=0.0)) + 1.0, std)
+        return std.expand(-1, self.action_dist.n_params // 2)
+
     def critic_outputs(self, features: Tensor) -> Tensor:
         """Return the outputs of the critics, ``[K, ..., n]``, for trunk features ``[..., F]``."""
         return torch.stack([critic(features) for critic in self.critics])
 
     def raw_atoms(self, features: Tensor) -> Tensor:
-        """Return the atoms of the return in raw units, ``[K, ..., M]``, for trunk features ``[..., F]``."""
-        return self.return_scale.decode(self.return_dist.atoms(self.critic_outputs(features)))
+        """Return the atoms of the return in raw units, on the CPU, ``[K, ..., M]``, for trunk features ``[..., F]``."""
+        return self.return_scale.decode(self.return_dist.atoms(self.critic_outputs(features)).cpu())
 
     def return_levels(self) -> Tensor | None:
         """Return the levels ``[M]`` of the atoms; None for critics that predict the mean only."""
@@ -210,17 +383,19 @@ class DistributionalPolicy(BasePolicy):
         :param starts: ``[L]``, true where an episode begins: the recurrent state is reset there, and before the first.
         """
         self.set_training_mode(False)
-        trunk = self.critic_trunk or self.actor_trunk
-        obs = torch.as_tensor(self._with_missing_columns(np.asarray(observations)).astype(np.float32)).to(self.device)
+        obs = torch.as_tensor(self._with_missing_columns(np.asarray(observations))).to(self.observations.dtype)
         edges = [0, *(np.flatnonzero(starts[1:]) + 1).tolist(), len(obs)]
         atoms = []
         with torch.no_grad():
             for first, last in pairwise(edges):
-                features = self.inputs(obs[first:last]).unsqueeze(1)  # [L, 1, D]
-                if trunk is not None:
-                    features = trunk.sequence(features, features.new_zeros(last - first, 1, 1), trunk.initial_state(1))
+                encoded = self.encode_for_critics(self.inputs(obs[first:last])).unsqueeze(1)  # [L, 1, F]
+                features = self.critic_features(encoded, encoded.new_zeros(last - first, 1, 1), self.initial_critic_state(1))
                 atoms.append(self.raw_atoms(features).sort(-1).values.mean(0).squeeze(1))
         return cast(NDArray[np.float32], torch.cat(atoms).float().cpu().numpy())
+
+    def critic_prefixes(self) -> list[str]:
+        """Return what the names of each critic's parameters begin with."""
+        return [f"critics.{k}." for k in range(len(self.critics))]
 
     def heads(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters by part: the actor, each critic, and each trunk."""
@@ -239,17 +414,15 @@ class DistributionalPolicy(BasePolicy):
         heads = [cast(nn.Linear, cast(nn.Sequential, critic)[-1]) for critic in self.critics]
         self.return_dist.rescale(heads, *self.return_scale.activate())
 
-    def _predict(  # type: ignore[override]
-        self, observation: Tensor, deterministic: bool = False
-    ) -> Tensor:
+    def _predict(self, observation: TensorObservation, deterministic: bool = False) -> Tensor:
         """Return actions for one step from the initial state (called by SB3; :meth:`predict` carries the recurrent state)."""
-        inputs = self.inputs(observation.float().reshape(-1, self.obs_size))
+        inputs = self.inputs(self.observations.tensor_rows(observation))
         dist_params, _ = self.act(inputs, self.initial_state(len(inputs)))
         return self.action_dist.mode(dist_params) if deterministic else self.action_dist.sample(dist_params)
 
-    def predict(  # type: ignore[override]
+    def predict(
         self,
-        observation: NDArray[Any],
+        observation: Observation,
         state: tuple[NDArray[Any], ...] | None = None,
         episode_start: NDArray[Any] | None = None,
         deterministic: bool = False,
@@ -262,13 +435,9 @@ class DistributionalPolicy(BasePolicy):
         :param deterministic: the mode of the distribution instead of a sample.
         """
         self.set_training_mode(False)
-        assert isinstance(self.observation_space, spaces.Box)
-        observation = self._with_missing_columns(np.asarray(observation))
-        shape = self.observation_space.shape
-        single = observation.shape == shape
-        if not single and observation.shape[1:] != shape:
-            raise ValueError(f"observation must have the shape {shape} or (n, *{shape}), got {observation.shape}")
-        batch = observation.reshape(-1, self.obs_size)
+        if self.budget.columns:
+            observation = self._with_missing_columns(np.asarray(observation))
+        batch, single = self.observations.batch(observation)
         n = len(batch)
         with torch.no_grad():
             carried = self.initial_state(n)
@@ -282,7 +451,83 @@ class DistributionalPolicy(BasePolicy):
             actions = self.action_dist.mode(dist_params) if deterministic else self.action_dist.sample(dist_params)
         chosen = self.action_dist.to_env(actions.cpu().numpy())
         after = (carried[0].cpu().numpy(), carried[1].cpu().numpy()) if self.recurrent else None
-        return (chosen[0] if single else chosen), after
+        return (np.asarray(chosen[0]) if single else chosen), after
+
+    # -------------------------------------------------------------------------------------------- by SB3's names
+    # For code that asks a policy and not the algorithm. Observations are tensors as ``obs_to_tensor`` gives them, actions are
+    # as rollouts store them, values are mean returns in raw units.
+
+    def forward(self, obs: TensorObservation, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Return actions, values ``[B, 1]`` and log-probabilities ``[B]``."""
+        actor, critic, _ = self._latents(obs)
+        return self._decided(actor, critic, deterministic)
+
+    def evaluate_actions(self, obs: TensorObservation, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values ``[B, 1]``, and log-probabilities and entropies ``[B]`` of actions."""
+        actor, critic, _ = self._latents(obs)
+        return self._evaluated(actor, critic, actions)
+
+    def predict_values(self, obs: TensorObservation) -> Tensor:
+        """Return mean returns ``[B, 1]``."""
+        return self._values(self._latents(obs)[1])
+
+    def get_distribution(self, obs: TensorObservation) -> Distribution:
+        """Return SB3's distribution of actions."""
+        return self.action_dist.to_sb3(self.dist_params(self._latents(obs)[0]))
+
+    def _decided(self, actor: Tensor, critic: Tensor, deterministic: bool) -> tuple[Tensor, Tensor, Tensor]:
+        dist_params = self.dist_params(actor)
+        actions = self.action_dist.mode(dist_params) if deterministic else self.action_dist.sample(dist_params)
+        shaped = actions.reshape(len(actions), *cast(tuple[int, ...], self.action_space.shape))
+        return shaped, self._values(critic), self.action_dist.log_prob(dist_params, actions)
+
+    def _evaluated(self, actor: Tensor, critic: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dist_params = self.dist_params(actor)
+        log_prob = self.action_dist.log_prob(dist_params, actions.reshape(len(dist_params), -1).to(dist_params))
+        return self._values(critic), log_prob, self.action_dist.entropy(dist_params)
+
+    def _latents(
+        self, obs: TensorObservation, states: PairOfStates | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, PairOfStates]:
+        """Return the features of actor and critics ``[B, F]``, and the recurrent states after the last step.
+
+        :param states: recurrent states before the first step; None for the initial ones of B sequences of one step.
+        """
+        actor, critic = self.encode(self.inputs(self.observations.tensor_rows(obs)))
+        if states is None or starts is None:
+            states, starts = (self.initial_state(len(actor)), self.initial_critic_state(len(actor))), torch.zeros(len(actor))
+        if self.actor_trunk is None:
+            return actor, critic, states
+        actor, actor_after = _unrolled(self.actor_trunk, actor, states[0], starts)
+        if self.critic_trunk is None:
+            features = actor if self.critic_layer is None else self.critic_layer(critic)
+            return actor, features, (actor_after, actor_after)
+        critic, critic_after = _unrolled(self.critic_trunk, critic, states[1], starts)
+        return actor, critic, (actor_after, critic_after)
+
+    def _values(self, features: Tensor) -> Tensor:
+        atoms = self.raw_atoms(features)
+        return (atoms @ self.return_dist.masses.cpu()).mean(0).unsqueeze(-1)
+
+    def save(self, path: str | Path | BufferedIOBase) -> None:
+        """Write the policy alone, as data without code; :meth:`load` reads it.
+
+        :param path: a file to write to, or its name.
+        """
+        write_policy(path, self, self.arguments)
+
+    @classmethod
+    def load(cls, path: str | Path | BufferedIOBase, device: torch.device | str = "cpu", **arguments: Any) -> Self:
+        """Return the policy that :meth:`save` wrote.
+
+        :param path: the file or its name.
+        :param device: where the networks compute.
+        :param arguments: arguments of the constructor that shall differ, such as classes of the user's own.
+        """
+        saved = read_policy(path, arguments)
+        policy = cls(saved.observation_space, saved.action_space, **saved.arguments)
+        policy.load_state_dict(saved.weights)
+        return policy.place(get_device(device))
 
     def _with_missing_columns(self, observation: NDArray[Any]) -> NDArray[Any]:
         """Return observations with the columns that callers may leave out: alpha, and a running return that is not used."""
@@ -301,16 +546,94 @@ class DistributionalPolicy(BasePolicy):
 
 
 class RecurrentDistributionalPolicy(DistributionalPolicy):
-    """A :class:`DistributionalPolicy` with LSTM trunks."""
+    """A :class:`DistributionalPolicy` with LSTM trunks.
+
+    What SB3 asks a policy takes sb3-contrib's arguments besides: recurrent states of `n` sequences, and whether each step
+    starts an episode. The steps of the sequences stand one after the other, ``[n * L, ...]``.
+    """
 
     recurrent: ClassVar[bool] = True
 
+    def forward(  # type: ignore[override]
+        self, obs: TensorObservation, lstm_states: PairOfStates, episode_starts: Tensor, deterministic: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, PairOfStates]:
+        """Return actions, values, log-probabilities, and the states of actor and critics after the last step."""
+        actor, critic, after = self._latents(obs, lstm_states, episode_starts)
+        return *self._decided(actor, critic, deterministic), after
 
-def _layers(net_arch: NetArch) -> tuple[Sequence[int], Sequence[int]]:
+    def evaluate_actions(  # type: ignore[override]
+        self, obs: TensorObservation, actions: Tensor, lstm_states: PairOfStates, episode_starts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values, log-probabilities and entropies of actions."""
+        actor, critic, _ = self._latents(obs, lstm_states, episode_starts)
+        return self._evaluated(actor, critic, actions)
+
+    def predict_values(  # type: ignore[override]
+        self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor
+    ) -> Tensor:
+        """Return mean returns for the critics' states."""
+        return self._values(self._latents(obs, (lstm_states, lstm_states), episode_starts)[1])
+
+    def get_distribution(  # type: ignore[override]
+        self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor
+    ) -> tuple[Distribution, State]:
+        """Return SB3's distribution of actions for the actor's states, and the states after the last step."""
+        actor, _, after = self._latents(obs, (lstm_states, lstm_states), episode_starts)
+        return self.action_dist.to_sb3(self.dist_params(actor)), after[0]
+
+
+class CnnDistributionalPolicy(DistributionalPolicy):
+    """A :class:`DistributionalPolicy` that sees images through SB3's ``NatureCNN``."""
+
+    default_extractor: ClassVar[type[BaseFeaturesExtractor] | None] = NatureCNN
+
+
+class RecurrentCnnDistributionalPolicy(RecurrentDistributionalPolicy):
+    """A :class:`RecurrentDistributionalPolicy` that sees images through SB3's ``NatureCNN``."""
+
+    default_extractor: ClassVar[type[BaseFeaturesExtractor] | None] = NatureCNN
+
+
+def _unrolled(trunk: LstmTrunk, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+    """Run sequences that stand one after the other, ``[n * L, F]``, step by step; return the outputs so, and the last state."""
+    n = state[0].shape[1]
+    outputs, carried = [], (state[0], state[1])
+    keep = (1.0 - starts.to(inputs)).reshape(n, -1, 1)
+    for step, row in enumerate(inputs.reshape(n, -1, inputs.shape[-1]).unbind(1)):
+        output, carried = trunk.step(row, (carried[0] * keep[:, step], carried[1] * keep[:, step]))
+        outputs.append(output)
+    return torch.stack(outputs, dim=1).flatten(0, 1), carried
+
+
+def _extractor_for(space: spaces.Space[Any]) -> type[BaseFeaturesExtractor]:
+    return CombinedExtractor if isinstance(space, spaces.Dict) else FlattenExtractor
+
+
+def _net_arch(net_arch: NetArch, extractor_class: type[BaseFeaturesExtractor]) -> dict[str, list[int]]:
+    """Return the hidden layers of actor (``pi``) and critics (``vf``)."""
+    if isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict):
+        warnings.warn("net_arch=[dict(...)] is the form of SB3 before 1.8: give net_arch=dict(pi=..., vf=...)", stacklevel=3)
+        net_arch = net_arch[0]
     if net_arch is None:
-        return [64, 64], [64, 64]
-    if isinstance(net_arch, dict):
+        net_arch = [] if extractor_class is NatureCNN else [64, 64]
+    if isinstance(net_arch, Mapping):
         unknown = set(net_arch) - {"pi", "vf"}
         require(not unknown, "net_arch", net_arch, 'a list, or a dict with the keys "pi" and "vf"')
-        return net_arch.get("pi", []), net_arch.get("vf", [])
-    return net_arch, net_arch
+        return {part: list(net_arch.get(part, [])) for part in ("pi", "vf")}
+    return {part: list(cast(Sequence[int], net_arch)) for part in ("pi", "vf")}
+
+
+def _require_one_critic_trunk(shared_lstm: bool, enable_critic_lstm: bool | None, share_features_extractor: bool) -> None:
+    """Raise AssertionError, as sb3-contrib does, for settings that contradict each other."""
+    if shared_lstm and enable_critic_lstm:
+        raise AssertionError("shared_lstm and enable_critic_lstm exclude each other: choose one LSTM for both, or one each")
+    if shared_lstm and not share_features_extractor:
+        raise AssertionError("shared_lstm needs share_features_extractor=True: one LSTM has one input")
+
+
+def _dropout(lstm_kwargs: Mapping[str, Any] | None) -> float:
+    unknown = set(lstm_kwargs or {}) - {"dropout"}
+    require(not unknown, "lstm_kwargs", lstm_kwargs, "{'dropout': p} or empty")
+    share = float((lstm_kwargs or {}).get("dropout", 0.0))
+    require(0.0 <= share < 1.0, "dropout", share, "in [0, 1)")
+    return share

@@ -12,16 +12,18 @@ stands at the position of step i plus one, ended or not; and final observations 
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from tailguard.envs.vec_env import StepArrays
+from tailguard.ppo.actions import ActionDistribution
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
 from tailguard.ppo.networks import LstmTrunk, State
@@ -85,15 +87,22 @@ class Rollout:
     :param n_steps: T.
     :param n_envs: B.
     :param obs_size: numbers per observation, D.
-    :param action_size: numbers per stored action.
-    :param n_params: numbers that describe an action distribution.
+    :param action_dist: the distribution of the actions.
+    :param obs_dtype: type of the numbers of an observation.
     """
 
-    def __init__(self, n_steps: int, n_envs: int, obs_size: int, action_size: int, n_params: int) -> None:
-        self.n_steps, self.n_envs = n_steps, n_envs
-        self.obs = torch.zeros(n_steps + 1, n_envs, obs_size)
-        self.actions = torch.zeros(n_steps, n_envs, action_size)
-        self.dist_params = torch.zeros(n_steps, n_envs, n_params)
+    def __init__(
+        self,
+        n_steps: int,
+        n_envs: int,
+        obs_size: int,
+        action_dist: ActionDistribution,
+        obs_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.n_steps, self.n_envs, self.action_dist = n_steps, n_envs, action_dist
+        self.obs = torch.zeros(n_steps + 1, n_envs, obs_size, dtype=obs_dtype)
+        self.actions = torch.zeros(n_steps, n_envs, math.prod(action_dist.action_shape))
+        self.dist_params = torch.zeros(n_steps, n_envs, action_dist.n_params)
         self.rewards = torch.zeros(n_steps, n_envs)
         self.terminated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
@@ -106,6 +115,8 @@ class Rollout:
         self._finals: list[tuple[int, Tensor, Tensor]] = []
         self._states: list[State] = []
         self.filled = 0
+        self.evaluate: Callable[[], Experience] | None = None  # who evaluates a full rollout
+        self._evaluated: Experience | None = None
 
     def reset(self, starts: NDArray[np.bool_] | None = None) -> None:
         """Make room for new steps; what is stored is overwritten one by one.
@@ -117,6 +128,7 @@ class Rollout:
         self._finals.clear()
         self._states.clear()
         self.weights.fill_(1.0)
+        self._evaluated = None
 
     def observe(self, obs: NDArray[Any]) -> Tensor:
         """Store the observation that the next action is for; after the last step the one that follows it."""
@@ -146,8 +158,8 @@ class Rollout:
         if len(step.ended):
             # After a termination nobody looks at the final observation; whatever it holds must not get into an LSTM.
             cut = step.truncated[step.ended].reshape(-1, 1)
-            finals = np.where(cut, step.final_obs.reshape(len(step.ended), -1), 0.0)
-            self._finals.append((t, torch.tensor(step.ended), torch.tensor(finals, dtype=torch.float32)))
+            finals = np.where(cut, step.final_obs.reshape(len(step.ended), -1), 0)
+            self._finals.append((t, torch.tensor(step.ended), torch.tensor(finals, dtype=self.obs.dtype)))
         self.filled += 1
 
     def states_after_steps(self) -> State:
@@ -175,6 +187,56 @@ class Rollout:
         sequences = layout.spread(self.obs[:-1])
         sequences.flatten(0, 1).index_copy_(0, layout.places + self.n_envs, following.flatten(0, 1))
         return layout, sequences
+
+    # What callbacks read from SB3's rollout buffer when a rollout has ended, beside `actions` and `rewards`. The critics see a
+    # rollout once, after its last step; whoever asks first makes them look, and training takes what they said.
+
+    def experience(self) -> "Experience":
+        """Return what is learnt from the full rollout, evaluated once."""
+        if self.filled < self.n_steps or self.evaluate is None:
+            raise ValueError(f"values are known when a rollout has ended; it has {self.filled} of {self.n_steps} steps")
+        if self._evaluated is None:
+            self._evaluated = self.evaluate()
+        return self._evaluated
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """``[T, B]`` mean returns that the critics predict, in raw units."""
+        return self.experience().values.numpy()
+
+    @property
+    def returns(self) -> NDArray[np.float32]:
+        """``[T, B]`` lambda-returns."""
+        return self.experience().returns.numpy()
+
+    @property
+    def advantages(self) -> NDArray[np.float32]:
+        """``[T, B]`` advantages of the mean return, not standardised."""
+        return self.returns - self.values
+
+    @property
+    def log_probs(self) -> NDArray[np.float32]:
+        """``[T, B]`` log-probabilities of the actions."""
+        return self.action_dist.log_prob(self.dist_params, self.actions).numpy()
+
+    @property
+    def episode_starts(self) -> NDArray[np.float32]:
+        """``[T, B]`` 1 where a step starts an episode."""
+        return self.starts().float().numpy()
+
+    @property
+    def buffer_size(self) -> int:
+        """Steps per environment, T."""
+        return self.n_steps
+
+    @property
+    def full(self) -> bool:
+        """True if all steps are stored."""
+        return self.filled == self.n_steps
+
+    def size(self) -> int:
+        """Return the number of steps per environment that are stored."""
+        return self.filled
 
 
 class NotFinite(ValueError):
@@ -221,9 +283,46 @@ class Acting:
         t = rollout.filled
         with torch.inference_mode():
             dist_params, state = self._policy.act(self._policy.acting_inputs(obs), state)
+            dist_params = dist_params.cpu()
             self._actions[t] = self._action_dist.draw(dist_params, self._noise_of_steps[t]).numpy()
             self._dist_params[t] = dist_params.numpy()
         return state
+
+
+class SdeActing(Acting):
+    """Acting with gSDE: the noise of an action is a function of the state, the same one for some steps (Raffin et al. 2021).
+
+    :param policy: with ``use_sde``.
+    :param sample_freq: steps after which the function is drawn anew; -1 draws it at the start of a rollout only.
+    """
+
+    def __init__(self, policy: DistributionalPolicy, sample_freq: int) -> None:
+        super().__init__(policy)
+        self._sample_freq = sample_freq
+
+    @override
+    def begin(self, rollout: Rollout) -> None:
+        self._actions, self._dist_params = rollout.actions.numpy(), rollout.dist_params.numpy()
+        self._weights = self._draw(rollout.n_envs)
+
+    @override
+    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+        t = rollout.filled
+        if self._sample_freq > 0 and t and t % self._sample_freq == 0:
+            self._weights = self._draw(rollout.n_envs)
+        with torch.inference_mode():
+            features, state = self._policy.actor_features(self._policy.acting_inputs(obs), state)
+            latent, mean = self._policy.latent(features)
+            noise = torch.bmm(latent.unsqueeze(1), self._weights).squeeze(1)
+            self._actions[t] = (mean + noise).cpu().numpy()
+            self._dist_params[t] = self._policy.dist_params(features).cpu().numpy()
+        return state
+
+    def _draw(self, n_envs: int) -> Tensor:
+        """Return the weights of the noise in each environment, ``[B, F, A]``."""
+        with torch.no_grad():
+            std = self._policy.sde_std()
+            return std * torch.randn(n_envs, *std.shape).to(std)
 
 
 # --------------------------------------------------------------------------------------------------------------- batch
@@ -275,12 +374,18 @@ class Batch:
 
     def features(self, policy: DistributionalPolicy) -> tuple[Tensor, Tensor]:
         """Return what the policy's trunks make of the observations: for the actor and for the critics."""
-        if policy.actor_trunk is None:
-            return self.obs, self.obs
-        actor = policy.actor_trunk.sequence(self.obs, self.resets, (self.actor_hidden, self.actor_cell))
-        if policy.critic_trunk is None:
+        actor, critic = policy.encode(self.obs)
+        if policy.actor_trunk is not None:
+            actor = policy.actor_trunk.sequence(actor, self.resets, (self.actor_hidden, self.actor_cell))
+        if policy.shares_trunk:
             return actor, actor
-        return actor, policy.critic_trunk.sequence(self.obs, self.resets, (self.critic_hidden, self.critic_cell))
+        return actor, policy.critic_features(critic, self.resets, (self.critic_hidden, self.critic_cell))
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on a device; itself if it is there."""
+        if device == self.weights.device:
+            return self
+        return Batch(*(getattr(self, name).to(device) for name in AXES_IN_FRONT))
 
     def shuffled(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
         """Yield all sequences or samples in random order, `size` at a time."""
@@ -299,11 +404,12 @@ class Batch:
         return Batch(**chosen)
 
     def _parts(self, order: Tensor, size: int) -> Iterator["Batch"]:
-        """Yield the sequences or samples in this order, `size` at a time.
+        """Yield the sequences or samples in this order, `size` at a time, and what is left of them.
 
         Every tensor is put in order once and cut into contiguous parts ``[..., size, ...]``, which takes one copy of each.
         """
-        parts = order.reshape(-1, size)
+        whole = len(order) - len(order) % size
+        parts = order[:whole].reshape(-1, size)
         indices: dict[tuple[int, ...], Tensor] = {}  # of all rows, by the axes in front of the sequences or samples
         by_field: list[tuple[Tensor, ...]] = []
         for name, in_front in AXES_IN_FRONT.items():
@@ -320,6 +426,8 @@ class Batch:
             by_field.append(chosen.view(len(parts), *lead, size, *tensor.shape[axis + 1 :]).unbind())
         for tensors in zip(*by_field, strict=True):
             yield Batch(*tensors)
+        if whole < len(order):
+            yield self.take(order[whole:])
 
 
 AXES_IN_FRONT: dict[str, int] = {each.name: each.metadata.get("axes_in_front", 0) for each in dataclasses.fields(Batch)}
@@ -330,7 +438,7 @@ class Experience:
     """A rollout ready for training.
 
     :param batch: all of it, with raw targets.
-    :param layout: the rows of its steps in sequences.
+    :param layout: the rows of its steps in the sequences of the batch.
     :param values: ``[T, B]`` mean returns from the states, by the critics together.
     :param per_critic: ``[K, T, B]`` mean returns by each critic.
     :param returns: ``[T, B]`` raw lambda-returns.
@@ -352,7 +460,10 @@ class Experience:
 
     def at_steps(self, rows: Tensor) -> Tensor:
         """Return ``[T, B]`` from one number for each row of the batch."""
-        return self.layout.gather(rows) if rows.dim() == 2 else rows.reshape(self.weights.shape)
+        if rows.dim() == 1:
+            return rows.reshape(self.weights.shape)
+        steps = self.layout.gather(rows)  # [C, N B], where the steps of an environment were cut into N parts
+        return cast(Tensor, steps.unflatten(1, (-1, self.weights.shape[1])).transpose(0, 1).flatten(0, 1))
 
     def normalised(self, policy: DistributionalPolicy) -> Batch:
         """Return the batch with targets in the units that the critics have now."""
@@ -374,13 +485,22 @@ def prepare(
     gamma: float,
     gae_lambda: float,
     generator: torch.Generator,
+    normalize_advantage: bool = True,
+    keep_atoms: bool = False,
+    sequence_length: int | None = None,
 ) -> Experience:
-    """Evaluate the critics on every observation of the rollout in one call, then compute advantages and targets."""
+    """Evaluate the critics on every observation of the rollout in one call, then compute advantages and targets.
+
+    :param normalize_advantage: standardise the advantages.
+    :param keep_atoms: keep what the critics predict now, which value clipping needs.
+    :param sequence_length: steps of the sequences that a recurrent policy learns from, a divisor of T; None is T.
+    """
     with torch.no_grad():
         layout, raw_obs = rollout.sequence_layout()
         obs = policy.inputs(raw_obs)
         atoms, critic_after = _atoms(policy, obs, layout, rollout, critic_state)  # [K, L, B, M]
-        means = atoms @ policy.return_dist.masses
+        masses = policy.return_dist.masses.cpu()
+        means = atoms @ masses
         per_critic = torch.stack([layout.gather(values) for values in means])
         values = aggregate_values(critic, means)
         now, after = layout.gather(values), layout.gather(values, offset=1)
@@ -390,16 +510,21 @@ def prepare(
         finished = None
         if objective.config.objective != "neutral":
             columns = raw_obs[..., policy.own_size :]
-            worth = aggregate_values(critic, objective.values(atoms, policy.return_dist.masses, columns))
+            worth = aggregate_values(critic, objective.values(atoms, masses, columns))
             advantages = _risk_advantages(rollout, objective, layout, columns, worth, gamma, gae_lambda)
             finished = _finished_returns(rollout, layout, columns, atoms, gamma)
         targets = _targets(rollout, atoms, returns, layout, critic, gamma, generator)
-        steps = (rollout.actions, rollout.dist_params, _standardise(advantages, rollout.weights), rollout.weights)
-        old_atoms = torch.stack([layout.gather(each) for each in atoms]) if critic.clip_range is not None else EMPTY
-        batch = _lay_out(policy, layout, obs, steps, targets, old_atoms, (*actor_state, *critic_state))
+        standardised = _standardise(advantages, rollout.weights) if normalize_advantage else advantages
+        steps = (rollout.actions, rollout.dist_params, standardised, rollout.weights)
+        old_atoms = torch.stack([layout.gather(each) for each in atoms]) if keep_atoms else EMPTY
+        states = (*actor_state, *critic_state)
+        learnt = LearntSteps(layout, obs, steps, targets, old_atoms, states)
+        if policy.recurrent and sequence_length is not None and sequence_length < rollout.n_steps:
+            learnt = _cut(policy, learnt, rollout.terminated | rollout.truncated, sequence_length)
+        batch = _lay_out(policy, learnt)
         starts = rollout.starts()
         start_atoms = torch.stack([layout.gather(each)[starts] for each in atoms])
-    return Experience(batch, layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after, finished)
+    return Experience(batch, learnt.layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after, finished)
 
 
 def _atoms(
@@ -409,11 +534,12 @@ def _atoms(
 
     The state is None where the critics have none of their own.
     """
-    if policy.actor_trunk is None:
-        return policy.raw_atoms(obs), None
+    if policy.shares_trunk:
+        return _acted_atoms(policy, cast(LstmTrunk, policy.actor_trunk), obs, layout, rollout), None
+    encoded, resets = policy.encode_for_critics(obs), layout.resets.to(policy.device)
     if policy.critic_trunk is None:
-        return _acted_atoms(policy, policy.actor_trunk, obs, layout, rollout), None
-    features, after = policy.critic_trunk.sequence_and_states(obs, layout.resets, critic_state, layout.positions[-1])
+        return policy.raw_atoms(policy.critic_features(encoded, resets, critic_state)), None
+    features, after = policy.critic_trunk.sequence_and_states(encoded, resets, critic_state, layout.positions[-1])
     return policy.raw_atoms(features), after
 
 
@@ -427,7 +553,7 @@ def _acted_atoms(
     hidden, cells = rollout.states_after_steps()
     step, env = layout.ends()
     below = layout.positions[step, env] + 1
-    after, _ = trunk.step(obs[below, env], (hidden[:, step, env], cells[:, step, env]))
+    after, _ = trunk.step(policy.encode_for_actor(obs[below, env]), (hidden[:, step, env], cells[:, step, env]))
     atoms = policy.raw_atoms(torch.cat((hidden[-1].flatten(0, 1), after)))  # [K, T B + E, M]
     sequences = atoms.new_zeros(len(atoms), *layout.resets.shape[:2], atoms.shape[-1])
     places = torch.cat((layout.places, below * obs.shape[1] + env))
@@ -507,18 +633,69 @@ def _targets(
     )
 
 
-def _lay_out(
-    policy: DistributionalPolicy,
-    layout: SequenceLayout,
-    obs: Tensor,
-    steps: tuple[Tensor, ...],
-    targets: Tensor,
-    old_atoms: Tensor,
-    states: tuple[Tensor, ...],
-) -> Batch:
-    """Return what belongs to steps ``[T, B, ...]`` as sequences, as `obs` are already, or everything as samples."""
+class LearntSteps(NamedTuple):
+    """The steps of a rollout with all that a policy learns from them.
+
+    :param layout: rows of the steps in sequences.
+    :param obs: the networks' inputs, as sequences ``[L, B, D]``.
+    :param steps: actions, distribution parameters, advantages and weights, ``[T, B, ...]`` each.
+    :param targets: target atoms of each critic, ``[K, T, B, M]``.
+    :param old_atoms: atoms that each critic predicts now, ``[K, T, B, M]``; empty where nobody needs them.
+    :param states: hidden and cell states of actor and critics before the first row, ``[n_layers, B, H]`` each.
+    """
+
+    layout: SequenceLayout
+    obs: Tensor
+    steps: tuple[Tensor, ...]
+    targets: Tensor
+    old_atoms: Tensor
+    states: tuple[Tensor, ...]
+
+
+def _lay_out(policy: DistributionalPolicy, learnt: LearntSteps) -> Batch:
+    """Return the steps as sequences, or as samples."""
+    layout, obs, steps, targets, old_atoms, states = learnt
     if policy.recurrent:
         of_critics = [torch.stack([layout.spread(each) for each in x]) if x.numel() else x for x in (targets, old_atoms)]
-        return Batch(*(obs, *map(layout.spread, steps), *of_critics, layout.resets, *states))
+        return Batch(*(obs, *map(layout.spread, steps), *of_critics, layout.resets, *(state.cpu() for state in states)))
     of_critics = [x.flatten(1, 2) if x.numel() else x for x in (targets, old_atoms)]
     return Batch(*(step.flatten(0, 1) for step in (layout.gather(obs), *steps)), *of_critics)
+
+
+def _cut(policy: DistributionalPolicy, learnt: LearntSteps, dones: Tensor, length: int) -> LearntSteps:
+    """Cut the steps of every environment into N parts of `length`, for minibatches that are smaller than its steps.
+
+    Every part becomes a column of its own, ``[T, B] -> [length, N B]``, and begins with the recurrent state of its environment.
+
+    :param dones: ``[T, B]``, true where a step ended an episode.
+    """
+
+    def cut(steps: Tensor) -> Tensor:
+        return cast(Tensor, steps.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2))
+
+    layout = SequenceLayout.of(cut(dones))
+    targets, old_atoms = (
+        torch.stack([cut(each) for each in x]) if x.numel() else x for x in (learnt.targets, learnt.old_atoms)
+    )
+    encoded = policy.encode(learnt.obs)
+    states = [learnt.states[:2], learnt.states[2:]]
+    for i, trunk in enumerate((policy.actor_trunk, policy.critic_trunk)):
+        states[i] = states[0] if trunk is None else _states_at_parts(trunk, encoded[i], learnt.layout, states[i], length)
+    return LearntSteps(
+        layout,
+        layout.spread(cut(learnt.layout.gather(learnt.obs))),
+        tuple(map(cut, learnt.steps)),
+        targets,
+        old_atoms,
+        (*states[0], *states[1]),
+    )
+
+
+def _states_at_parts(
+    trunk: LstmTrunk, encoded: Tensor, layout: SequenceLayout, start: tuple[Tensor, ...], length: int
+) -> tuple[Tensor, ...]:
+    """Return the recurrent states with which parts of `length` steps begin, ``[n_layers, N B, H]`` twice."""
+    rows, envs = layout.resets.shape[:2]
+    before = trunk.states_before(encoded, layout.resets.to(encoded.device), (start[0], start[1]))
+    first, env = layout.positions[::length], torch.arange(envs)  # [N, B], [B]
+    return tuple(part.cpu().unflatten(1, (rows, envs))[:, first, env].flatten(1, 2) for part in before)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
+from stable_baselines3.common.utils import LinearSchedule as Sb3LinearSchedule
 from torch.optim import Optimizer
 
 from tailguard.ppo.config import EntropyConfig, KLConfig
@@ -207,6 +209,17 @@ class LinearSchedule:
         return progress_remaining * self.initial + (1.0 - progress_remaining) * self.final
 
 
+def as_numbers(schedule: Schedule) -> Schedule:
+    """Return SB3's constant and linear schedules as a :class:`LinearSchedule`, which files can hold; others as they are."""
+    if isinstance(schedule, FloatSchedule):
+        schedule = schedule.value_schedule
+    if isinstance(schedule, ConstantSchedule):
+        return LinearSchedule(schedule.val, schedule.val)
+    if isinstance(schedule, Sb3LinearSchedule) and schedule.end_fraction == 1.0:
+        return LinearSchedule(schedule.start, schedule.end)
+    return schedule
+
+
 class LearningRate:
     """The learning rate: a base, times the KL control's factor, times each parameter group's optional ``lr_scale``.
 
@@ -215,7 +228,7 @@ class LearningRate:
     """
 
     def __init__(self, base: float | Schedule) -> None:
-        self._base: Schedule = base if callable(base) else LinearSchedule(base, base)
+        self._base: Schedule = as_numbers(base) if callable(base) else LinearSchedule(base, base)
 
     def set(self, value: float) -> None:
         """Replace the base by a constant, for good: no schedule given before comes back.

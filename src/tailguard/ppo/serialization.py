@@ -6,17 +6,24 @@ A file holds data and no code, so loading one from a stranger cannot run anythin
 from collections.abc import Mapping
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import spaces
+from pydantic import BaseModel
+from stable_baselines3.common import torch_layers
+from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 
 from tailguard.io import checkpoint
 from tailguard.io.checkpoint import Migrations
+from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.validation import require
 
-KIND, SUFFIX = "model", ".safetensors"
+KIND, POLICY_KIND, SUFFIX = "model", "policy", ".safetensors"
+# Arguments of a policy that are settings of their own.
+CONFIGS: dict[str, type[BaseModel]] = {"critic": CriticConfig, "obs_norm": ObsNormConfig, "risk": RiskConfig}
 # The audit reports' and SB3's names of parts of the agent's state.
 PARAMETER_NAMES = {
     "kl_penalty_state": "kl",
@@ -24,8 +31,12 @@ PARAMETER_NAMES = {
     "optimizer_state": "optimizer",
     "policy.optimizer": "optimizer",
 }
-# The setting that may be a class of the user's own, which is code and is not saved.
-ACTIVATION = "activation_fn"
+# Settings that are classes, and the modules whose classes a file may name. A class of the user's own is code and is not saved.
+CLASSES = {
+    "activation_fn": (nn.modules.activation, nn.Module, "torch's"),
+    "features_extractor_class": (torch_layers, torch_layers.BaseFeaturesExtractor, "SB3's"),
+    "optimizer_class": (torch.optim, torch.optim.Optimizer, "torch's"),
+}
 
 
 def write_model(path: str | Path | BufferedIOBase, tree: Mapping[str, Any]) -> None:
@@ -48,9 +59,55 @@ def read_model(path: str | Path | BufferedIOBase) -> dict[str, Any]:
     """
     if isinstance(path, BufferedIOBase):
         return checkpoint.from_bytes(path.read(), kind=KIND, name="the model", migrations=MIGRATIONS)
-    path = Path(path)
-    named = path if path.exists() or path.suffix not in ("", ".zip") else path.with_suffix(SUFFIX)
-    return checkpoint.load(named, kind=KIND, migrations=MIGRATIONS)
+    return checkpoint.load(_existing(Path(path)), kind=KIND, migrations=MIGRATIONS)
+
+
+def _existing(path: Path) -> Path:
+    """Return the file that a name without its ending, or with SB3's, stands for; the name itself if there is none."""
+    others = [path.with_suffix(SUFFIX), path.with_suffix(".zip")] if path.suffix in ("", ".zip") else []
+    return next((candidate for candidate in (path, *others) if candidate.is_file()), others[0] if others else path)
+
+
+class SavedPolicy(NamedTuple):
+    """The content of a policy's file: the arguments that build it, and its weights."""
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    arguments: dict[str, Any]
+    weights: dict[str, Any]
+
+
+def write_policy(path: str | Path | BufferedIOBase, policy: BasePolicy, arguments: Mapping[str, Any]) -> None:
+    """Write a policy alone into one file.
+
+    :param arguments: of its constructor.
+    """
+    configs = {name: None if arguments.get(name) is None else arguments[name].model_dump() for name in CONFIGS}
+    tree = {
+        "spaces": {"observation": space_tree(policy.observation_space), "action": space_tree(policy.action_space)},
+        "configs": configs,
+        "network": network_tree({name: value for name, value in arguments.items() if name not in CONFIGS}),
+        "weights": policy.state_dict(),
+    }
+    if isinstance(path, BufferedIOBase):
+        path.write(checkpoint.to_bytes(tree, kind=POLICY_KIND))
+    else:
+        checkpoint.save(Path(path), tree, kind=POLICY_KIND)
+
+
+def read_policy(path: str | Path | BufferedIOBase, changes: Mapping[str, Any]) -> SavedPolicy:
+    """Return what :func:`write_policy` wrote.
+
+    :param changes: arguments that shall differ, such as classes of the user's own.
+    """
+    if isinstance(path, BufferedIOBase):
+        tree = checkpoint.from_bytes(path.read(), kind=POLICY_KIND, name="the policy")
+    else:
+        tree = checkpoint.load(Path(path), kind=POLICY_KIND)
+    configs = {name: None if saved is None else CONFIGS[name](**saved) for name, saved in tree["configs"].items()}
+    network = policy_kwargs_of({name: value for name, value in tree["network"].items() if name not in changes})
+    observation, action = (space_of(tree["spaces"][name]) for name in ("observation", "action"))
+    return SavedPolicy(observation, action, configs | network | dict(changes), tree["weights"])
 
 
 # ------------------------------------------------------------------------------------------------- spaces and settings
@@ -64,22 +121,31 @@ def space_tree(space: spaces.Space[Any]) -> dict[str, Any]:
         return {"class": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
         return {"class": "MultiDiscrete", "nvec": space.nvec, "start": space.start}
+    if isinstance(space, spaces.MultiBinary):
+        return {"class": "MultiBinary", "shape": list(space.shape)}
+    if isinstance(space, spaces.Dict):
+        return {"class": "Dict", "spaces": {key: space_tree(entry) for key, entry in space.spaces.items()}}
     raise ValueError(f"a space of {type(space).__name__} cannot be saved")
 
 
 def space_of(tree: Mapping[str, Any]) -> spaces.Space[Any]:
     """Return the space that gave `tree`."""
     kind = tree["class"]
-    require(kind in ("Box", "Discrete", "MultiDiscrete"), "the saved space", kind, "a Box, Discrete or MultiDiscrete")
+    legal = "a Box, Discrete, MultiDiscrete, MultiBinary or Dict"
+    require(kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict"), "the saved space", kind, legal)
     if kind == "Box":
         return spaces.Box(tree["low"], tree["high"], dtype=np.dtype(tree["dtype"]).type)
     if kind == "Discrete":
         return spaces.Discrete(tree["n"], start=tree["start"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(tree["shape"] if len(tree["shape"]) > 1 else tree["shape"][0])
+    if kind == "Dict":
+        return spaces.Dict({key: space_of(entry) for key, entry in tree["spaces"].items()})
     return spaces.MultiDiscrete(tree["nvec"], start=tree["start"])
 
 
 def network_tree(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``policy_kwargs`` as plain values; an activation becomes the name of its class."""
+    """Return ``policy_kwargs`` as plain values; a class becomes its name."""
     return {
         name: f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else value
         for name, value in policy_kwargs.items()
@@ -89,18 +155,19 @@ def network_tree(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def policy_kwargs_of(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``policy_kwargs`` that gave `tree`.
 
-    :raises ValueError: when the activation is not one of torch's: a class of the user's own is code, and not in the file.
+    :raises ValueError: for a class of the user's own, which is code, and not in the file.
     """
     kwargs = dict(tree)
-    name = kwargs.get(ACTIVATION)
-    if isinstance(name, str):
-        activations = [value for value in vars(nn.modules.activation).values() if isinstance(value, type)]
-        known = {f"{activation.__module__}.{activation.__qualname__}": activation for activation in activations}
-        if name not in known:
-            raise ValueError(
-                f"the model was built with the activation {name}, which is not torch's: load it with policy_kwargs=..."
-            )
-        kwargs[ACTIVATION] = known[name]
+    for setting, (module, base, whose) in CLASSES.items():
+        name = kwargs.get(setting)
+        if isinstance(name, str):
+            classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base)]
+            known = {f"{value.__module__}.{value.__qualname__}": value for value in classes}
+            if name not in known:
+                raise ValueError(
+                    f"the model was built with {setting} {name}, which is not {whose}: load it with policy_kwargs=..."
+                )
+            kwargs[setting] = known[name]
     return kwargs
 
 

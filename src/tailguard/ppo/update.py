@@ -1,7 +1,9 @@
 """The gradient of PPO's loss on a minibatch, compiled or by autograd, and the optimizer step with it."""
 
 import math
+import warnings
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +23,9 @@ from tailguard.ppo.rollout import Batch
 
 # Measurements of every minibatch, before the norms of its gradient.
 LOSSES = (*MEASURES, "value_loss")
+LOSS_TERMS = ("policy_gradient_loss", "entropy", "kl", "value_loss")  # what the loss is made of
 KL = LOSSES.index("approx_kl")
+ACCUMULATE = "torch::autograd::AccumulateGrad"  # the node of a graph that adds to the gradient of a tensor
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,14 @@ class UpdateSettings:
     :param vf_coef: weight of the critics' loss.
     :param microbatch: sequences or samples per backward pass; a minibatch of more is split.
     :param compiled: take the compiled gradient and not autograd's; see :func:`update_applies`.
+    :param value_clip: how far a prediction may move, in standard deviations of the return; None does not clip.
     """
 
     policy: Coefficients
     vf_coef: float
     microbatch: int
     compiled: bool
+    value_clip: float | None = None
 
 
 class Update:
@@ -59,9 +65,13 @@ class Update:
         adversary: Adversary | None = None,
     ) -> None:
         self.policy, self.flat, self.critic, self.vgs, self.adversary = policy, flat, critic, vgs, adversary
-        self.compiled = CompiledGradient(policy, flat) if update_applies(policy, critic) else None
-        spans = [flat.span(f"critics.{k}.") for k in range(critic.n_critics)]
+        self.compiled: CompiledGradient | None = None
+        if update_applies(policy, clips_values=critic.clip_range is not None):
+            self.compiled = CompiledGradient(policy, flat)
+        spans = [flat.span(prefix) for prefix in policy.critic_prefixes()]
         self._measured = [*(flat.gradient[span] for span in spans), flat.gradient]
+        self._frozen: list[slice] = []
+        self._connected = False  # whether it was checked that every parameter gets a gradient
 
     def gradient(self, batch: Batch, total_weight: float, settings: UpdateSettings) -> Tensor:
         """Fill the gradient of a minibatch; return its :data:`LOSSES`, the norms of the critics' gradients and that of all.
@@ -72,10 +82,12 @@ class Update:
         if self.vgs.config.enabled:
             self.vgs.noise_scale.abandon()  # what is left of a minibatch that was skipped
         if settings.compiled and self.compiled is not None:
+            self._frozen = []
             losses = self.compiled.gradient(batch, total_weight, settings.policy, settings.vf_coef)
             if self.adversary is not None and self.adversary.active:
                 self.adversary.add_gradient(batch, batch.weights / total_weight)
         else:
+            self._frozen = self.flat.frozen_spans()
             losses = self._autograd(batch, total_weight, settings)
         return torch.tensor([*losses, *map(_norm, self._measured)])
 
@@ -89,17 +101,42 @@ class Update:
             norm = _norm(self.flat.gradient)
         if norm + 1e-6 > max_grad_norm:
             self.flat.gradient.mul_(max_grad_norm / (norm + 1e-6))
+        kept = [(values[span], values[span].clone()) for span in self._frozen for values in self._moved_values()]
         self.policy.optimizer.step()
+        for values, before in kept:  # an optimizer follows old momentum where there is no gradient
+            values.copy_(before)
         if self.vgs.config.enabled:
             self.vgs.step()
 
+    def _moved_values(self) -> list[Tensor]:
+        """Return the flat parameters, and what the optimizer remembers of each of them."""
+        state = (value for of_parameter in self.policy.optimizer.state.values() for value in of_parameter.values())
+        shape = self.flat.tensor.shape
+        return [self.flat.tensor.data, *(value for value in state if isinstance(value, Tensor) and value.shape == shape)]
+
+    def _warn_of_unconnected(self, loss: Tensor) -> None:
+        """Name the parameters that the loss does not depend on: they would never learn."""
+        reached = _leaves(loss)
+        named = self.policy.named_parameters()
+        silent = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in reached]
+        if silent:
+            warnings.warn(
+                f"these parameters do not take part in the loss and never learn: {', '.join(silent)}. Put networks before the "
+                "policy into a features_extractor_class, and freeze what shall stay (requires_grad_(False))",
+                stacklevel=2,
+            )
+        self._connected = True
+
     def _autograd(self, batch: Batch, total_weight: float, settings: UpdateSettings) -> list[float]:
         """Accumulate the gradient over the microbatches of a minibatch; return the :data:`LOSSES`."""
+        batch = batch.to(self.policy.device)
         measures, several = torch.zeros(len(LOSSES)), settings.microbatch < batch.size
         for part in batch.split(settings.microbatch):
             loss, measured = self._loss(part, total_weight, settings)
+            if not self._connected:
+                self._warn_of_unconnected(loss)
             loss.backward()
-            measures += measured
+            measures += measured.cpu()
             samples = part.weights.sum().item()
             if several and samples > 0.0 and self.vgs.config.enabled:
                 self.vgs.observe_microbatch(samples)
@@ -117,12 +154,26 @@ class Update:
         )
         old_atoms = batch.old_atoms if batch.old_atoms.numel() else None
         outputs = self.policy.critic_outputs(critic_features)
-        errors = critic_errors(self.critic, self.policy.return_dist, outputs, batch.targets, old_atoms)
+        errors = critic_errors(settings.value_clip, self.policy.return_dist, outputs, batch.targets, old_atoms)
         critic = (share * errors).sum() / len(errors)
         loss = policy + settings.vf_coef * critic
         if adversary is not None:
             loss = loss + adversary.loss(batch, dist_params, share)
         return loss, torch.cat((measures, critic.detach().reshape(1)))
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """Return the identities of the tensors that the graph of a loss ends in."""
+    seen, leaves, waiting = set(), set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == ACCUMULATE:
+            leaves.add(id(cast(Any, node).variable))
+        waiting.extend(following for following, _ in node.next_functions)
+    return leaves
 
 
 def _norm(gradient: Tensor) -> float:

@@ -7,7 +7,9 @@ from evaluation_examples import example_evaluation
 from page_reader import Page
 from test_report_page import HOSTILE
 
+from tailguard.evaluate.comparison import compare_runs
 from tailguard.evaluate.report import compare, comparison_rows
+from tailguard.evaluate.report.compare import comparison_sentences, ranking_rows
 from tailguard.evaluate.report.formatting import with_interval
 
 
@@ -57,6 +59,20 @@ def test_shows_settings_that_differ_and_no_others(records):
     assert "trading.fee" in text
     assert "trading.slippage" in text
     assert "trading.fill" not in text
+
+
+def test_the_ranking_is_on_the_page_and_says_how_certain_it_is(records):
+    comparison = compare_runs(records, ["first", "second"])
+    page = Page(compare(records, ["first", "second"]))
+    for line in comparison_sentences(comparison):
+        assert line in page.text
+    for row in ranking_rows(comparison):
+        assert row["rank, 90% range"] == "1 to 2"
+        assert row["Sharpe ratio"] in page.text
+    assert "SPA" in page.text
+    assert "PBO" in page.text
+    later = example_evaluation(bars=30, seeds=1, full=False)
+    assert "Ranking" not in Page(compare([records[0], later])).text
 
 
 def test_titles_that_repeat_are_numbered(records):

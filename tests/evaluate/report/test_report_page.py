@@ -194,7 +194,9 @@ def test_almost_nothing_is_enough():
     empty = replace(record, sanity=sanity, folds=record.folds.iloc[:0], training=record.training.iloc[:0])
     page = Page(report_html(empty))
     assert page.mistakes == []
-    assert {known["id"] for known in page.find("section")} == {"money", "comparison", "position", "tail", "costs", "provenance"}
+    assert {known["id"] for known in page.find("section")} == {
+        "money", "comparison", "position", "tail", "calendar", "costs", "provenance",
+    }  # fmt: skip
     assert "The agent never traded" in page.text
 
 

@@ -15,7 +15,17 @@ from report_examples import lineage, rich_evaluation
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Estimate
 from tailguard.evaluate.report.charts import Mark, downsample, envelope, numbers, seconds
-from tailguard.evaluate.report.formatting import MINUS, TIMES, chance, duration, readable, say, signed, with_interval
+from tailguard.evaluate.report.formatting import (
+    MINUS,
+    TIMES,
+    chance,
+    duration,
+    readable,
+    say,
+    signed,
+    source_name,
+    with_interval,
+)
 from tailguard.evaluate.report.page import Html, charts_of, join, table, tag
 from tailguard.evaluate.report.report import report_html
 from tailguard.evaluate.report.sections.robustness import attack_section, break_even_multiple
@@ -206,7 +216,7 @@ def test_every_outcome_has_its_words_and_its_mark(outcome, headline, mark):
     page = Page(report_html(replace(example_evaluation(bars=60, seeds=1, full=False), verdict=verdict)))
     assert headline in page.text
     assert page.find("div", class_=mark)
-    assert f"Lead over constant mix {MINUS}0.50 [{MINUS}1.00, +0.10], rank 1-2." in page.text
+    assert f"Lead over own mix {MINUS}0.50 [{MINUS}1.00, +0.10], rank 1-2." in page.text
 
 
 def test_lineage_is_read_as_the_population_itself_replays_it():
@@ -283,3 +293,22 @@ def test_attacks_that_do_no_harm_are_said_to_do_none():
     assert attack_section(replace(record, attack=harmless)).headline == "Sharpe ratio: no attack made it worse"
     single = harmless[harmless["statistic"] == "cagr"]
     assert len(charts_of(attack_section(replace(record, attack=single)).blocks)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("nasdaq-1d", "nasdaq-1d"),
+        ("/home/me/a.csv", "a.csv"),
+        ("/home/me/a.csv+/srv/b.csv", "a.csv+b.csv"),
+        ("C:\\data\\a.csv", "a.csv"),
+        ("data/a.csv", "data/a.csv"),
+    ],
+)
+def test_absolute_paths_are_cut_to_names(source, name):
+    assert source_name(source) == name
+    record = example_evaluation(bars=60, seeds=1, full=False)
+    config = f"data:\n- {source}\n"
+    page = report_html(replace(record, source=source, provenance=replace(record.provenance, config=config)))
+    assert name in page
+    assert (source in page) == (source == name)

@@ -45,6 +45,41 @@ def test_every_metric_of_every_resample_is_that_of_the_plain_function(strategies
             assert drawn.estimates[metric][column] == by_hand(returns)
 
 
+def test_every_metric_of_every_resample_is_in_excess_of_the_riskless_series(strategies):
+    """Ratios, volatility and block lengths are of excess returns; growth, drawdowns and CVaR are of the account itself."""
+    riskless = np.where(np.arange(330) % 5 == 0, 3e-4, 1e-4)  # more over weekends
+    by_hand = METRICS_BY_HAND | {
+        "sharpe": lambda r, cash: statistics.sharpe(r - cash, 252),
+        "sortino": lambda r, cash: statistics.sortino(r - cash, 252),
+        "volatility": lambda r, cash: statistics.volatility(r - cash, 252),
+        "calmar": lambda r, cash: statistics.calmar(statistics.equity_of(r), 252, cash),
+    }
+    of_excess = {"sharpe", "sortino", "volatility", "calmar"}
+    drawn = statistics.bootstrap(strategies, 252, riskless=riskless, draws=20, seed=5)
+    excess = {name: returns - riskless for name, returns in strategies.items()}
+    assert (drawn.block, drawn.risk_block) == (statistics.return_block_length(excess), statistics.risk_block_length(excess))
+    for metric, function in by_hand.items():
+        block = drawn.block if metric in ("sharpe", "sortino", "cagr") else drawn.risk_block
+        for column, returns in enumerate(strategies.values()):
+            bars = [np.arange(330), *statistics.stationary_indices(330, 20, block, seed=5)]
+            arguments = [(returns[rows], riskless[rows]) if metric in of_excess else (returns[rows],) for rows in bars]
+            expected = [function(*each) for each in arguments]
+            found = [drawn.estimates[metric][column], *drawn.draws[metric][:, column]]
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13, err_msg=metric)
+
+
+def test_an_account_in_cash_has_ratios_of_zero_in_every_resample(strategies):
+    """Its returns are the riskless ones up to rounding, as a ratio of two equities leaves them."""
+    riskless = np.where(np.arange(330) % 5 == 0, 3e-4, 1e-4)
+    equity = statistics.equity_of(riskless)
+    cash = equity[1:] / equity[:-1] - 1.0
+    drawn = statistics.bootstrap({"cash": cash, **strategies}, 8766, riskless=riskless, draws=50)
+    for metric in ("sharpe", "sortino", "volatility", "calmar"):
+        assert drawn.estimates[metric][0] == 0.0
+        assert (drawn.draws[metric][:, 0] == 0.0).all()
+    assert drawn.difference("sharpe", "hold", "cash").estimate == drawn.estimates["sharpe"][1]
+
+
 def test_intervals_and_differences_are_percentiles_of_the_draws(strategies):
     drawn = statistics.bootstrap(strategies, 252, draws=999, block=4.0, seed=6)
     assert drawn.block == drawn.risk_block == 4.0

@@ -43,6 +43,17 @@ def test_a_riskless_rate_and_a_target_are_subtracted_bar_by_bar(returns):
     assert statistics.sharpe(returns, 252, rate) == pytest.approx(empyrical.sharpe_ratio(returns, rate), rel=1e-12)
     assert statistics.sharpe(returns, 252, 1e-4) == pytest.approx(empyrical.sharpe_ratio(returns, 1e-4), rel=1e-12)
     assert statistics.sortino(returns, 252, 1e-4) == pytest.approx(empyrical.sortino_ratio(returns, 1e-4), rel=1e-12)
+    assert statistics.volatility(returns, 252, rate) == pytest.approx(empyrical.annual_volatility(returns - rate), rel=1e-12)
+    assert statistics.lo_sharpe(returns, 252, riskless=rate) == statistics.lo_sharpe(returns - rate, 252)
+
+
+def test_calmar_counts_the_growth_in_units_of_cash(returns, equity):
+    rate = np.random.default_rng(1).random(len(returns)) * 1e-4
+    growth = (equity[-1] / np.prod(1.0 + rate)) ** (252 / len(returns)) - 1.0
+    assert statistics.calmar(equity, 252, rate) == pytest.approx(growth / statistics.max_drawdown(equity), rel=1e-12)
+    assert statistics.calmar(equity, 252, 0.0) == statistics.calmar(equity, 252)
+    with pytest.raises(ValueError, match="shape of the reference return"):
+        statistics.calmar(equity, 252, rate[:-1])
 
 
 def test_ulcer_agrees_with_ffn_and_drawdown_counts_from_the_start(equity):
@@ -206,3 +217,8 @@ def test_impossible_bars_per_year_are_refused(periods):
 def test_what_cannot_be_measured_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_growth_that_no_float_can_hold_is_infinite():
+    assert statistics.cagr([1.0, 2.0], 525_960) == math.inf
+    assert statistics.cagr([2.0, 1.0], 525_960) == -1.0

@@ -1,7 +1,6 @@
 """The compiled update and the compiled acting step against torch's: same gradient, same measures, same agent."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from test_algorithm import B, Script, T, collect, make, weights
 from torch import nn
 
@@ -204,6 +204,13 @@ def test_the_same_batch_gives_the_same_bits():
 # Who goes which way.
 
 
+class Scaled(FlattenExtractor):
+    """An extractor of the user's own."""
+
+    def forward(self, observations):
+        return 2.0 * super().forward(observations)
+
+
 def covered(critic=None, kind="lstm", **options):
     return build(kind, critic=critic, **options)[2].compiled is not None
 
@@ -214,6 +221,9 @@ def test_what_is_not_covered_is_left_to_torch():
     assert not covered(compiled=False)
     assert not covered(kind="mlp", compiled=False)
     assert not covered(n_lstm_layers=2)
+    assert not covered(enable_critic_lstm=False)
+    assert not covered(use_sde=True)
+    assert not covered(kind="mlp", features_extractor_class=Scaled)
     assert not covered(activation_fn=nn.ELU)
     assert not covered(state_dependent_std=True)
     assert not covered({"huber_kappa": 1.0})
@@ -228,7 +238,7 @@ def test_a_policy_of_ones_own_is_left_to_torch():
 
     policy = Own(spaces.Box(-1.0, 1.0, (3,)), SPACES[BOX], critic=CriticConfig())
     flat = FlatParameters(policy)
-    assert not update_applies(policy, CriticConfig())
+    assert not update_applies(policy)
     assert type(acting_of(policy, flat, 4)) is Acting
 
 
@@ -237,11 +247,12 @@ def test_frozen_parameters_and_hooks_are_left_to_torch():
         lambda policy: policy.critics[0].requires_grad_(False),
         lambda policy: policy.actor[0].weight.register_hook(lambda gradient: 2.0 * gradient),
     ):
-        policy, _, update = build("mlp")
-        assert update_applies(policy, update.critic)
+        policy = build("mlp")[0]
+        assert update_applies(policy)
         disturb(policy)
-        assert not update_applies(policy, update.critic)
-    assert not update_applies(build("mlp")[0], CriticConfig(), whole_minibatches=False)
+        assert not update_applies(policy)
+    assert not update_applies(build("mlp")[0], whole_minibatches=False)
+    assert not update_applies(build("mlp")[0], clips_values=True)
 
 
 # Whole agents.
@@ -293,8 +304,7 @@ def test_two_runs_of_one_seed_are_one_run():
 
 
 def empty_rollout(policy, steps, envs):
-    action_dist = policy.action_dist
-    return Rollout(steps, envs, policy.obs_size, math.prod(action_dist.action_shape), action_dist.n_params)
+    return Rollout(steps, envs, policy.obs_size, policy.action_dist)
 
 
 def play(acting, policy, steps=4, envs=5, seed=0):

@@ -23,7 +23,6 @@ DIGITS = 6
 BUCKETS = 600  # up to twice as many points are drawn: one per pixel of a chart, and some for zooming
 LOG_FROM = 3.0  # a range beyond this factor is drawn on a logarithmic axis
 OWN_MIX = "own_mix"  # the baseline that separates timing from exposure
-ACCOUNT_TITLES = {OWN_MIX: "constant mix", "own_permuted": "shuffled positions"}
 
 
 @dataclass(frozen=True)
@@ -301,8 +300,13 @@ def color_of(evaluation: Evaluation, name: str) -> Color:
 
 
 def title_of(name: str) -> str:
-    """Return the name of an account on the page."""
-    return ACCOUNT_TITLES.get(name, readable(name))
+    """Return the name of a baseline or a seed for people; the record's name with spaces, the same everywhere."""
+    return readable(name)
+
+
+def account_name(evaluation: Evaluation, name: str) -> str:
+    """Return the name of any account for people; the one that was evaluated is called an agent or a strategy."""
+    return evaluation.subject if name == evaluation.agent.name else title_of(name)
 
 
 def account_line(evaluation: Evaluation, history: AccountHistory, values: Floats) -> Mark:
@@ -315,7 +319,7 @@ def account_line(evaluation: Evaluation, history: AccountHistory, values: Floats
     at = downsample(values)
     options = {"keep": True} if color == "agent" else {"thin": True} if color in ("other", "seed") else {}
     shown = color in ("agent", "market", "third")
-    name = title_of(history.name)
+    name = account_name(evaluation, history.name)
     return Mark("line", seconds(history.times)[at], {"y": values[at]}, name, color, shown, options)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import yaml
 
+from tailguard.evaluate.comparison import Comparison, compare_runs
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.charts import (
     LOG_FROM,
@@ -19,7 +20,7 @@ from tailguard.evaluate.report.charts import (
     estimate_row,
     seconds,
 )
-from tailguard.evaluate.report.formatting import capital, day, say, with_interval
+from tailguard.evaluate.report.formatting import capital, chance, day, say, with_interval, without_folders
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, page, table, tag
 from tailguard.evaluate.report.report import is_intraday
@@ -28,6 +29,7 @@ from tailguard.validation import require
 
 STATISTICS = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
 DRAWN = ("sharpe", "cagr", "max_drawdown", "cvar_5")
+SIZE = 0.05
 COLORS: tuple[Color, ...] = ("agent", "market", "third", "fourth", "other")
 
 
@@ -38,8 +40,11 @@ def compare(evaluations: Sequence[Evaluation], names: Sequence[str] | None = Non
     :param names: of the runs, all different; None takes their titles, numbered where titles repeat.
     """
     names = _names(evaluations, names)
+    evaluations = [without_folders(evaluation) for evaluation in evaluations]
+    comparison = compare_runs(evaluations, names)
     sections = [
         _verdicts(evaluations, names),
+        *([] if comparison is None else [_ranking(comparison)]),
         _equities(evaluations, names),
         _statistics(evaluations, names),
         _provenance(evaluations, names),
@@ -63,7 +68,7 @@ def comparison_rows(evaluations: Sequence[Evaluation], names: Sequence[str] | No
     :param names: as for :func:`compare`.
     """
     rows = []
-    for name, evaluation in zip(_names(evaluations, names), evaluations, strict=True):
+    for name, evaluation in zip(_names(evaluations, names), map(without_folders, evaluations), strict=True):
         estimates = evaluation.statistics[evaluation.agent.name]
         known = {term(key).label: with_interval(estimates[key], term(key).kind) for key in STATISTICS if key in estimates}
         market = evaluation.statistics[evaluation.market]["sharpe"].value
@@ -91,7 +96,7 @@ def _caution(evaluations: Sequence[Evaluation]) -> str:
     prints = {evaluation.provenance.fingerprint for evaluation in evaluations}
     spans = {(evaluation.agent.times[0], evaluation.agent.times[-1]) for evaluation in evaluations}
     if len(prints) > 1:
-        return "The runs used different data, so a better number does not make a better agent."
+        return "The runs used different data, so a better number does not make a better strategy."
     if len(spans) > 1:
         return "The runs were tested on different periods of the same data, so a lead may come from the period."
     same = "The runs were tested on the same bars. Each run that you choose from counts as a trial: the more trials, the "
@@ -119,6 +124,67 @@ def _verdicts(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSect
     return ReportSection(
         "verdicts", "Verdicts", headline, "Each run with the first of its reasons.", [tag("div", *cards, class_="cards")]
     )
+
+
+def comparison_sentences(comparison: Comparison) -> list[str]:
+    """Return what the comparison allows to be said about the best run and about choosing it."""
+    best, superior = comparison.ranking[0], comparison.superior
+    count = f"{len(comparison.ranking)} runs" + (
+        f" ({comparison.different} different ones)" if comparison.different < len(comparison.ranking) else ""
+    )
+    winners = [run.name for run in comparison.ranking if run.beats_market]
+    found = f"the test over all of them names {', '.join(winners)}" if winners else "the test over all of them names none"
+    market = "Some run beats its market" if superior.p_value < SIZE else "No run is shown to beat its market"
+    share = say(best.best, "percent")
+    lines = [
+        f"{market}, given {count} (SPA, {chance(superior.p_value)}); {found} (StepM, 5%).",
+        f"{capital(best.name)} has the highest Sharpe ratio, and is the best in {share} of the resamples.",
+    ]
+    if comparison.deflated is not None:
+        passed = "above" if comparison.deflated > 1.0 - SIZE else "not above"
+        deflated = f"its deflated Sharpe ratio is {comparison.deflated:.3f}, {passed} 0.95"
+        lines.append(f"Chosen as the best of {comparison.trials:,} trials, {deflated}.")
+    share = say(comparison.pbo, "percent")
+    lines.append(f"The best run in one half of the bars is below the median in the other in {share} of the splits (PBO).")
+    return lines
+
+
+def ranking_rows(comparison: Comparison) -> list[dict[str, str]]:
+    """Return the ranking with its own uncertainty: one row per run, text by heading."""
+    return [
+        {
+            "run": run.name,
+            "Sharpe ratio": f"{say(run.sharpe.estimate)} [{say(run.sharpe.low)} to {say(run.sharpe.high)}]",
+            "best in": say(run.best, "percent"),
+            "rank, 90% range": f"{run.low_rank} to {run.high_rank}",
+            "beats its market": "yes" if run.beats_market else "not shown",
+        }
+        for run in comparison.ranking
+    ]
+
+
+def _ranking(comparison: Comparison) -> ReportSection:
+    rows = ranking_rows(comparison)
+    pairs = [
+        [
+            f"{first} minus {second}",
+            f"{say(lead.estimate)} [{say(lead.low)} to {say(lead.high)}]",
+            chance(min(2.0 * min(lead.p_higher, lead.p_lower), 1.0)),
+        ]
+        for first, second, lead in comparison.differences
+    ]
+    span = f"{day(comparison.first)} to {day(comparison.last)}"
+    lead = f"Over the {comparison.bars:,} bars that all runs share, {span}, resampled together."
+    blocks: list[Block] = [
+        tag("ul", *(tag("li", line) for line in comparison_sentences(comparison))),
+        table(list(rows[0]), [list(row.values()) for row in rows], "The ranking, and how certain it is."),
+        table(
+            ["pair", "difference in Sharpe ratio", "two-sided"], pairs, "Paired differences with 95% intervals, pair by pair."
+        ),
+    ]
+    best = comparison.ranking[0]
+    headline = f"{capital(best.name)} ranks first, in {say(best.best, 'percent')} of the resamples"
+    return ReportSection("ranking", "Ranking", headline, lead, blocks)
 
 
 def _test_span(evaluation: Evaluation) -> str:
@@ -174,7 +240,7 @@ def _statistics_table(evaluations: Sequence[Evaluation], names: list[str]) -> Ht
     for key in ("sharpe", "cagr"):
         holding = [evaluation.statistics[evaluation.market][key] for evaluation in evaluations]
         rows.append([f"Market: {term(key).label}", *(with_interval(estimate, term(key).kind) for estimate in holding)])
-    return table(["statistic of the agent", *names], rows, "All statistics of every run, with 95% intervals in brackets.")
+    return table(["statistic", *names], rows, "All statistics of every run, with 95% intervals in brackets.")
 
 
 def _provenance(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSection:

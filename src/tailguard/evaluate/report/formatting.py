@@ -2,13 +2,14 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Literal
 
 import pandas as pd
 
-from tailguard.evaluate.record import Estimate
+from tailguard.evaluate.record import Estimate, Evaluation
 
-NumberFormat = Literal["percent", "number", "free", "multiple", "count", "price"]
+NumberFormat = Literal["percent", "number", "tenth", "free", "multiple", "count", "price"]
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
@@ -19,7 +20,7 @@ def say(value: float | None, kind: NumberFormat = "number") -> str:
     """Return a number as text, with a true minus sign, and with a word where it is not finite.
 
     :param value: the number.
-    :param kind: ``number`` has two decimals, as ratios are read; ``free`` shows three digits of whatever size it is.
+    :param kind: ``number`` has two decimals, as ratios are read, ``tenth`` one; ``free`` shows three digits of whatever size.
     """
     if value is None or math.isnan(value):
         return "none"
@@ -30,8 +31,8 @@ def say(value: float | None, kind: NumberFormat = "number") -> str:
         return f"{_fixed(value * 100.0, 0 if whole else 2 if abs(value) < 0.1 else 1)}%"
     if kind == "multiple":
         return f"{_fixed(value, 2)}{TIMES}"
-    if kind == "count":
-        return _fixed(value, 0)
+    if kind in ("count", "tenth"):
+        return _fixed(value, 0 if kind == "count" else 1)
     if kind == "price":
         return _fixed(value, 0 if abs(value) >= 1000.0 else 4 if abs(value) < 10.0 else 2)
     size = abs(value)
@@ -69,6 +70,19 @@ def with_interval(estimate: Estimate, kind: NumberFormat = "number") -> str:
 def readable(name: str) -> str:
     """Return a name with spaces for underscores: ``buy_and_hold`` becomes buy and hold."""
     return name.replace("_", " ")
+
+
+def source_name(source: str) -> str:
+    """Return the name of the data, with absolute paths of files cut to their names."""
+    parts = source.split("+")
+    return "+".join(re.split(r"[/\\]", part)[-1] if re.match(r"/|~|[A-Za-z]:[/\\]", part) else part for part in parts)
+
+
+def without_folders(evaluation: Evaluation) -> Evaluation:
+    """Return a record whose data are named without the folders of their files: a page may be shown to others."""
+    short = source_name(evaluation.source)
+    provenance = replace(evaluation.provenance, config=evaluation.provenance.config.replace(evaluation.source, short))
+    return replace(evaluation, source=short, provenance=provenance)
 
 
 def slug(name: str) -> str:

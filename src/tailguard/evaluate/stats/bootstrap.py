@@ -24,7 +24,7 @@ OF_RETURN = ("sharpe", "sortino", "cagr")
 OF_RISK = ("volatility", "max_drawdown", "calmar", "ulcer", "cvar_1", "cvar_5")
 METRICS = OF_RETURN + OF_RISK
 # Columns of the sums that `resample_metrics` returns.
-SUM, SQUARES, DOWNSIDE, LOG_GROWTH, MAX_DRAWDOWN, ULCER_SQUARES, FIRST_TAIL = range(7)
+SUM, SQUARES, DOWNSIDE, LOG_GROWTH, RISKLESS_GROWTH, MAX_DRAWDOWN, ULCER_SQUARES, FIRST_TAIL = range(8)
 
 
 def _draw_bars(indices: NDArray[Any], restart: float, generator: np.random.Generator) -> None:
@@ -67,6 +67,7 @@ def _means(values: NDArray[Any], restart: float, generator: np.random.Generator,
 
 def _metrics(
     returns: NDArray[Any],
+    riskless: NDArray[Any],
     centres: NDArray[Any],
     order: NDArray[Any],
     tails: NDArray[Any],
@@ -77,18 +78,22 @@ def _metrics(
     """Fill ``out[B, S, FIRST_TAIL + A]`` with the sums of each resample and strategy.
 
     :param returns: ``[S, n]``.
-    :param centres: ``[S]``, subtracted before squaring so that no digits cancel.
+    :param riskless: ``[n]``; sums, squares and downside are of the returns in excess of it.
+    :param centres: ``[S]`` means of the excess returns, subtracted before squaring so that no digits cancel.
     :param order: ``[S, n]``, the bars of each strategy from its worst return to its best.
     :param tails: ``[A]``, tail shares; the tail mean is found from how often each bar was drawn, without sorting again.
     """
     strategies, n = returns.shape
     indices, counts = np.empty(n, np.int64), np.empty(n, np.int64)
-    logs = np.log1p(returns)
+    logs, riskless_logs = np.log1p(returns), np.log1p(riskless)
     for b in range(len(out)):
         _draw_compiled(indices, restart, generator)
         counts[:] = 0
         for t in range(n):
             counts[indices[t]] += 1
+        riskless_growth = 0.0
+        for i in range(n):
+            riskless_growth += counts[i] * riskless_logs[i]
         for s in range(strategies):
             total, squares, downside, growth = 0.0, 0.0, 0.0, 0.0
             below_peak, deepest, ulcer = 1.0, 1.0, 0.0  # equity over its highest so far
@@ -98,15 +103,16 @@ def _metrics(
                 deepest = min(deepest, below_peak)
                 ulcer += (1.0 - below_peak) ** 2
             for i in range(n):  # what does not depend on the order is summed over the bars in theirs
-                c, r = counts[i], returns[s, i]
-                x = r - centres[s]
+                c, excess = counts[i], returns[s, i] - riskless[i]
+                x = excess - centres[s]
                 total += c * x
                 squares += c * x * x
                 growth += c * logs[s, i]
-                low = min(r, 0.0)
+                low = min(excess, 0.0)
                 downside += c * low * low
             out[b, s, SUM], out[b, s, SQUARES], out[b, s, DOWNSIDE] = total, squares, downside
-            out[b, s, LOG_GROWTH], out[b, s, MAX_DRAWDOWN], out[b, s, ULCER_SQUARES] = growth, 1.0 - deepest, ulcer
+            out[b, s, LOG_GROWTH], out[b, s, RISKLESS_GROWTH] = growth, riskless_growth
+            out[b, s, MAX_DRAWDOWN], out[b, s, ULCER_SQUARES] = 1.0 - deepest, ulcer
             for a in range(len(tails)):
                 mass, left, tail = tails[a] * n, tails[a] * n, 0.0
                 for i in range(n):
@@ -239,12 +245,20 @@ class Bootstrap:
 
 
 def bootstrap(
-    returns: Mapping[str, ArrayLike], periods: float, *, draws: int = 5000, block: float | None = None, seed: int = 0
+    returns: Mapping[str, ArrayLike],
+    periods: float,
+    *,
+    riskless: ArrayLike = 0.0,
+    draws: int = 5000,
+    block: float | None = None,
+    seed: int = 0,
 ) -> Bootstrap:
     """Resample several strategies together and compute each of :data:`METRICS` for every resample.
 
     :param returns: from names to simple returns ``[T]`` over the same bars, at least 8, each above -1.
     :param periods: bars per year.
+    :param riskless: return of the riskless asset per bar, one number or ``[T]``. Ratios and volatility are of the excess
+        returns; growth, drawdowns and CVaR are of the account itself.
     :param draws: resamples; 5,000 give the ends of a 95 % interval to about 3 % of its width.
     :param block: expected block length for all statistics. None takes :func:`return_block_length` for the statistics of return
         and :func:`risk_block_length` for those of risk, which takes twice as long.
@@ -254,12 +268,15 @@ def bootstrap(
     columns = as_columns("returns", returns, FEWEST_BARS)
     require_solvent("returns", columns)
     rows = np.ascontiguousarray(columns.T)  # [S, T]
-    estimates = [_measured(row, periods) for row in rows]
-    short = return_block_length(returns) if block is None else block
-    long = risk_block_length(returns) if block is None else block
-    resampled = _resampled(rows, periods, draws, short, seed)
+    excess = {name: performance.excess_returns(row, riskless) for name, row in zip(returns, rows, strict=True)}
+    cash = np.array(np.broadcast_to(np.asarray(riskless, dtype=np.float64), rows.shape[1]))
+    require_solvent("riskless", cash)
+    estimates = [_measured(row, periods, cash) for row in rows]
+    short = return_block_length(excess) if block is None else block
+    long = risk_block_length(excess) if block is None else block
+    resampled = _resampled(rows, cash, periods, draws, short, seed)
     if long != short:
-        of_risk = _resampled(rows, periods, draws, long, seed)
+        of_risk = _resampled(rows, cash, periods, draws, long, seed)
         resampled |= {metric: of_risk[metric] for metric in OF_RISK}
     return Bootstrap(
         names=tuple(returns),
@@ -348,23 +365,23 @@ def _checked_draws(draws: int) -> int:
     return draws
 
 
-def _resampled(rows: Floats, periods: float, draws: int, block: float, seed: int) -> dict[str, Floats]:
-    centres = rows.mean(axis=1)
+def _resampled(rows: Floats, riskless: Floats, periods: float, draws: int, block: float, seed: int) -> dict[str, Floats]:
+    centres = (rows - riskless).mean(axis=1)
     out = np.empty((_checked_draws(draws), len(rows), FIRST_TAIL + len(TAILS)))
     restart, generator = _restart_probability(block, rows.shape[1]), np.random.default_rng(seed)
-    resample_metrics(rows, centres, np.argsort(rows, axis=1), np.array(TAILS), restart, generator, out)
+    resample_metrics(rows, riskless, centres, np.argsort(rows, axis=1), np.array(TAILS), restart, generator, out)
     return _metrics_from_sums(out, centres, rows.shape[1], periods)
 
 
-def _measured(row: Floats, periods: float) -> dict[str, float]:
+def _measured(row: Floats, periods: float, riskless: Floats) -> dict[str, float]:
     equity = equity_of(row)
     return {
-        "sharpe": performance.sharpe(row, periods),
-        "sortino": performance.sortino(row, periods),
+        "sharpe": performance.sharpe(row, periods, riskless),
+        "sortino": performance.sortino(row, periods, riskless),
         "cagr": performance.cagr(equity, periods),
-        "volatility": performance.volatility(row, periods),
+        "volatility": performance.volatility(row, periods, riskless),
         "max_drawdown": performance.max_drawdown(equity),
-        "calmar": performance.calmar(equity, periods),
+        "calmar": performance.calmar(equity, periods, riskless),
         "ulcer": performance.ulcer(equity),
         "cvar_1": performance.cvar(row, TAILS[0]),
         "cvar_5": performance.cvar(row, TAILS[1]),
@@ -378,7 +395,10 @@ def _metrics_from_sums(sums: Floats, centres: Floats, n: int, periods: float) ->
     variance = (sums[..., SQUARES] - sums[..., SUM] * shift) / (n - 1)
     deviation = np.sqrt(np.where(variance > ROUNDING**2, variance, 0.0))
     downside = np.sqrt(sums[..., DOWNSIDE] / n)
+    downside = np.where(downside > ROUNDING, downside, 0.0)
     growth = np.expm1(sums[..., LOG_GROWTH] * periods / n)
+    excess_growth = (sums[..., LOG_GROWTH] - sums[..., RISKLESS_GROWTH]) / n
+    excess_growth = np.where(np.abs(excess_growth) > ROUNDING, np.expm1(excess_growth * periods), 0.0)
     year = math.sqrt(periods)
     return {
         "sharpe": _ratios(mean, deviation) * year,
@@ -386,7 +406,7 @@ def _metrics_from_sums(sums: Floats, centres: Floats, n: int, periods: float) ->
         "cagr": growth,
         "volatility": deviation * year,
         "max_drawdown": sums[..., MAX_DRAWDOWN],
-        "calmar": _ratios(growth, sums[..., MAX_DRAWDOWN]),
+        "calmar": _ratios(excess_growth, sums[..., MAX_DRAWDOWN]),
         "ulcer": np.sqrt(sums[..., ULCER_SQUARES] / (n + 1)),  # the start counts as a bar without drawdown
         "cvar_1": sums[..., FIRST_TAIL],
         "cvar_5": sums[..., FIRST_TAIL + 1],

@@ -5,6 +5,7 @@ moves has 0, a gain without any risk is infinite.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,26 +24,31 @@ from tailguard.evaluate.stats.series import (
 )
 from tailguard.validation import require
 
+# The largest number whose exponential is finite: a few minutes of gains, taken as a year's, can exceed it.
+LARGEST_LOG = math.log(sys.float_info.max)
+
 
 def cagr(equity: ArrayLike, periods: float) -> float:
-    """Compute the compound annual growth rate (CAGR), (V_n / V_0)^(periods / n) - 1.
+    """Compute the compound annual growth rate (CAGR), (V_n / V_0)^(periods / n) - 1; infinite where no float can hold it.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     :param periods: bars per year.
     """
     require_periods(periods)
     values = as_equity(equity)
-    return math.expm1(math.log(values[-1] / values[0]) * periods / (len(values) - 1))
+    growth = math.log(values[-1] / values[0]) * periods / (len(values) - 1)
+    return math.expm1(growth) if growth < LARGEST_LOG else math.inf
 
 
-def volatility(returns: ArrayLike, periods: float) -> float:
-    """Compute the annualised standard deviation of the returns.
+def volatility(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> float:
+    """Compute the annualised standard deviation of the excess returns.
 
     :param returns: ``[T]``, simple and per bar.
     :param periods: bars per year.
+    :param riskless: return of the riskless asset per bar, one number or ``[T]``.
     """
     require_periods(periods)
-    return _deviation(as_series("returns", returns, 2)) * math.sqrt(periods)
+    return _deviation(excess_returns(returns, riskless, 2)) * math.sqrt(periods)
 
 
 def sharpe(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> float:
@@ -53,7 +59,7 @@ def sharpe(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> flo
     :param riskless: return of the riskless asset per bar, one number or ``[T]``.
     """
     require_periods(periods)
-    excess = _excess(returns, riskless, 2)
+    excess = excess_returns(returns, riskless, 2)
     return _gain_over_risk(float(excess.mean()), _deviation(excess)) * math.sqrt(periods)
 
 
@@ -71,7 +77,7 @@ def lo_sharpe(returns: ArrayLike, periods: float, horizon: int | None = None, ri
     :param riskless: return of the riskless asset per bar, one number or ``[T]``.
     """
     plain = sharpe(returns, periods, riskless)
-    excess = _excess(returns, riskless, 2)
+    excess = excess_returns(returns, riskless, 2)
     ratio = variance_ratio(excess, newey_west_lags(len(excess)) + 1 if horizon is None else horizon)
     return _gain_over_risk(plain, math.sqrt(ratio))
 
@@ -84,9 +90,9 @@ def sortino(returns: ArrayLike, periods: float, target: ArrayLike = 0.0) -> floa
     :param target: return per bar below which a bar counts as a shortfall, one number or ``[T]``.
     """
     require_periods(periods)
-    excess = _excess(returns, target, 1)
+    excess = excess_returns(returns, target, 1)
     downside = math.sqrt(float(np.mean(np.minimum(excess, 0.0) ** 2)))
-    return _gain_over_risk(float(excess.mean()), downside) * math.sqrt(periods)
+    return _gain_over_risk(float(excess.mean()), downside if downside > ROUNDING else 0.0) * math.sqrt(periods)
 
 
 def drawdowns(equity: ArrayLike) -> Floats:
@@ -106,13 +112,20 @@ def max_drawdown(equity: ArrayLike) -> float:
     return float(drawdowns(equity).max())
 
 
-def calmar(equity: ArrayLike, periods: float) -> float:
+def calmar(equity: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> float:
     """Compute the Calmar ratio: compound annual growth over the largest drawdown.
 
     :param equity: ``[T]``, what the account is worth at each bar.
     :param periods: bars per year.
+    :param riskless: return of the riskless asset per bar, one number or ``[T - 1]``; the growth is that of the equity in units
+        of the riskless account.
     """
-    return _gain_over_risk(cagr(equity, periods), max_drawdown(equity))
+    require_periods(periods)
+    values = as_equity(equity)
+    excess_returns(values[1:] / values[:-1] - 1.0, riskless, 1)  # checks the shape
+    growth = math.log(values[-1] / values[0]) / (len(values) - 1) - float(np.log1p(riskless).mean())  # per bar
+    growth = growth if abs(growth) > ROUNDING else 0.0
+    return _gain_over_risk(math.expm1(growth * periods), max_drawdown(values))
 
 
 def ulcer(equity: ArrayLike) -> float:
@@ -226,7 +239,13 @@ def cost_share(gain: float, costs: float) -> float:
     return costs / gross if gross > 0.0 else (math.inf if costs > 0.0 else 0.0)
 
 
-def _excess(returns: ArrayLike, reference: ArrayLike, at_least: int) -> Floats:
+def excess_returns(returns: ArrayLike, reference: ArrayLike = 0.0, at_least: int = 1) -> Floats:
+    """Return the returns ``[T]`` in excess of a reference, checked.
+
+    :param returns: ``[T]``, simple and per bar.
+    :param reference: such as the return of the riskless asset, one number or ``[T]``.
+    :param at_least: the fewest bars.
+    """
     values = as_series("returns", returns, at_least)
     below = np.asarray(reference, dtype=np.float64)
     legal = f"a number or of shape {values.shape}, as the returns"

@@ -13,11 +13,16 @@ from tailguard.ppo.compiled.applies import acting_applies
 from tailguard.ppo.compiled.networks import CompiledMlp, PackedWeights, Workspace, lstm_weights
 from tailguard.ppo.networks import State
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.rollout import Acting, Rollout
+from tailguard.ppo.rollout import Acting, Rollout, SdeActing
 
 
-def acting_of(policy: DistributionalPolicy, flat: FlatParameters, n_envs: int) -> Acting:
-    """Return compiled acting for this policy, or torch's where it does not apply."""
+def acting_of(policy: DistributionalPolicy, flat: FlatParameters, n_envs: int, sde_sample_freq: int = -1) -> Acting:
+    """Return compiled acting for this policy, or torch's where it does not apply.
+
+    :param sde_sample_freq: steps after which a policy with gSDE draws new noise; -1 for once in a rollout.
+    """
+    if policy.use_sde:
+        return SdeActing(policy, sde_sample_freq)
     return CompiledActing(policy, flat, n_envs) if acting_applies(policy) else Acting(policy)
 
 

@@ -5,7 +5,6 @@ from torch import nn
 
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.compiled.networks import has_kernel
-from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 
@@ -13,13 +12,15 @@ from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPo
 def acting_applies(policy: DistributionalPolicy) -> bool:
     """Return True if the actor can be run compiled.
 
-    Covered: float32 on the CPU; an LSTM of one layer, or none; a head with tanh or ReLU; any actions but those with a
-    state-dependent standard deviation. A subclass may compute something else and is not covered.
+    Covered: observations that need no feature extractor; float32 on the CPU; an LSTM of one layer, or none; a head with tanh or
+    ReLU; any actions but those with a state-dependent standard deviation. A subclass may compute something else and is not
+    covered.
     """
     parameter = next(policy.parameters())
     return (
         policy.compiled
         and type(policy) in (DistributionalPolicy, RecurrentDistributionalPolicy)
+        and policy.features_extractor is None
         and parameter.dtype == torch.float32
         and parameter.is_cpu
         and (policy.actor_trunk is None or policy.actor_trunk.n_layers == 1)
@@ -28,21 +29,23 @@ def acting_applies(policy: DistributionalPolicy) -> bool:
     )
 
 
-def update_applies(policy: DistributionalPolicy, critic: CriticConfig, *, whole_minibatches: bool = True) -> bool:
+def update_applies(policy: DistributionalPolicy, *, whole_minibatches: bool = True, clips_values: bool = False) -> bool:
     """Return True if the gradient of the loss can be computed compiled now.
 
     Covered beyond :func:`acting_applies`: critics of one number, or of quantiles with kappa = 0, without clipping. Only
     autograd leaves out frozen parameters, calls hooks on parameters and accumulates over parts of a minibatch.
 
     :param whole_minibatches: False if minibatches are split into microbatches, or mixed with perturbed samples.
+    :param clips_values: True if the critics' predictions are clipped.
     """
     return_dist, trunk = policy.return_dist, policy.critic_trunk
     return (
         whole_minibatches
+        and not clips_values
         and acting_applies(policy)
         and (trunk is None or trunk.n_layers == 1)
+        and policy.critic_layer is None
         and all(isinstance(head, nn.Sequential) and has_kernel(head) for head in policy.critics)
         and (type(return_dist) is MeanReturn or (type(return_dist) is QuantileReturns and return_dist.kappa == 0.0))
-        and critic.clip_range is None
         and all(parameter.requires_grad and not parameter._backward_hooks for parameter in policy.parameters())
     )

@@ -11,9 +11,19 @@ from tailguard.evaluate.report.page import Html, join, tag
 KEY_STATISTICS = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
 MEANINGS = {
     "evidence of skill": "Luck and the market do not explain the return. That is no promise for the future.",
-    "no evidence of skill": "Luck, the market or average exposure can explain the return: no reason to trade the agent.",
+    "no evidence of skill": "Luck, the market or average exposure can explain the return: no reason to trade it.",
     "worse than": "A simpler strategy did significantly better. Prefer the simpler one.",
     "too little data to tell": "The test is too short to separate skill from luck, whether the result is good or bad.",
+}
+# The rule behind each verdict, in the order in which the rules are tried.
+RULES = {
+    "too little data to tell": "The rule: the test has fewer than 100 bars, or it would have found a Sharpe ratio lead of 1 "
+    "with a probability below 80% and the data do not rule such a lead out.",
+    "worse than": "The rule: the Sharpe ratio of a baseline is higher by more than 0.05 and luck, in a test over all of "
+    "them (stepwise, 2.5% chance of error). Baselines that are draws of luck themselves do not count.",
+    "evidence of skill": "The rule: every test below is passed, each with a chance of error of at most 5%.",
+    "no evidence of skill": "The rule: at least one test below is not passed, and the data were enough to find a Sharpe ratio "
+    'lead of 1, or to rule it out. Being behind single baselines does not make it "worse than": that needs a test over all.',
 }
 MARKS = {"evidence of skill": "yes", "no evidence of skill": "no", "worse than": "no", "too little data to tell": "open"}
 GAUGE = 150.0
@@ -23,7 +33,8 @@ def overview(evaluation: Evaluation) -> Html:
     """Return the top of the page."""
     verdict, times = evaluation.verdict, evaluation.agent.times
     span = f"{day(times[0])} to {day(times[-1])}"
-    where = f"{evaluation.source} · {span} · {len(times):,} test bars · {_trainings(evaluation)}"
+    parts = [evaluation.source, span, f"{len(times):,} test bars", _trainings(evaluation)]
+    where = " · ".join(part for part in parts if part)
     headline = capital(with_page_names(evaluation, verdict.headline))
     return tag(
         "header",
@@ -36,6 +47,7 @@ def overview(evaluation: Evaluation) -> Html:
         ),
         tag("p", MEANINGS[verdict.outcome], class_="standfirst"),
         tag("p", _story(evaluation), class_="story"),
+        tag("p", RULES[verdict.outcome], class_="rule"),
         tag("p", where, class_="where"),
         key_statistics(evaluation),
         _reasons([with_page_names(evaluation, reason) for reason in verdict.reasons]),
@@ -54,6 +66,8 @@ def key_statistics(evaluation: Evaluation) -> Html:
 
 def _trainings(evaluation: Evaluation) -> str:
     seeds, folds = len(evaluation.seeds), len(evaluation.folds)
+    if not folds:
+        return ""
     return f"{folds} {'fold' if folds == 1 else 'folds'}, {seeds} training {'seed' if seeds == 1 else 'seeds'}"
 
 
@@ -61,9 +75,11 @@ def _story(evaluation: Evaluation) -> str:
     agent, market = evaluation.agent, evaluation.history(evaluation.market)
     fall = evaluation.statistics[agent.name]["max_drawdown"].value
     length = duration(years(agent.times)) if len(agent.times) > 1 else "one bar"
+    data = "data that it was not trained on" if len(evaluation.folds) else "data"
+    costs = "after all costs" if agent.traded else "as its returns say"
     return (
-        f"Over {length} of data that it was not trained on, the agent turned 1.00 into {say(agent.equity[-1])} after all "
-        f"costs; {title_of(market.name)} turned it into {say(market.equity[-1])}. The agent's maximum drawdown was "
+        f"Over {length} of {data}, the {evaluation.subject} turned 1.00 into {say(agent.equity[-1])} {costs}; "
+        f"{title_of(market.name)} turned it into {say(market.equity[-1])}. The {evaluation.subject}'s maximum drawdown was "
         f"{say(fall, 'percent')}."
     )
 
@@ -104,7 +120,8 @@ def _gauge(estimate: Estimate, market: Estimate | None) -> Html:
 
 
 def with_page_names(evaluation: Evaluation, sentence: str) -> str:
-    """Return a sentence of the verdict with the page's names of the accounts and true minus signs."""
+    """Return a sentence of the verdict with the names of the accounts for people, and true minus signs."""
+    sentence = re.sub(r"\bagent\b", evaluation.subject, sentence)
     for name in sorted((history.name for history in evaluation.histories), key=len, reverse=True):
         if name != readable(name):
             sentence = sentence.replace(name, title_of(name))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from tailguard.evaluate.record import Evaluation
+from tailguard.evaluate.record import Delay, Evaluation
 from tailguard.evaluate.report.charts import Axis, Chart, Mark, Panel, Rule
 from tailguard.evaluate.report.formatting import TIMES, capital, chance, readable, say, signed, slug
 from tailguard.evaluate.report.glossary import term
@@ -30,21 +30,24 @@ DEVIATIONS = "strength, in standard deviations"
 STRENGTHS = {"stale": "delay, in bars", "dropped": "share of missing bars"}
 
 
-def costs_section(evaluation: Evaluation) -> ReportSection:
-    """Show the agent's decisions at other costs, delayed, and in shuffled order."""
+def costs_section(evaluation: Evaluation) -> ReportSection | None:
+    """Show the agent's decisions at other costs, delayed, and in shuffled order; None where nothing can be traded again."""
+    if evaluation.sanity.delay is None:
+        return None
     lead = "The same decisions, traded again. Real costs are never known exactly: do not rely on an edge that is gone when "
     lead += "costs double."
-    blocks: list[Block] = [_cost_chart(evaluation), _checks(evaluation)]
+    blocks: list[Block] = [_cost_chart(evaluation), _checks(evaluation, evaluation.sanity.delay)]
     return ReportSection("costs", "Costs and delay", _costs_headline(evaluation), lead, blocks)
 
 
 def _costs_headline(evaluation: Evaluation) -> str:
-    cost = evaluation.sanity.break_even_cost
-    if cost is None:
-        return "The agent never traded"
+    who, cost, paid = evaluation.subject, evaluation.sanity.break_even_cost, paid_cost(evaluation)
+    if cost is None or paid is None:
+        return f"The {who} never traded"
     if cost <= 0.0:
-        return "The agent made no gain even without costs"
-    return f"Break-even at costs of {_basis_points(cost)} of the traded value"
+        return f"The {who} gained nothing over cash even without costs"
+    said = f"costs of {_basis_points(cost)} of the traded value would take the whole gain over cash"
+    return f"{capital(said)}; it was tested at {_basis_points(paid)}"
 
 
 def _basis_points(cost: float) -> str:
@@ -95,15 +98,16 @@ def _cost_panel(title: str, multiples: np.ndarray, values: list[float], x: Axis,
 def _cost_note(evaluation: Evaluation, even: float | None) -> str:
     paid = paid_cost(evaluation)
     if paid is None:
-        return "The agent never traded."
+        return f"The {evaluation.subject} never traded."
     tested = f"Tested at {_basis_points(paid)} of the traded value."
-    reached = even is not None and 0.0 < even < math.inf
-    return f"{tested} Break-even at {say(even, 'multiple')} of that." if reached else tested
+    if even is None or not 0.0 < even < math.inf:
+        return tested
+    left = "" if even > 1.0 else ": costs took more than the gain"
+    return f"{tested} Break-even with cash at {say(even, 'multiple')} of that{left}."
 
 
-def _checks(evaluation: Evaluation) -> Html:
+def _checks(evaluation: Evaluation, delay: Delay) -> Html:
     sanity = evaluation.sanity
-    delay = sanity.delay
     rows = [
         [
             f"Trades {delay.bars} {'bar' if delay.bars == 1 else 'bars'} later",
@@ -113,8 +117,8 @@ def _checks(evaluation: Evaluation) -> Html:
         ],
         [
             "Shuffled positions",
-            chance(sanity.permutation_p),
-            f"Share of shuffled orders of the agent's positions (in blocks of {sanity.permutation_block} bars) that reach its "
+            "none" if sanity.permutation_p is None else chance(sanity.permutation_p),
+            f"Share of shuffled orders of the positions (in blocks of {sanity.permutation_block} bars) that reach its "
             "Sharpe ratio. The smaller, the more the timing mattered.",
         ],
     ]

@@ -3,12 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.charts import Axis, Chart, Mark, Panel
 from tailguard.evaluate.report.formatting import say
 from tailguard.evaluate.report.page import Block, Html, ReportSection, join, table, tag
-from tailguard.evaluate.report.sections.stability import returns_within
+from tailguard.evaluate.report.sections.stability import fold_sharpe
 
 STEPS = Axis("count", label="training steps", tip="step")
 # An agent that earns this many times more on bars that it has seen, and this much more, has learnt some of them by heart.
@@ -55,8 +54,7 @@ def _fold_table(evaluation: Evaluation, chosen: pd.DataFrame) -> Html:
     folds = evaluation.folds.set_index("fold")
     rows = []
     for row in chosen.to_dict("records"):
-        returns = returns_within(evaluation.agent, folds.loc[row["fold"]])
-        outside = statistics.sharpe(returns, evaluation.periods_per_year) if len(returns) > 1 else float("nan")
+        outside = fold_sharpe(evaluation, evaluation.agent, folds.loc[row["fold"]])
         ratios = [say(row["in_sample_sharpe"]), say(row["sharpe"]), say(outside), say(row["t_statistic"])]
         who = [f"fold {row['fold']}", str(row["policy"]), say(row["steps"], "count")]
         rows.append([*who, *ratios, say(row["active"], "percent")])

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import AccountHistory, Evaluation
@@ -70,34 +71,38 @@ def rolling(values: Floats, window: int) -> tuple[Floats, Floats]:
 
 
 def _rolling_chart(evaluation: Evaluation) -> Chart:
-    periods, agent = evaluation.periods_per_year, evaluation.agent
+    periods, agent, who = evaluation.periods_per_year, evaluation.agent, evaluation.subject
     market = evaluation.history(evaluation.market)
     window = window_of(len(agent.returns), periods)
     times = seconds(agent.times)[window - 1 :]
     name = title_of(market.name)
-    (mean, deviation), (market_mean, market_deviation) = (rolling(history.returns, window) for history in (agent, market))
+    (mean, deviation), (market_mean, market_deviation) = (rolling(history.excess, window) for history in (agent, market))
     ratio, market_ratio = _annual_ratio(mean, deviation, periods), _annual_ratio(market_mean, market_deviation, periods)
     error = 1.96 * np.sqrt((1.0 + ratio**2 / periods / 2.0) / window * periods)
     grid = np.linspace(0, len(times) - 1, min(len(times), 300)).round().astype(int)
     band = {"low": (ratio - error)[grid], "high": (ratio + error)[grid]}
     sharpe = [
-        Mark("band", times[grid], band, "agent, 95% interval", "agent"),
+        Mark("band", times[grid], band, f"{who}, 95% interval", "agent"),
         _rolling_line(times, market_ratio, name, "market"),
-        _rolling_line(times, ratio, "agent", "agent"),
+        _rolling_line(times, ratio, who, "agent"),
     ]
     volatility = [
         _rolling_line(times, market_deviation * math.sqrt(periods), name, "market"),
-        _rolling_line(times, deviation * math.sqrt(periods), "agent", "agent"),
+        _rolling_line(times, deviation * math.sqrt(periods), who, "agent"),
     ]
-    beta = [_rolling_line(times, _rolling_beta(agent.returns, market.returns, window), "agent", "agent", False)]
+    beta = [_rolling_line(times, _rolling_beta(agent.excess, market.excess, window), who, "agent", False)]
     panels = [
         Panel("Sharpe ratio", sharpe, TIME, Axis(include=(0.0,)), 260, hide_x=True),
         Panel("Annual volatility", volatility, TIME, Axis("percent", include=(0.0,), tight=True), 160, hide_x=True),
-        Panel(f"Beta to {name}", beta, TIME, Axis(include=(0.0,)), 160),
+        Panel(f"Beta to {name}", beta, TIME, Axis(include=(0.0,)), 160, hide_x=agent.traded),
     ]
+    if agent.traded:
+        gross, net = (rolling(values, window)[0] for values in (np.abs(agent.weights).sum(axis=1), agent.weights.sum(axis=1)))
+        exposure = [_rolling_line(times, net, "net", "agent"), _rolling_line(times, gross, "long or short", "fourth")]
+        panels.append(Panel("Average exposure, share of the account", exposure, TIME, Axis("percent", include=(0.0,)), 160))
     above = float((ratio > market_ratio).mean())
     length = duration(window / periods)
-    summary = f"In rolling windows of {window:,} bars, the agent's Sharpe ratio ranges from {say(ratio.min())} to "
+    summary = f"In rolling windows of {window:,} bars, the {who}'s Sharpe ratio ranges from {say(ratio.min())} to "
     summary += f"{say(ratio.max())} and is above that of {name} in {say(above, 'percent')} of them."
     note = f"Each point covers the last {window:,} bars ({length}). The interval assumes independent bars (Lo 2002)."
     title = f"A higher Sharpe ratio than {name} in {say(above, 'percent')} of all windows of {length}"
@@ -121,7 +126,7 @@ def _rolling_beta(agent: Floats, market: Floats, window: int) -> Floats:
 
 def _regime_chart(evaluation: Evaluation, kind: str) -> Chart:
     chosen = evaluation.sanity.regimes[evaluation.sanity.regimes["kind"] == kind]
-    name = title_of(evaluation.market)
+    name, who = title_of(evaluation.market), evaluation.subject
     rows = [
         ChartRow(
             capital(_regime_title(regime["regime"])),
@@ -129,7 +134,7 @@ def _regime_chart(evaluation: Evaluation, kind: str) -> Chart:
             finite_or_none(float(regime["agent_sharpe"])),
             color="agent",
             dots=[Dot(name, float(regime["market_sharpe"]), "market", True)],
-            label="agent",
+            label=who,
         )
         for regime in chosen.to_dict("records")
     ]
@@ -138,9 +143,9 @@ def _regime_chart(evaluation: Evaluation, kind: str) -> Chart:
     title = f"A higher Sharpe ratio than {name} in {len(ahead)} of {len(chosen)} {what}"
     best, worst = (chosen.iloc[int(pick)] for pick in (chosen["agent_sharpe"].argmax(), chosen["agent_sharpe"].argmin()))
     times = "times of " if kind == "volatility" else ""
-    summary = f"The agent's Sharpe ratio is highest in {times}{_regime_title(best['regime'])} ({say(best['agent_sharpe'])}) "
+    summary = f"The {who}'s Sharpe ratio is highest in {times}{_regime_title(best['regime'])} ({say(best['agent_sharpe'])}) "
     summary += f"and lowest in {times}{_regime_title(worst['regime'])} ({say(worst['agent_sharpe'])})."
-    panel = RowPanel(f"Sharpe ratio, agent against {name}", rows)
+    panel = RowPanel(f"Sharpe ratio, {who} against {name}", rows)
     note = "The first and the last year may be incomplete."
     if kind == "volatility":
         note = "Terciles of the market's volatility over the month before each bar."
@@ -166,16 +171,16 @@ def _regime_table(evaluation: Evaluation, kind: str) -> Html:
         ]
         for regime in chosen.to_dict("records")
     ]
-    market = title_of(evaluation.market)
+    market, who = title_of(evaluation.market), evaluation.subject
     head = [
         kind,
         "bars",
-        "agent: return",
+        f"{who}: return",
         f"{market}: return",
-        "agent: Sharpe ratio",
+        f"{who}: Sharpe ratio",
         f"{market}: Sharpe ratio",
-        "agent: maximum drawdown",
-        "agent: exposure",
+        f"{who}: maximum drawdown",
+        f"{who}: exposure",
     ]
     return table(head, rows, "The same in numbers. Periods this short have wide confidence intervals, which are not computed.")
 
@@ -218,16 +223,15 @@ def folds_section(evaluation: Evaluation) -> ReportSection | None:
     return ReportSection("folds", "Folds and seeds", headline, lead, [block for block in blocks if block is not None])
 
 
-def returns_within(history: AccountHistory, fold: pd.Series) -> Floats:
-    """Return the returns of an account inside the test of a fold, both ends included."""
-    inside = (history.times >= fold["test_from"]) & (history.times <= fold["test_to"])
-    returns: Floats = history.returns[inside]
-    return returns
+def _inside(history: AccountHistory, fold: pd.Series) -> NDArray[np.bool_]:
+    """Return which bars of an account lie inside the test of a fold, both ends included."""
+    return np.asarray((history.times >= fold["test_from"]) & (history.times <= fold["test_to"]))
 
 
-def _fold_sharpe(evaluation: Evaluation, history: AccountHistory, fold: pd.Series) -> float:
-    returns = returns_within(history, fold)
-    return statistics.sharpe(returns, evaluation.periods_per_year) if len(returns) > 1 else float("nan")
+def fold_sharpe(evaluation: Evaluation, history: AccountHistory, fold: pd.Series) -> float:
+    """Return the annual Sharpe ratio of an account inside the test of a fold; NaN for a single bar."""
+    excess = history.excess[_inside(history, fold)]
+    return statistics.sharpe(excess, evaluation.periods_per_year) if len(excess) > 1 else float("nan")
 
 
 def _fold_chart(evaluation: Evaluation) -> Chart:
@@ -235,10 +239,10 @@ def _fold_chart(evaluation: Evaluation) -> Chart:
     name = title_of(market.name)
     rows, ahead, own = [], 0, []
     for _, fold in evaluation.folds.iterrows():
-        agent, other = (_fold_sharpe(evaluation, history, fold) for history in (evaluation.agent, market))
+        agent, other = (fold_sharpe(evaluation, history, fold) for history in (evaluation.agent, market))
         ahead += agent > other
         own.append(agent)
-        dots = [Dot("seed", _fold_sharpe(evaluation, history, fold), "seed", True) for history in evaluation.seeds]
+        dots = [Dot("seed", fold_sharpe(evaluation, history, fold), "seed", True) for history in evaluation.seeds]
         dots = [Dot(name, other, "market"), *dots]
         label = f"{fold['test_from']:%b %Y} to {fold['test_to']:%b %Y}"
         rows.append(ChartRow(label, f"{say(agent)} against {say(other)}", finite_or_none(agent), dots=dots, label="agent"))
@@ -278,7 +282,7 @@ def _fold_table(evaluation: Evaluation) -> Html:
     rows = []
     for _, fold in evaluation.folds.iterrows():
         histories = (evaluation.agent, evaluation.history(evaluation.market))
-        agent, other = (returns_within(history, fold) for history in histories)
+        agent, other = (history.returns[_inside(history, fold)] for history in histories)
         rows.append(
             [
                 str(fold["fold"]),

@@ -24,7 +24,7 @@ def tail_section(evaluation: Evaluation) -> ReportSection:
     lead = "A risk-averse agent relies on the worst outcomes that its critic predicts, so the predictions have to be right. "
     calibration = evaluation.calibration
     if calibration is None:
-        lead += "This record holds no predictions, so only realised returns are shown."
+        lead = "No tail was predicted, so only realised returns are shown."
         return ReportSection("tail", "Tail risk", _realised_headline(evaluation), lead, blocks)
     lead += "Below, predictions on unseen bars are compared with realised returns."
     blocks += [_prediction_chart(calibration), _calibration_chart(calibration), _tests(calibration)]
@@ -67,12 +67,12 @@ def _distribution_chart(evaluation: Evaluation) -> Chart:
     other = np.histogram(market, edges)[0] / len(market)
     middle = (edges[1:] + edges[:-1]) / 2.0
     worst, worst_market = (evaluation.statistics[name]["cvar_5"].value for name in (evaluation.agent.name, evaluation.market))
-    name = title_of(evaluation.market)
+    name, who = title_of(evaluation.market), evaluation.subject
     marks = [
-        Mark("bars", edges, {"y": own}, "agent", "agent"),
+        Mark("bars", edges, {"y": own}, who, "agent"),
         Mark("line", middle, {"y": other}, name, "market", options={"thin": True}),
     ]
-    summary = f"The average return of the worst 5% of bars (CVaR) is {say(worst, 'percent')} for the agent and "
+    summary = f"The average return of the worst 5% of bars (CVaR) is {say(worst, 'percent')} for the {who} and "
     summary += f"{say(worst_market, 'percent')} for {name}."
     panel = Panel(
         "Share of bars by return per bar",
@@ -82,9 +82,9 @@ def _distribution_chart(evaluation: Evaluation) -> Chart:
         260,
         [Rule("CVaR 5%", x=worst)],
     )
-    title = f"The agent's worst 5% of bars return {say(worst, 'percent')} on average (CVaR)"
+    title = f"The {who}'s worst 5% of bars return {say(worst, 'percent')} on average (CVaR)"
     beyond, beyond_market = (float((np.abs(values) > reach).mean()) for values in (agent, market))
-    note = f"{say(beyond, 'percent')} of the agent's returns are beyond {say(reach, 'percent')} and counted in the "
+    note = f"{say(beyond, 'percent')} of the {who}'s returns are beyond {say(reach, 'percent')} and counted in the "
     note += f"outermost bins. {say(beyond_market, 'percent')} of those of {name} are beyond it and not shown."
     return Chart("distribution", title, summary, [panel], note)
 

@@ -1,0 +1,313 @@
+"""Judge anybody's strategy: weights or returns in, the verdict, the statistics and the report of an evaluation out."""
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from tailguard.evaluate.assessment import Context, Effort, assess, assess_returns
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.inputs import TableSource, rates_at, read_levels, read_rates, read_returns, read_weights, usual_step
+from tailguard.evaluate.ledger import Ledger, user_ledger
+from tailguard.evaluate.record import RECORD_FOLDER, AccountHistory, Estimate, Evaluation, Provenance, save_record
+from tailguard.evaluate.report.report import summary_html, write_report
+from tailguard.evaluate.stats.series import Floats
+from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules
+from tailguard.market.bars import YEAR, DataError, periods_per_year, symbols_of
+from tailguard.market.baselines import Strategy
+from tailguard.market.data import load_bars, load_source
+from tailguard.market.rules import TradingRules
+from tailguard.validation import build, require
+
+REPORT_FILE = "report.html"
+BENCHMARK, SUBJECT = "benchmark", "strategy"
+LIBRARIES = ("tailguard", "numpy", "pandas", "numba", "scipy")
+FEWEST_BARS = 8  # that a bootstrap needs
+CUTS = 8  # times at which the future is replaced, to see whether a strategy looks ahead
+SAME_WEIGHT = 1e-9
+# Nothing was trained: the tables of a record that are about training are empty.
+NO_FOLDS = pd.DataFrame({name: [] for name in ("fold", "train_from", "train_to", "test_from", "test_to")})
+NO_TRAINING = pd.DataFrame({name: [] for name in ("fold", "seed", "step")})
+
+
+class LookAheadError(ValueError):
+    """Raised for a strategy whose decisions depend on bars that come after them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """The verdict on a strategy, with everything that it rests on.
+
+    :param evaluation: the whole record.
+    """
+
+    evaluation: Evaluation
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome, in one line, and its reasons."""
+        return self.evaluation.verdict
+
+    @property
+    def statistics(self) -> dict[str, dict[str, Estimate]]:
+        """Estimates by name of the account and name of the statistic; the strategy is the account ``agent``."""
+        return self.evaluation.statistics
+
+    def write_report(self, path: str | Path) -> Path:
+        """Write the report, one HTML file.
+
+        :param path: of the file; folders are created.
+        """
+        return write_report(self.evaluation, path)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the record to ``evaluation/`` in a folder, as `tailguard compare` reads it, and the report beside it.
+
+        :param folder: created if it does not exist.
+        :return: the path of the report.
+        """
+        save_record(self.evaluation, Path(folder) / RECORD_FOLDER)
+        return self.write_report(Path(folder) / REPORT_FILE)
+
+    def _repr_html_(self) -> str:
+        """Return the verdict with its reasons and the key statistics, for notebooks."""
+        return summary_html(self.evaluation)
+
+
+def judge(
+    returns: TableSource | None = None,
+    weights: TableSource | None = None,
+    bars: TableSource | Mapping[str, Any] | None = None,
+    benchmark: TableSource | None = None,
+    trials: int = 1,
+    *,
+    cash_rate: float | TableSource | None = None,
+    trading: TradingRules | Mapping[str, Any] | None = None,
+    column: str | None = None,
+    title: str = "",
+    source: str = "",
+    rules: VerdictRules | None = None,
+    effort: Effort | None = None,
+    ledger: Ledger | Literal["user"] | None = "user",
+) -> Judgement:
+    """Judge a strategy by its weights, which are traded again on the bars, or by its returns.
+
+    A table is a CSV, CSV.gz or Parquet file, a Series or a DataFrame; see :mod:`tailguard.evaluate.inputs`.
+
+    :param returns: simple returns per bar after all costs, or an equity curve; either these or `weights`.
+    :param weights: target weights by symbol, as shares of equity, at the close of the bar when they were decided; they are
+        traded as `trading` says, at the next open by default. Where a bar has no row, the position is held.
+    :param bars: what the weights trade: the name of a shipped set, or anything that :func:`tailguard.market.load_bars` takes.
+    :param benchmark: returns or prices of the market. With `returns` it is what alpha is measured over; with `weights` it is a
+        further baseline that has to be beaten.
+    :param trials: strategies that this one was chosen from by looking at these bars; the ledger may know of more.
+    :param cash_rate: interest per year that idle cash earns, a number or a table of rates; it is taken out of every ratio. None
+        takes that of `trading`, which is 0 by default.
+    :param trading: costs and fills, for `weights`; fields of :class:`tailguard.market.TradingRules`.
+    :param column: of `returns`, where its name is not a usual one.
+    :param title: one line; empty makes one.
+    :param source: name of the data; empty makes one.
+    :param rules: of the verdict.
+    :param effort: of the computation.
+    :param ledger: of trials: ``"user"`` is that of the user; None keeps none, and the verdict says so.
+    """
+    given = [name for name, table in (("returns", returns), ("weights", weights)) if table is not None]
+    require(len(given) == 1, "what is judged", given or None, "either returns or weights")
+    costs = trading if isinstance(trading, TradingRules) else build(TradingRules, dict(trading or {}))
+    known_ledger = user_ledger() if ledger == "user" else ledger
+    if returns is not None:
+        require(bars is None, "bars", "given", "left out beside returns: only weights can be traded again")
+        rate = _rate(costs.cash_rate if cash_rate is None else cash_rate)
+        agent, market = _accounts(returns, benchmark, rate, column)
+        settings: dict[str, Any] = {"cash_rate": "a table of rates" if isinstance(rate, pd.Series) else rate}
+        provenance = _provenance(trials, agent.returns, settings, agent.times.to_series())
+        context = Context(title or "A strategy", source or _name(returns) or "returns", NO_FOLDS, NO_TRAINING, provenance)
+        context = replace(context, subject=SUBJECT)
+        return Judgement(assess_returns(agent, market, periods_per_year(agent.times), context, rules, effort, known_ledger))
+    require(bars is not None, "bars", None, "given beside weights: they are what is traded")
+    table = _bars(bars)
+    targets, span = _aligned(read_weights(cast(TableSource, weights), table), table)
+    window = _window(table, costs, span, cash_rate)
+    provenance = _provenance(trials, targets, {"trading": window.rules.model_dump(mode="json")}, table)
+    market = (
+        None if benchmark is None else _benchmark(read_levels(benchmark), window.times, table.index[span[0]], window.riskless)
+    )
+    context = Context(title or "A strategy", source or _name(bars) or "bars", NO_FOLDS, NO_TRAINING, provenance)
+    context = replace(context, subject=SUBJECT, baselines=[] if market is None else [market])
+    return Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
+
+
+def judge_strategy(function: Strategy, bars: TableSource | Mapping[str, Any], *, start: int = 1, **options: Any) -> Judgement:
+    """Judge a strategy that is a function from bars to weights, after a test that it does not look ahead.
+
+    :param function: from a table of bars to target weights ``[T]`` or ``[T, assets]``, NaN to hold; row t is decided at the
+        close of bar t. It must be deterministic: seed its random numbers.
+    :param bars: see :func:`judge`.
+    :param start: first bar at whose close a decision counts; the ones before are history.
+    :param options: all other parameters of :func:`judge`.
+    :raises LookAheadError: if decisions change when the bars after them are replaced.
+    """
+    table = _bars(bars)
+    decided = require_causal(function, table)
+    require(1 <= start <= len(table) - FEWEST_BARS, "start", start, f"from 1 to {len(table) - FEWEST_BARS}")
+    weights = pd.DataFrame(decided, index=table.index, columns=[symbol or "weight" for symbol in symbols_of(table)])
+    weights.iloc[start] = weights.iloc[: start + 1].ffill().iloc[-1]  # what it would have held already
+    options.setdefault("source", _name(bars))
+    options.setdefault("title", getattr(function, "__name__", ""))
+    return judge(weights=weights.iloc[start:], bars=table, **options)
+
+
+def require_causal(function: Strategy, bars: pd.DataFrame, cuts: int = CUTS, seed: int = 0) -> Floats:
+    """Return the decisions of a strategy ``[T, assets]``, after a test that none depends on bars that come after it.
+
+    :param function: see :func:`judge_strategy`.
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param cuts: times at which all later bars are replaced by others.
+    :param seed: of the times and of the other bars.
+    """
+    decided = _decisions(function, bars)
+    require(
+        _same(decided, _decisions(function, bars)), "the strategy", "random", "deterministic: give its random numbers a seed"
+    )
+    generator = np.random.default_rng(seed)
+    for cut in np.sort(generator.integers(len(bars) // 4, len(bars) - 1, cuts)):
+        other = bars.copy()
+        later = generator.permutation(np.arange(cut + 1, len(bars)))
+        scale = np.exp(np.cumsum(generator.normal(0.0, 0.05, len(later))))
+        other.iloc[cut + 1 :] = bars.iloc[later].to_numpy() * scale[:, None]
+        changed = _decisions(function, other)
+        moved = np.flatnonzero(
+            ~np.isclose(decided[: cut + 1], changed[: cut + 1], 0.0, SAME_WEIGHT, equal_nan=True).all(axis=1)
+        )
+        if len(moved):
+            when, known = bars.index[moved[-1]], bars.index[cut]
+            raise LookAheadError(
+                f"the strategy looks ahead: its weights of {when} change when only the bars after {known} are replaced; "
+                "let every decision use bars up to its own only"
+            )
+    return decided
+
+
+def _decisions(function: Strategy, bars: pd.DataFrame) -> Floats:
+    weights = np.asarray(function(bars.copy()), dtype=np.float64)
+    weights = weights[:, None] if weights.ndim == 1 else weights
+    shape = (len(bars), len(symbols_of(bars)))
+    require(weights.shape == shape, "the shape of the weights", weights.shape, f"{shape}, one row per bar")
+    return weights
+
+
+def _same(weights: Floats, other: Floats) -> bool:
+    return bool(np.isclose(weights, other, 0.0, SAME_WEIGHT, equal_nan=True).all())
+
+
+def _bars(bars: Any) -> pd.DataFrame:
+    return load_source(bars) if isinstance(bars, str) else load_bars(bars)
+
+
+def _name(table: Any) -> str:
+    """Return a name for a table: that of its file, or of the Series."""
+    if isinstance(table, str | Path):
+        return str(table)
+    return str(table.name) if isinstance(table, pd.Series) and table.name is not None else ""
+
+
+def _rate(rate: Any) -> float | pd.Series:
+    if isinstance(rate, int | float):
+        return float(rate)
+    return read_rates(rate)
+
+
+def _accounts(
+    returns: TableSource, benchmark: TableSource | None, rate: float | pd.Series, column: str | None
+) -> tuple[AccountHistory, AccountHistory | None]:
+    """Return the account of a strategy, and that of its benchmark, over the bars for which both are known."""
+    series = read_returns(returns, column)
+    times = pd.DatetimeIndex(series.index)
+    starts = times[:-1].insert(0, times[0] - usual_step(times))
+    levels = None if benchmark is None else read_levels(benchmark)
+    if levels is not None:
+        known = np.asarray((starts >= levels.index[0]) & (times < levels.index[-1] + usual_step(levels.index)))
+        series, times, starts = series[known], times[known], starts[known]
+    if len(times) < FEWEST_BARS:
+        which = "" if levels is None else " inside the benchmark"
+        raise DataError(f"returns: {len(times)} bars{which}; at least {FEWEST_BARS} are needed")
+    riskless = rates_at(rate, starts) * ((times - starts) / YEAR).to_numpy()
+    agent = _untraded(AGENT, times, series.to_numpy(dtype=np.float64), riskless)
+    return agent, None if levels is None else _benchmark(levels, times, starts[0], riskless)
+
+
+def _benchmark(levels: pd.Series, times: pd.DatetimeIndex, start: pd.Timestamp, riskless: Floats) -> AccountHistory:
+    """Return the account that holds the benchmark over these bars: at each time, its last known value.
+
+    :param levels: of the benchmark.
+    :param times: ``[n]`` ends of the bars.
+    :param start: of the first bar.
+    :param riskless: ``[n]``.
+    """
+    known = np.searchsorted(levels.index.to_numpy(), times.insert(0, start).to_numpy(), side="right") - 1
+    if known[0] < 0:
+        raise DataError(f"benchmark: begins at {levels.index[0]}, after the first bar, {start}; give earlier values as well")
+    values = levels.to_numpy(dtype=np.float64)[known]
+    return _untraded(BENCHMARK, times, values[1:] / values[:-1] - 1.0, riskless)
+
+
+def _untraded(name: str, times: pd.DatetimeIndex, returns: Floats, riskless: Floats) -> AccountHistory:
+    """Return an account of which only the returns are known."""
+    n = len(times)
+    return AccountHistory(name, times, returns, np.zeros((n, 0)), np.zeros(n), np.zeros(n), riskless)
+
+
+def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[int, int]]:
+    """Return target weights ``[n, assets]`` and the rows that they trade.
+
+    A weight belongs to the first bar at or after its time; bars without one hold. The span ends with the bar after the last.
+    """
+    weights = weights.dropna(how="all")
+    rows = np.searchsorted(bars.index.to_numpy(), weights.index.to_numpy())
+    inside = rows < len(bars) - 1  # nothing is earned after the last bar
+    if inside.sum() < 1 or weights.index[0] < bars.index[0] - usual_step(bars.index):
+        spans = f"weights from {weights.index[0]} to {weights.index[-1]}, bars from {bars.index[0]} to {bars.index[-1]}"
+        raise DataError(f"the weights are not inside the bars: {spans}")
+    rows, values = rows[inside], weights.to_numpy(dtype=np.float64)[inside]
+    first, last = int(rows[0]), int(rows[-1])
+    if last + 1 - first < FEWEST_BARS:
+        raise DataError(f"the weights cover {last + 1 - first} bars; at least {FEWEST_BARS} are needed")
+    targets = np.full((last + 1 - first, values.shape[1]), np.nan)
+    targets[rows - first] = values
+    targets[0] = np.nan_to_num(targets[0])  # what is not held at the start is cash
+    return targets, (first, last + 2)
+
+
+def _window(bars: pd.DataFrame, costs: TradingRules, span: tuple[int, int], cash_rate: Any) -> BacktestWindow:
+    if cash_rate is None or isinstance(cash_rate, int | float):
+        rate = costs.cash_rate if cash_rate is None else float(cash_rate)
+        return BacktestWindow(bars, build(TradingRules, _fields(costs) | {"cash_rate": rate}), span)
+    starts = pd.DatetimeIndex(bars.index[span[0] : span[1] - 1])
+    free = build(TradingRules, _fields(costs) | {"cash_rate": 0.0})
+    return BacktestWindow(bars, free, span, rates_at(read_rates(cash_rate), starts))
+
+
+def _fields(costs: TradingRules) -> dict[str, Any]:
+    return costs.model_dump(include=set(TradingRules.model_fields))
+
+
+def _provenance(trials: int, strategy: Floats, settings: dict[str, Any], data: pd.DataFrame | pd.Series) -> Provenance:
+    """Return where the figures come from, as of today; the strategy itself is part of the settings, as a checksum."""
+    checksum = f"sha256:{hashlib.sha256(np.ascontiguousarray(strategy).tobytes()).hexdigest()}"
+    content = pd.util.hash_pandas_object(data).to_numpy().tobytes()
+    return Provenance(
+        config=yaml.safe_dump({"strategy": checksum} | settings, sort_keys=False),
+        fingerprint=hashlib.sha256(content).hexdigest(),
+        versions={"python": platform.python_version()} | {library: version(library) for library in LIBRARIES},
+        seeds=(),
+        trials=trials,
+        date=datetime.now(UTC).date().isoformat(),
+    )

@@ -1,0 +1,153 @@
+"""Bars as they arrive: whole files of any kind, and lines of text from a pipe or a file that grows.
+
+Lines are CSV, in any form that :func:`tailguard.market.load_bars` recognises, or a JSON object each. A JSON object holds
+``time`` and either the fields of a bar or, for a portfolio, one such object per symbol::
+
+    {"time": "2024-01-02", "open": 10, "high": 11, "low": 9.5, "close": 10.5, "volume": 1000}
+    {"time": "2024-01-02", "AAPL": {"open": 185, ...}, "MSFT": {"open": 373, ...}}
+"""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pandas as pd
+
+from tailguard.market.bars import DataError
+from tailguard.market.data import load_bars
+from tailguard.market.files import FileConfig, decode, recognise_layout
+
+POLL_SECONDS = 0.2
+# First bytes of files that cannot be read line by line: gzip, zip, Parquet, UTF-16.
+WHOLE = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"\xff\xfe", b"\xfe\xff")
+
+
+def file_chunks(path: Path, config: FileConfig, keep: Sequence[str] = (), follow: bool = False) -> Iterator[pd.DataFrame]:
+    """Yield tables of the bars of a file; at once, unless it grows.
+
+    :param path: of the file.
+    :param config: what is known about it.
+    :param keep: further columns to keep.
+    :param follow: wait for more at its end.
+    """
+    if not follow:
+        if path.exists() and not path.read_bytes().strip():
+            return
+        yield load_bars(path, config, keep)
+        return
+    with path.open("rb") as stream:
+        if stream.peek(4)[:4].startswith(WHOLE):
+            raise DataError(f"{path}: a compressed or binary file cannot grow line by line; leave --follow out")
+        yield from bar_chunks(stream, config, keep, follow=True)
+
+
+def bar_chunks(
+    stream: BinaryIO, config: FileConfig | None = None, keep: Sequence[str] = (), follow: bool = False
+) -> Iterator[pd.DataFrame]:
+    """Yield tables of the bars that have arrived, as soon as there is one.
+
+    :param stream: a pipe or a file.
+    :param config: what is known about it.
+    :param keep: further columns to keep.
+    :param follow: wait for more at the end, as for a file that grows; else the end of the stream is the end.
+    :raises DataError: with the line that is not a bar.
+    """
+    config = config or FileConfig()
+    heading: list[str] | None = None
+    waiting: list[str] = []
+    for lines in _batches(stream, follow):
+        if isinstance(lines, bytes):
+            yield load_bars(lines, config, keep)
+            continue
+        waiting += lines
+        if heading is None and waiting[0].lstrip().startswith("{"):
+            yield _objects(waiting, config, keep)
+            waiting = []
+            continue
+        if heading is None:
+            heading = _heading(waiting, config)
+            waiting = waiting[len(heading or ()) :] if heading is not None else waiting
+        if heading is not None and waiting:
+            yield load_bars("".join([*heading, *waiting]).encode(), config, keep)
+            waiting = []
+    if heading is None and len(waiting) > 1:
+        yield load_bars("".join(waiting).encode(), config, keep)  # says what is wrong with it
+
+
+def _heading(lines: Sequence[str], config: FileConfig) -> list[str] | None:
+    """Return the lines before the first bar, or None while there is no bar yet."""
+    try:
+        return list(lines[: recognise_layout("".join(lines), config.separator).first])
+    except DataError:
+        return None
+
+
+def _objects(lines: Sequence[str], config: FileConfig, keep: Sequence[str]) -> pd.DataFrame:
+    rows = [_parsed(line) for line in lines]
+    symbols = sorted({key for row in rows for key, value in row.items() if isinstance(value, dict)})
+    if not symbols:
+        return load_bars(pd.DataFrame(rows), config, keep)
+    tables = {
+        symbol: pd.DataFrame([{"time": row.get("time"), **row[symbol]} for row in rows if symbol in row]) for symbol in symbols
+    }
+    return load_bars(tables, config, keep)
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"not a bar in JSON: {line.strip()!r} ({error.msg})") from None
+    if not isinstance(row, dict) or "time" not in row:
+        raise DataError(f"a bar must be a JSON object with a time, got {line.strip()!r}")
+    return row
+
+
+def _batches(stream: BinaryIO, follow: bool) -> Iterator[list[str] | bytes]:
+    """Yield whole lines that are not empty, as many at a time as have arrived; or the bytes of a file that has no lines."""
+    arrived: queue.Queue[bytes | OSError | None] = queue.Queue()
+    threading.Thread(target=_read, args=(stream, follow, arrived), daemon=True).start()
+    first = True
+    while True:
+        batch = [arrived.get()]
+        while not arrived.empty():
+            batch.append(arrived.get())
+        for entry in batch:
+            if isinstance(entry, OSError):
+                raise entry
+        content = [entry for entry in batch if isinstance(entry, bytes)]
+        if first and content and content[0].startswith(WHOLE):
+            while batch[-1] is not None:
+                batch.append(arrived.get())
+            yield b"".join(entry for entry in batch if isinstance(entry, bytes))
+            return
+        text = [line for line in (decode(entry)[0] for entry in content) if line.strip()]
+        if text:
+            first = False
+            yield text
+        if batch[-1] is None:
+            return
+
+
+def _read(stream: BinaryIO, follow: bool, arrived: "queue.Queue[bytes | OSError | None]") -> None:
+    unfinished = b""
+    while True:
+        try:
+            part = stream.readline()
+        except OSError as error:  # the reader of the queue raises it: here nobody would see it
+            arrived.put(error)
+            return
+        if part.endswith(b"\n") or (not part and unfinished and not follow):
+            arrived.put(unfinished + part)
+            unfinished = b""
+        elif part:
+            unfinished += part
+        elif follow:
+            time.sleep(POLL_SECONDS)
+        else:
+            arrived.put(None)
+            return

@@ -1,0 +1,134 @@
+"""The positive control: plant edges of known strength into the user's own bars, train, judge, and see which are found."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from tailguard.config import Config
+from tailguard.evaluate.assessment import Effort
+from tailguard.evaluate.judge import judge
+from tailguard.evaluate.play import ReportProgress
+from tailguard.evaluate.record import Estimate
+from tailguard.evaluate.verdict import VerdictOutcome
+from tailguard.experiments.walkforward import walkforward
+from tailguard.io.atomic import atomic
+from tailguard.market.planting import plant_edge
+from tailguard.market.rules import TradingRules
+from tailguard.validation import require
+
+RESULT = "control.json"
+LEARNT = 0.5  # share of the oracle's Sharpe ratio from which on an edge counts as learnt
+
+
+@dataclass(frozen=True)
+class ControlRow:
+    """An edge that was planted, and what became of it.
+
+    :param planted: annual Sharpe ratio of the oracle after costs, on average.
+    :param oracle_sharpe: what the oracle reached on the test bars.
+    :param oracle_outcome: the verdict on the oracle: the most that the length of the test allows.
+    :param sharpe: of the agent, with its interval.
+    :param outcome: the verdict on the agent.
+    """
+
+    planted: float
+    oracle_sharpe: float
+    oracle_outcome: VerdictOutcome
+    sharpe: Estimate
+    outcome: VerdictOutcome
+
+    @property
+    def learnt(self) -> bool:
+        """True if the agent earns at least half of what the oracle does, and more than luck: its interval is above 0."""
+        return self.sharpe.value >= LEARNT * self.oracle_sharpe and (self.sharpe.low or 0.0) > 0.0
+
+
+@dataclass(frozen=True)
+class Control:
+    """The result of a positive control.
+
+    :param rows: by strength of the edge.
+    """
+
+    rows: tuple[ControlRow, ...]
+
+    @property
+    def smallest_learnt(self) -> float | None:
+        """The weakest planted edge that the agent learnt; None if it learnt none."""
+        return min((row.planted for row in self.rows if row.planted > 0.0 and row.learnt), default=None)
+
+    @property
+    def smallest_found(self) -> float | None:
+        """The weakest planted edge for which the verdict on the agent is evidence of skill; None if it is none."""
+        return min((row.planted for row in self.rows if row.planted > 0.0 and row.outcome == "evidence of skill"), default=None)
+
+    @property
+    def smallest_visible(self) -> float | None:
+        """The weakest planted edge that the verdict finds if it is known perfectly; None if it finds none."""
+        found = (row.planted for row in self.rows if row.planted > 0.0 and row.oracle_outcome == "evidence of skill")
+        return min(found, default=None)
+
+    def sentences(self) -> list[str]:
+        """Return what the control shows."""
+        told = {
+            "Somebody who knows the edge is found from a Sharpe ratio of": self.smallest_visible,
+            "The agent learns an edge from": self.smallest_learnt,
+            "The verdict finds the agent from": self.smallest_found,
+        }
+        lines = [f"{text} {'none of those planted' if value is None else f'{value:g} on'}." for text, value in told.items()]
+        false = [row for row in self.rows if row.planted == 0.0 and row.outcome == "evidence of skill"]
+        return lines + (["Without an edge the verdict claims skill all the same: by chance, or by a mistake."] if false else [])
+
+
+def run_control(
+    bars: pd.DataFrame,
+    config: Config,
+    sharpes: Sequence[float],
+    folder: Path,
+    *,
+    source: str,
+    seed: int = 0,
+    report: ReportProgress | None = None,
+    effort: Effort | None = None,
+) -> Control:
+    """Plant edges, train and judge walk-forward on each, and write ``control.json``.
+
+    :param bars: one symbol, from :func:`tailguard.market.load_bars`.
+    :param config: of the trainings and of trading; its costs are what the oracle pays.
+    :param sharpes: annual Sharpe ratios to plant; 0 is the negative control.
+    :param folder: of the control, with a walk-forward per edge. Finished trainings in it are not repeated.
+    :param source: name of the data.
+    :param seed: of the permutations.
+    :param report: called with the steps done, the steps in all, and a line, edge by edge.
+    :param effort: of the computation.
+    """
+    require(len(sharpes) >= 1, "sharpes", tuple(sharpes), "at least one Sharpe ratio to plant")
+    trading = config.trading
+    fee = trading.fee + trading.half_spread + trading.slippage
+    costs = trading.model_dump(include=set(TradingRules.model_fields))
+    planted = {sharpe: plant_edge(bars, sharpe, fee=fee, seed=seed) for sharpe in sorted(set(sharpes))}
+    rows = []
+    for sharpe, market in planted.items():
+        name = f"{source}, planted Sharpe ratio {sharpe:g}"
+        record = walkforward(
+            market.bars, config, config.walkforward, folder / f"edge-{sharpe:g}", source=name, report=report, effort=effort
+        )
+        first, last = (int(bars.index.searchsorted(time)) for time in (record.agent.times[0], record.agent.times[-1]))
+        oracle = pd.DataFrame(market.oracle, index=bars.index).iloc[first - 1 : last]  # decided at the closes before
+        best = judge(weights=oracle, bars=market.bars, trading=costs, effort=effort, ledger=None)
+        rows.append(
+            ControlRow(
+                planted=sharpe,
+                oracle_sharpe=best.statistics["agent"]["sharpe"].value,
+                oracle_outcome=best.verdict.outcome,
+                sharpe=record.statistics["agent"]["sharpe"],
+                outcome=record.verdict.outcome,
+            )
+        )
+    control = Control(tuple(rows))
+    with atomic(folder / RESULT) as file:
+        file.write(json.dumps([asdict(row) | {"learnt": row.learnt} for row in rows], indent=2).encode())
+    return control

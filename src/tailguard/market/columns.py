@@ -1,0 +1,461 @@
+"""The roles of the columns of a file: names in use, formats known by name, and numbers as people write them."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tailguard.market.bars import COLUMNS, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
+from tailguard.market.files import FEWEST_COLUMNS, FileConfig, RawTable
+from tailguard.market.times import are_clocks, join_clocks, parse_times
+
+# Names in use, best first, in lower case without punctuation.
+NAMES: dict[str, tuple[str, ...]] = {
+    "time": (
+        *(
+            "time",
+            "datetime",
+            "date",
+            "timestamp",
+            "time stamp",
+            "date time",
+            "gmt time",
+            "local time",
+            "open time",
+            "time open",
+        ),
+        *("window start", "unix", "unix timestamp", "t", "ts", "ts event", "begins at", "start", "data", "datum", "fecha"),
+    ),
+    "open": ("open", "o", "open price", "opening price", "first", "otwarcie", "erster", "eröffnung", "apertura", "ouverture"),
+    "high": ("high", "h", "high price", "max", "najwyzszy", "najwyższy", "hoch", "máximo", "plus haut"),
+    "low": ("low", "l", "low price", "min", "najnizszy", "najniższy", "tief", "mínimo", "plus bas"),
+    "close": (
+        *("close", "c", "close price", "closing price", "last", "close last", "price", "settle", "zamkniecie", "zamknięcie"),
+        *("schlusskurs", "schluss", "cierre", "clôture"),
+    ),
+    "volume": (
+        *("volume", "vol", "v", "real volume", "base volume", "volume base", "wolumen", "volumen", "stuecke", "stücke"),
+        *("tickvol", "tick volume", "tickvolume"),
+    ),
+    "funding": ("funding", "funding rate"),
+    "adjusted": ("adj close", "adjclose", "adjusted close", "close adjusted", "adjusted"),
+    "symbol": ("symbol", "ticker", "tic", "instrument", "code", "name", "pair"),
+}
+# Formats known by name, by what only they have: the normal names of their columns.
+FORMATS: dict[str, frozenset[str]] = {
+    "MetaTrader 5": frozenset({"tickvol", "spread"}),
+    "Stooq": frozenset({"ticker", "per", "openint"}),
+    "Stooq, in Polish": frozenset({"otwarcie", "zamkniecie"}),
+    "yfinance": frozenset({"dividends", "stock splits"}),
+    "Yahoo": frozenset({"adj close", "open", "date"}),
+    "Binance": frozenset({"open time", "close time", "open"}),
+    "Alpaca": frozenset({"trade count", "vwap"}),
+    "Interactive Brokers": frozenset({"average", "bar count"}),
+    "Polygon": frozenset({"window start", "transactions"}),
+    "Polygon, from its API": frozenset({"t", "o", "c", "v", "n", "vw"}),
+}
+# Files without a header, by the number of columns after the time: their names.
+HEADERLESS: dict[str, tuple[str, ...]] = {
+    "CCXT": (*COLUMNS,),
+    "Kraken": (*COLUMNS, "trades"),
+    "Kraken, from its API": (*PRICES, "vwap", "volume", "count"),
+    "Binance": (*COLUMNS, "close time", "quote volume", "trades", "taker volume", "taker quote volume", "ignore"),
+}
+MISSING = frozenset({"", "-", "--", "n/a", "na", "nan", "null", "none", "#n/a", "."})
+# Numbers of one text, a line each, in which a mark can only be the decimal one, or can be either.
+DECIMAL_POINT = re.compile(r"^-?(?:\d[\d,]*,\d+\.\d*|\d+,\d+,[\d,]+|\d*\.(?!\d{3}$)\d*)$", re.MULTILINE)
+DECIMAL_COMMA = re.compile(r"^-?(?:\d[\d.]*\.\d+,\d*|\d+\.\d+\.[\d.]+|\d*,(?!\d{3}$)\d*)$", re.MULTILINE)
+EITHER = re.compile(r"^-?\d{1,3},\d{3}$", re.MULTILINE)
+DECORATION = {ord(character): None for character in " \t\r\u00a0\u202f'\u2019$\u20ac\u00a3"}
+DECORATED = re.compile(f"[{''.join(map(chr, DECORATION))}]")
+SCALED = re.compile(r"^(-?\d[\d.]*)([KMB%])$", re.MULTILINE)
+SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "%": 0.01}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A cell that is not what its column says.
+
+    :param row: of the table, from 0.
+    :param reason: in one sentence.
+    """
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The bars of one symbol, as read: not yet checked.
+
+    :param bars: in standard form, but for times and prices that may be wrong.
+    :param lines: lines of the file, or None.
+    :param problems: cells that could not be read; their rows hold NaN or NaT.
+    """
+
+    bars: pd.DataFrame
+    lines: NDArray[np.int64] | None
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Bars as they were read, and what was understood.
+
+    :param parts: by symbol; the empty string for the only one.
+    :param facts: what was recognised, in words.
+    :param ignored: columns that were not used.
+    :param remarks: what was changed, in sentences, for the user to know.
+    """
+
+    parts: dict[str, Part]
+    facts: tuple[str, ...]
+    ignored: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def summary(self) -> str:
+        """Return what was understood, in one line."""
+        bars = next(iter(self.parts.values())).bars
+        index = pd.DatetimeIndex(bars.index)
+        count = f"{sum(len(part.bars) for part in self.parts.values()):,} bars"
+        if len(self.parts) > 1:
+            count += (
+                f" of {len(self.parts)} symbols ({', '.join(list(self.parts)[:4])}{', ...' if len(self.parts) > 4 else ''})"
+            )
+        pieces = [count]
+        if len(index) > 1 and index.notna().all():
+            pieces[0] += f" of {timeframe_text(abs(timeframe(index)))}, {index[0]} to {index[-1]}"
+        pieces += [", ".join(self.facts)] if self.facts else []
+        pieces += [f"not used: {', '.join(self.ignored)}"] if self.ignored else []
+        return "; ".join([*pieces, *self.remarks])
+
+
+def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) -> Reading:
+    """Find the columns of a file, and read its times and numbers.
+
+    :param table: from :mod:`tailguard.market.files`.
+    :param config: what the user says about it.
+    :param keep: further columns to read, by their names in the file.
+    :raises DataError: when a column is missing, or when something can be read in two ways.
+    """
+    if len(table.cells) == 0:
+        raise DataError("no rows")
+    wide = _tickers(table.headers)
+    if wide is not None:
+        return _understand_wide(table, config, keep, wide)
+    named, ignored, facts = _roles(table, config, keep)
+    times = parse_times(_time_column(named), config.time_format, config.timezone)
+    problems = [
+        Problem(int(row), f"{_shown(named['time'].iloc[row])} is not a time") for row in np.flatnonzero(times.values.isna())
+    ]
+    if len(problems) > 0.5 * len(times.values):
+        raise DataError(f"{problems[0].reason}; give the format with --time-format, or the column with --columns time=NAME")
+    values, more, marks = _numbers(named, config, keep)
+    problems += more
+    facts = (*facts, *(() if times.form == "times" else (f"times {times.form}",)), *marks)
+    values, remarks = _completed(values, config.adjusted)
+    frame = pd.DataFrame(values, index=times.values.as_unit("ns").rename("time"))
+    if "adjusted" in named and not config.adjusted:
+        ignored = (*ignored, "the adjusted close (--adjusted uses it)")
+    parts = dict(_split(frame, table.lines, sorted(problems, key=lambda problem: problem.row), named.get("symbol")))
+    if any(_descending(part.bars.index) for part in parts.values()):
+        facts = (*facts, "newest first")
+        parts = {symbol: _ascending(part) for symbol, part in parts.items()}
+    return Reading(parts, facts, ignored, remarks)
+
+
+def normal(name: str) -> str:
+    """Return a column's name in lower case, without punctuation, numbering and what stands in parentheses."""
+    text = re.sub(r"\(.*?\)|[<>\"'*]|(?<=[a-z])(?=[A-Z])", " ", str(name)).lower()
+    return " ".join(re.sub(r"^\s*\d+[.)]\s*|[_./\-:]+", " ", text).split())
+
+
+def _roles(
+    table: RawTable, config: FileConfig, keep: Sequence[str]
+) -> tuple[dict[str, pd.Series], tuple[str, ...], tuple[str, ...]]:
+    """Return the columns by their roles, the names of those that were not used, and the format if it has a name."""
+    cells, facts = table.cells, table.facts
+    names = list(cells.columns)
+    positions: dict[str, int] = {}
+    if not table.headers and not config.columns:
+        names, known = _headerless(cells)
+        facts = (known, *facts)
+    normalised = [normal(name) for name in names]
+    if table.headers:
+        facts = (*_known(normalised), *facts)
+    for role, column in config.columns.items():
+        if role not in NAMES:
+            raise DataError(f"--columns {role}={column}: {role!r} is no role of a column; they are {', '.join(NAMES)}")
+        positions[role] = _position(role, column, names)
+    for role, aliases in NAMES.items():
+        if role not in positions:
+            found = [
+                k for alias in aliases for k, name in enumerate(normalised) if name == alias and k not in positions.values()
+            ]
+            if role == "volume":  # in coins and in dollars: the first of them
+                found += [k for k, name in enumerate(normalised) if name.startswith("volume ") and k not in found]
+            elif len({normalised[k] for k in found}) < len(found):
+                raise DataError(f"two columns are named {names[found[0]]!r}: say which with --columns {role}=NUMBER")
+            if found:
+                positions[role] = _livelier(cells, found) if role == "volume" else found[0]
+    _find_time(cells, names, normalised, positions)
+    missing = [role for role in ("time", *PRICES) if role not in positions]
+    if missing:
+        raise DataError(
+            f"no column for {', '.join(missing)} among {', '.join(filter(None, names)) or f'{len(names)} without names'}; "
+            f"name them with --columns {missing[0]}=NAME"
+        )
+    clock = _clock_column(cells, normalised, positions)
+    used = set(positions.values()) | ({clock} if clock is not None else set())
+    for column in keep:
+        positions[column] = _position("features.columns", column, names)
+    named = {role: cells.iloc[:, k] for role, k in positions.items()}
+    if clock is not None:
+        named["clock"] = cells.iloc[:, clock]
+    ignored = [names[k] for k in range(len(names)) if k not in used and names[k] and names[k] not in keep]
+    return named, tuple(ignored), facts
+
+
+def _known(names: Sequence[str]) -> tuple[str, ...]:
+    return next(((form,) for form, columns in FORMATS.items() if columns <= set(names)), ())
+
+
+def _position(role: str, column: str | int, names: Sequence[str]) -> int:
+    """Return the position of a column that the user named, or counted from 1."""
+    if str(column) in names:
+        return list(names).index(str(column))
+    matches = [k for k, name in enumerate(names) if name and normal(name) == normal(str(column))]
+    if len(matches) == 1:
+        return matches[0]
+    if str(column).isdigit() and 1 <= int(column) <= len(names):
+        return int(column) - 1
+    raise DataError(
+        f"no column {column!r} for {role}; the file has {', '.join(filter(None, names)) or f'{len(names)} columns'}"
+    )
+
+
+def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
+    """Return the names of the columns of a file without a header, and its format."""
+    names = [""] * cells.shape[1]
+    column = 0
+    if cells.shape[1] > FEWEST_COLUMNS + 1 and not _is_time(cells.iloc[:, 0]) and cells.iloc[:, 0].nunique() < len(cells):
+        names[0], column = "symbol", 1
+    names[column], form = "time", ""
+    beside = cells.iloc[:, column + 1]
+    if not pd.api.types.is_numeric_dtype(beside) and are_clocks(beside):  # 1650 may be a price
+        names[column], names[column + 1], form = "date", "time", "MetaTrader 4"
+        column += 1
+    rest = cells.shape[1] - column - 1
+    numeric_time = pd.api.types.is_numeric_dtype(cells.iloc[:, 0])
+    known = next((form for form, columns in HEADERLESS.items() if len(columns) == rest and numeric_time and column == 0), "")
+    columns = HEADERLESS.get(known, COLUMNS)[:rest]
+    names[column + 1 : column + 1 + len(columns)] = columns
+    first = column + 1
+    prices = (
+        cells.iloc[:, first : first + 4].apply(lambda values: pd.to_numeric(_cleaned(values, None), errors="coerce")).to_numpy()
+    )
+    with np.errstate(invalid="ignore"):
+        in_order = (prices[:, 1] >= np.nanmax(prices, axis=1)) & (prices[:, 2] <= np.nanmin(prices, axis=1))
+    if float(np.mean(in_order)) < 0.9:
+        raise DataError(
+            f"no header, and columns {first + 1} to {first + 4} are not open, high, low, close; "
+            "name them with --columns time=1,open=2,..."
+        )
+    return names, known or form or "unnamed columns"
+
+
+def _is_time(values: pd.Series) -> bool:
+    try:
+        return float(np.mean(parse_times(values.iloc[:50]).values.notna())) > 0.5
+    except DataError as error:
+        return "--time-format %" in str(error)  # ambiguous dates are times
+
+
+def _find_time(cells: pd.DataFrame, names: Sequence[str], normalised: Sequence[str], positions: dict[str, int]) -> None:
+    """Take an unnamed first column, or the only one whose values are times, where no name says so."""
+    if "time" in positions:
+        return
+    candidates = [k for k, name in enumerate(normalised) if name in ("", "index") or name.startswith("unnamed")]
+    candidates += [k for k in range(len(names)) if k not in candidates and k not in positions.values()]
+    for k in candidates:
+        if not pd.api.types.is_float_dtype(cells.iloc[:, k]) and _is_time(cells.iloc[:, k]):
+            positions["time"] = k
+            return
+
+
+def _clock_column(cells: pd.DataFrame, normalised: Sequence[str], positions: dict[str, int]) -> int | None:
+    """Return the column of times of day beside one of dates, and let ``time`` be the dates."""
+    dates = [k for k, name in enumerate(normalised) if name in ("date", "data", "datum", "day")]
+    clocks = [k for k, name in enumerate(normalised) if name in ("time", "hour", "czas", "uhrzeit")]
+    if dates and clocks and dates[0] != clocks[0] and are_clocks(cells.iloc[:, clocks[0]]):
+        positions["time"] = dates[0]
+        return clocks[0]
+    return None
+
+
+def _time_column(named: Mapping[str, pd.Series]) -> pd.Series:
+    return join_clocks(named["time"], named["clock"]) if "clock" in named else named["time"]
+
+
+def _livelier(cells: pd.DataFrame, found: Sequence[int]) -> int:
+    """Return the first column that is not all zeros: forex files have ticks where others have a volume."""
+    for k in found:
+        values = pd.to_numeric(cells.iloc[:, k], errors="coerce").fillna(1.0)
+        if bool((values != 0).any()):
+            return k
+    return found[0]
+
+
+def _numbers(
+    named: Mapping[str, pd.Series], config: FileConfig, keep: Sequence[str]
+) -> tuple[dict[str, NDArray[np.float64]], list[Problem], tuple[str, ...]]:
+    """Return the columns as numbers, the cells that are none, and the decimal mark if it is not a point."""
+    columns = [column for column in (*COLUMNS, *OPTIONAL, "adjusted", *keep) if column in named]
+    decimal = config.decimal or decimal_mark({column: named[column] for column in columns})
+    values, problems = {}, []
+    for column in columns:
+        text = _cleaned(named[column], decimal)
+        numbers = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64)
+        bad = np.isnan(numbers)
+        bad = bad & ~_missing(named[column]) if bad.any() else bad
+        problems += [
+            Problem(int(row), f"{column} {_shown(named[column].iloc[row])} is not a number") for row in np.flatnonzero(bad)
+        ]
+        values[column] = numbers
+    return values, problems, ("decimal comma",) if decimal == "," else ()
+
+
+def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
+    """Return the decimal mark that the columns of a file use.
+
+    :raises DataError: when prices such as 1,234 can be read in two ways, and nothing in the file says which.
+    """
+    point = comma = False
+    doubtful = ""
+    for name, values in columns.items():
+        if pd.api.types.is_numeric_dtype(values):
+            point = point or bool((values.dropna() % 1 != 0).any())
+            continue
+        text = re.sub("[KMB%]", "", _stripped(values))
+        point = point or DECIMAL_POINT.search(text) is not None
+        comma = comma or DECIMAL_COMMA.search(text) is not None
+        found = EITHER.search(text) if name in PRICES else None
+        doubtful = doubtful or (found.group() if found else "")
+    if point and comma:
+        raise DataError("numbers have both points and commas as decimal marks; say which it is with --decimal")
+    if doubtful and not point and not comma:
+        whole, thousandths = doubtful.replace(",", ""), doubtful.replace(",", ".")
+        raise DataError(f"{doubtful!r} is {whole} or {thousandths}; say which with --decimal . or --decimal ,")
+    return "," if comma else "."
+
+
+def _stripped(values: pd.Series) -> str:
+    """Return the cells as lines of one text, without spaces, currencies and apostrophes: searching that is fast."""
+    text = "\n".join(values.astype(str).to_numpy(dtype=object))
+    return text.translate(DECORATION) if DECORATED.search(text) else text
+
+
+def _cleaned(values: pd.Series, decimal: str | None) -> pd.Series:
+    """Return numbers that ``pandas.to_numeric`` understands: without currency, thousands marks and K, M, B."""
+    if pd.api.types.is_numeric_dtype(values):
+        return values
+    decimal = decimal or decimal_mark({"volume": values})
+    text = _stripped(values)
+    text = text.replace(".", "").replace(",", ".") if decimal == "," else text.replace(",", "")
+    if any(mark in text for mark in SCALES):
+        text = SCALED.sub(lambda found: str(float(found.group(1)) * SCALES[found.group(2)]), text)
+    return pd.Series(text.split("\n"), dtype=object)
+
+
+def _missing(values: pd.Series) -> NDArray[np.bool_]:
+    if pd.api.types.is_numeric_dtype(values):
+        return values.isna().to_numpy()
+    return (values.isna() | values.astype(str).str.strip().str.lower().isin(MISSING)).to_numpy(dtype=bool)
+
+
+def _completed(
+    values: dict[str, NDArray[np.float64]], adjusted: bool
+) -> tuple[dict[str, NDArray[np.float64]], tuple[str, ...]]:
+    """Return the columns of bars, with the volume that is missing and the prices that are asked for."""
+    remarks: list[str] = []
+    if "volume" not in values:
+        values["volume"] = np.zeros(len(values["close"]))
+        remarks.append("no volume: it counts as 0")
+    elif np.isnan(values["volume"]).any():
+        missing = int(np.isnan(values["volume"]).sum())
+        remarks.append(f"{missing} missing volumes count as 0")
+        values["volume"] = np.nan_to_num(values["volume"])
+    if adjusted:
+        if "adjusted" not in values:
+            raise DataError(
+                "adjusted prices are asked for and no column holds them; leave --adjusted out, or --columns adjusted=NAME"
+            )
+        factor = values["adjusted"] / values["close"]
+        values |= {column: values[column] * factor for column in PRICES}
+        remarks.append("prices adjusted for dividends")
+    return {column: values[column] for column in values if column != "adjusted"}, tuple(remarks)
+
+
+def _shown(value: object) -> str:
+    return repr(value if isinstance(value, str) else str(value))
+
+
+def _split(
+    frame: pd.DataFrame, lines: NDArray[np.int64] | None, problems: Sequence[Problem], symbols: pd.Series | None
+) -> Iterator[tuple[str, Part]]:
+    """Yield the bars of each symbol of a long table."""
+    distinct = [""] if symbols is None else [str(symbol) for symbol in symbols.dropna().unique()]
+    if len(distinct) == 1:
+        yield "", Part(frame, lines, tuple(problems))
+        return
+    assert symbols is not None
+    of_row = symbols.astype(str).to_numpy()
+    for symbol in distinct:
+        rows = np.flatnonzero(of_row == symbol)
+        moved = {int(row): k for k, row in enumerate(rows)}
+        own = tuple(replace(problem, row=moved[problem.row]) for problem in problems if problem.row in moved)
+        yield symbol, Part(frame.iloc[rows], None if lines is None else lines[rows], own)
+
+
+def _descending(index: pd.Index) -> bool:
+    known = index[index.notna()]
+    return len(known) > 1 and known.is_monotonic_decreasing and not known.is_monotonic_increasing
+
+
+def _ascending(part: Part) -> Part:
+    last = len(part.bars) - 1
+    problems = tuple(replace(problem, row=last - problem.row) for problem in reversed(part.problems))
+    return Part(part.bars.iloc[::-1], None if part.lines is None else part.lines[::-1], problems)
+
+
+def _tickers(headers: Sequence[Sequence[str]]) -> tuple[list[str], list[str]] | None:
+    """Return fields and tickers of the columns where two header rows name them, as yfinance writes them."""
+    for fields in headers:
+        prices = {normal(name) for name in fields}
+        others = [row for row in headers if row is not fields]
+        if len(headers) > 1 and set(PRICES) <= prices:
+            labels = [row for row in others if any(row[1:])]
+            return list(fields), list(labels[0]) if labels else [""] * len(fields)
+    return None
+
+
+def _understand_wide(table: RawTable, config: FileConfig, keep: Sequence[str], wide: tuple[list[str], list[str]]) -> Reading:
+    """Read the columns of each ticker; the first column is the time."""
+    fields, tickers = wide
+    distinct = list(dict.fromkeys(ticker for ticker in tickers[1:] if ticker))
+    facts: tuple[str, ...] = ("yfinance", *table.facts)
+    readings = {}
+    for ticker in distinct or [""]:
+        columns = [0, *(k for k in range(1, len(fields)) if tickers[k] == ticker)]
+        cells = table.cells.iloc[:, columns].set_axis(["time", *(fields[k] for k in columns[1:])], axis=1)
+        there = cells.iloc[:, 1:].notna().any(axis=1).to_numpy()
+        lines = None if table.lines is None else table.lines[there]
+        part = RawTable(cells[there].reset_index(drop=True), lines, (tuple(cells.columns),), ())
+        readings[ticker if len(distinct) > 1 else ""] = understand(part, config, keep)
+    first = next(iter(readings.values()))
+    parts = {symbol: reading.parts[""] for symbol, reading in readings.items()}
+    later = tuple(fact for fact in first.facts if fact not in FORMATS)
+    return Reading(parts, (*facts, *later), first.ignored, first.remarks)

@@ -1,0 +1,264 @@
+"""Files as they are: compression, encoding, separator and header rows are recognised; the cells stay as they stand.
+
+:mod:`tailguard.market.columns` then says which column is what.
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from tailguard.market.bars import DataError
+
+SUFFIXES = (".csv", ".txt", ".tsv", ".json", ".jsonl", ".parquet", "any of them with .gz or .zip")
+# In this order, because a comma may also be a decimal mark, and a space may be anywhere.
+SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "spaces"}
+SAMPLE_LINES = 200
+FEWEST_COLUMNS = 5
+# Where the rows are in the JSON of those who nest them.
+JSON_LISTS = ("results", "bars", "data", "candles", "result", "values")
+
+
+class FileConfig(BaseModel):
+    """The form of the files of ``data``. It is recognised; these keys say what cannot be, or what was taken wrongly.
+
+    :param columns: which column of the file is what, such as ``{time: "Gmt time", close: Last}``; a number counts columns from
+        1, for files without a header.
+    :param separator: between the columns: a character, or ``tab``. None recognises commas, semicolons, tabs, bars and spaces.
+    :param decimal: decimal mark, ``.`` or ``,``. None recognises it.
+    :param time_format: of the times, as in ``strptime``: ``%d/%m/%Y %H:%M``. None recognises it, unless it is ambiguous.
+    :param timezone: of times that name none, such as ``America/New_York``. None takes them as they are.
+    :param adjusted: trade prices adjusted for dividends: open, high, low and close are multiplied by adjusted close over close.
+        Needs such a column.
+    :param calendar: code of an exchange, such as ``XNYS`` or ``XLON``, whose holidays are then told from missing bars. Needs
+        ``tailguard[calendars]``. None knows weekends and short holidays only by their regularity.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    columns: dict[str, str | int] = {}
+    separator: Annotated[str, Field(min_length=1, max_length=3)] | None = None
+    decimal: Literal[".", ","] | None = None
+    time_format: Annotated[str, Field(min_length=2)] | None = None
+    timezone: Annotated[str, Field(min_length=1)] | None = None
+    adjusted: bool = False
+    calendar: Annotated[str, Field(min_length=1)] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """The cells of a file.
+
+    :param cells: numbers where whole columns are plain numbers, else text; unnamed columns have empty names.
+    :param lines: ``[T]`` line of the file that each row stands in, counted from 1; None for files without lines.
+    :param headers: the header rows, from the top; none for a file without a header.
+    :param facts: what was recognised, in words.
+    """
+
+    cells: pd.DataFrame
+    lines: NDArray[np.int64] | None
+    headers: tuple[tuple[str, ...], ...]
+    facts: tuple[str, ...]
+
+
+def read_file(path: Path, config: FileConfig) -> RawTable:
+    """Read the cells of a file.
+
+    :raises DataError: naming the file, when it is not a table.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file")
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give a file ending in {', '.join(SUFFIXES)}")
+    try:
+        return read_bytes(path.read_bytes(), config)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:  # pandas' errors of parsers are ValueErrors
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: {reason if isinstance(error, DataError) else f'cannot be read ({reason})'}") from error
+
+
+def read_bytes(content: bytes, config: FileConfig) -> RawTable:
+    """Read the cells of what a file holds; compression and kind are told by its first bytes."""
+    if content.startswith(b"\x1f\x8b"):
+        return read_bytes(gzip.decompress(content), config)
+    if content.startswith(b"PK\x03\x04"):
+        return read_bytes(_only_member(content), config)
+    if content.startswith(b"PAR1"):
+        return _read_parquet(content)
+    text, encoding = decode(content)
+    if not text.strip():
+        raise DataError("is empty")
+    if text.count("\x00") or sum(character < " " and character not in "\t\r\n" for character in text[:1000]) > 10:
+        raise DataError(f"is no table; give a file ending in {', '.join(SUFFIXES)}")
+    facts = () if encoding == "utf-8" else (encoding,)
+    if text.lstrip()[0] in "{[":
+        return _read_json(text, facts)
+    return _read_text(text, config, facts)
+
+
+def decode(content: bytes) -> tuple[str, str]:
+    """Return the text of bytes, and its encoding: by its byte order mark, else UTF-8, else Windows-1252."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16"), "utf-16"
+    if b"\x00" in content[1:200:2]:
+        return content.decode("utf-16-le"), "utf-16"
+    try:
+        return content.decode("utf-8-sig"), "utf-8"
+    except UnicodeDecodeError:
+        return content.decode("cp1252", errors="replace"), "cp1252"
+
+
+def _only_member(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        if any(name.startswith("xl/") for name in names):
+            raise DataError("is an Excel workbook; save the sheet as CSV")
+        if len(names) != 1:
+            raise DataError(f"holds {len(names)} files, but a zip must hold one; unpack it")
+        return archive.read(names[0])
+
+
+def _read_parquet(content: bytes) -> RawTable:
+    frame = pd.read_parquet(io.BytesIO(content))
+    return from_frame(frame, ("Parquet",))
+
+
+def from_frame(frame: pd.DataFrame, facts: tuple[str, ...] = ()) -> RawTable:
+    """Return a DataFrame as cells; an index that is more than row numbers becomes its first column."""
+    if not isinstance(frame.index, pd.RangeIndex):
+        name = "time" if isinstance(frame.index, pd.DatetimeIndex) else str(frame.index.name or "")
+        index = frame.index.to_series(index=pd.RangeIndex(len(frame)))
+        frame = frame.reset_index(drop=True)
+        frame.insert(0, name, index, allow_duplicates=True)
+    names = tuple(str(column) for column in frame.columns)
+    return RawTable(frame.set_axis(list(names), axis=1), None, (names,), facts)
+
+
+def _read_json(text: str, facts: tuple[str, ...]) -> RawTable:
+    """Read a list of bars, each an object or a list; such a list under one of the usual keys; or an object per line."""
+    try:
+        value: Any = json.loads(text)
+    except json.JSONDecodeError:
+        try:
+            value = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except json.JSONDecodeError as error:
+            raise DataError(f"is neither JSON nor an object per line ({error.msg})") from None
+    while isinstance(value, dict):
+        inner = [value[key] for key in JSON_LISTS if key in value] or [
+            entry for entry in value.values() if isinstance(entry, list) and entry
+        ]
+        if not inner:
+            raise DataError(f"holds no list of bars under {', '.join(JSON_LISTS)}")
+        value = inner[0]
+    if not value:
+        raise DataError("holds no bars")
+    if all(isinstance(row, list) for row in value):
+        cells = pd.DataFrame(value)
+        for k in cells.columns:
+            if _numeric(cells[k]):
+                cells[k] = pd.to_numeric(cells[k])
+        return RawTable(cells.set_axis([""] * cells.shape[1], axis=1), None, (), (*facts, "JSON"))
+    if not all(isinstance(row, dict) for row in value):
+        raise DataError("is a list of neither objects nor lists")
+    cells = pd.DataFrame(value)
+    return RawTable(cells, None, (tuple(map(str, cells.columns)),), (*facts, "JSON"))
+
+
+def _numeric(column: pd.Series) -> bool:
+    return bool(pd.to_numeric(column, errors="coerce").notna().all())
+
+
+class Layout(NamedTuple):
+    """The layout of a text file.
+
+    :param separator: between the cells.
+    :param first: lines before the first row of bars.
+    :param headers: the header rows among them.
+    """
+
+    separator: str
+    first: int
+    headers: tuple[tuple[str, ...], ...]
+
+
+def recognise_layout(text: str, separator: str | None = None) -> Layout:
+    """Find the separator, the lines before the bars, and the header rows among them.
+
+    :param separator: if it is known.
+    """
+    lines = text.splitlines()[:SAMPLE_LINES]
+    separator = {"tab": "\t", "\\t": "\t"}.get(separator or "", separator)
+    candidates = [separator] if separator else list(SEPARATORS)
+    for candidate in candidates:
+        rows = [_cells(line, candidate) for line in lines]
+        width = Counter(len(row) for row in rows if len(row) >= FEWEST_COLUMNS).most_common(1)
+        filled = sum(bool(line.strip()) for line in lines)
+        if not width or (separator is None and width[0][1] < 0.5 * filled):
+            continue
+        first = next((k for k, row in enumerate(rows) if len(row) == width[0][0] and _is_data(row)), None)
+        if first is None:
+            continue
+        header_rows = [_padded(row, rows[first]) for row in rows[:first] if 0 <= width[0][0] - len(row) <= 1 and any(row)]
+        return Layout(candidate, first, tuple(tuple(row) for row in header_rows[-3:]))
+    tried = f"separated by {separator!r}" if separator else f"with {', '.join(SEPARATORS.values())} between them"
+    raise DataError(f"no rows of a time and four prices found, {tried}; name the separator with --separator")
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    if separator == " ":
+        return line.split()
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=separator), [])]
+
+
+def _padded(header: list[str], row: list[str]) -> list[str]:
+    """Return a header as long as its rows: one cell short, it leaves out an index, or a separator at the end of each line."""
+    missing = [""] * (len(row) - len(header))
+    return [*header, *missing] if not row[-1] else [*missing, *header]
+
+
+def _is_data(row: list[str]) -> bool:
+    """Return true for a row with at least four numbers."""
+    return (
+        sum(bool(re.fullmatch(r"[-+$€£]?\s*[\d.,' \u00a0]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?", cell)) for cell in row) >= 4
+    )
+
+
+def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTable:
+    layout = recognise_layout(text, config.separator)
+    # 1.234 is a number of another size where the decimal mark is a comma: if one may be, no cell is a number yet.
+    commas = config.decimal == "," or (config.decimal is None and layout.separator != "," and re.search(r"\d,\d", text))
+    cells = _parsed(text, layout, as_text=bool(commas))
+    lines = np.array([number for number, line in enumerate(text.splitlines(), 1) if number > layout.first and line.strip()])
+    if len(lines) != len(cells):
+        lines = np.arange(layout.first + 1, layout.first + 1 + len(cells))  # a quoted cell spans lines
+    names = list(layout.headers[-1]) if layout.headers else [""] * cells.shape[1]
+    words = SEPARATORS.get(layout.separator, repr(layout.separator))
+    facts = (*facts, f"separated by {words}", *(() if layout.headers else ("no header",)))
+    return RawTable(cells.set_axis(names, axis=1), lines, layout.headers, facts)
+
+
+def _parsed(text: str, layout: Layout, as_text: bool) -> pd.DataFrame:
+    try:
+        return pd.read_csv(
+            io.StringIO(text),
+            sep=r"\s+" if layout.separator == " " else layout.separator,
+            header=None,
+            skiprows=layout.first,
+            skipinitialspace=True,
+            dtype=str if as_text else None,
+            index_col=False,
+            low_memory=False,
+        )
+    except pd.errors.ParserError as error:
+        raise DataError(f"cannot be read ({' '.join(str(error).split())})") from None

@@ -1,0 +1,195 @@
+"""Times as files have them: recognised as a whole column, never value by value, and never guessed.
+
+A format is taken only if it explains the whole column. Where two explain it (01/02/2003), that is an error that names both.
+"""
+
+import re
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+
+from tailguard.market.bars import DataError
+
+# Epoch times tell their unit by their size: seconds stay below 1e11 until the year 5138.
+EPOCH_FIRST = 1e8
+EPOCH_UNITS: tuple[tuple[float, Literal["s", "ms", "us", "ns"]], ...] = (
+    (1e11, "s"),
+    (1e14, "ms"),
+    (1e17, "us"),
+    (1e20, "ns"),
+)
+COMPACT = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+# Dates whose order is plain from their form; those of three numbers with the year last are told apart by their values.
+DATES = (
+    *("%Y%m%d", "%Y.%m.%d", "%Y/%m/%d", "%Y-%m-%d"),
+    *("%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%d %b %Y", "%d %B %Y", "%d %b %y"),
+    *("%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%b-%d-%Y", "%d. %B %Y"),
+    *("%a %b %d %Y", "%a, %b %d, %Y", "%a, %d %b %Y", "%a %d %b %Y", "%A, %B %d, %Y"),
+)
+CLOCKS = (
+    *("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %H%M", " %H%M%S", "T%H:%M:%S", "T%H:%M:%S.%f", "T%H:%M", "-%H:%M:%S"),
+    *(" %I:%M %p", " %I:%M:%S %p", " %I:%M%p", " %I-%p", ", %H:%M", ", %H:%M:%S", ", %I:%M %p"),
+)
+YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)", re.MULTILINE)
+ZONE = re.compile(r"\s*(?:([A-Za-z]+(?:/[A-Za-z_]+)+)|(?<=\d)\s*(Z|UTC|GMT)|(?<=\d)\s*([+-]\d{2}:?\d{2}))$")
+CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
+SAMPLE = 60
+
+
+class Times(NamedTuple):
+    """Times that were understood.
+
+    :param values: ``[T]`` in UTC without a zone; NaT where a value is not a time.
+    :param form: the format, in the notation of ``strptime`` or in words.
+    """
+
+    values: pd.DatetimeIndex
+    form: str
+
+
+def parse_times(values: pd.Series, time_format: str | None = None, timezone: str | None = None) -> Times:
+    """Read a column of times.
+
+    :param values: numbers, text or times.
+    :param time_format: in the notation of ``strptime``; None recognises it.
+    :param timezone: of times that name none, such as ``America/New_York``; None takes them as they are.
+    :raises DataError: when no format explains the column, or when two do.
+    """
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return Times(_to_utc(pd.DatetimeIndex(values), timezone), "times")
+    if time_format is not None:
+        text = _as_text(values)
+        parsed = pd.to_datetime(text, format=time_format, errors="coerce", utc="%z" in time_format)
+        if parsed.isna().all():
+            raise DataError(f"no time fits the format {time_format!r}; the first is {values.iloc[0]!r}")
+        return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), time_format)
+    if pd.api.types.is_numeric_dtype(values):
+        return _parse_numbers(values, timezone)
+    return _parse_text(_as_text(values), timezone)
+
+
+def are_clocks(values: pd.Series) -> bool:
+    """Return true for a column of times of day, such as 09:30 or 093000, which belongs to a column of dates."""
+    if pd.api.types.is_numeric_dtype(values):
+        numbers = values.to_numpy(dtype=np.float64)
+        return bool(((numbers >= 0) & (numbers <= 235959) & (numbers % 100 < 60)).all())
+    return all(CLOCK.match(value) for value in _as_text(values).iloc[_sampled(len(values))])
+
+
+def join_clocks(dates: pd.Series, clocks: pd.Series) -> pd.Series:
+    """Return dates and times of day as one column of text."""
+    if pd.api.types.is_numeric_dtype(clocks):  # 093000 was read as 93000
+        digits = 6 if float(clocks.max()) > 2359 or float(clocks.max()) == 0 else 4
+        clocks = clocks.astype(np.int64).astype(str).str.zfill(digits)
+    return _as_text(dates) + " " + _as_text(clocks)
+
+
+def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
+    numbers = values.to_numpy(dtype=np.float64)
+    known = numbers[np.isfinite(numbers)]
+    if not len(known):
+        raise DataError("the time column is empty")
+    for digits, form in COMPACT.items():
+        if known.min() >= 19 * 10.0 ** (digits - 2) and known.max() < 21 * 10.0 ** (digits - 2):
+            text = pd.Series(pd.array(numbers, dtype="Int64")).astype(str)
+            parsed = pd.to_datetime(text, format=form, errors="coerce")
+            if parsed.notna().mean() > 0.5:
+                return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
+    unit = next((unit for limit, unit in EPOCH_UNITS if known.max() < limit), None)
+    if unit is None or not known.min() > EPOCH_FIRST:
+        raise DataError(f"{values.iloc[0]} is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970")
+    exact = values if pd.api.types.is_integer_dtype(values) else pd.Series(numbers)
+    moments = pd.to_datetime(exact.to_numpy(), unit=unit, utc=True)
+    return Times(_to_utc(pd.DatetimeIndex(moments), None), f"epoch {unit}")
+
+
+def _parse_text(text: pd.Series, timezone: str | None) -> Times:
+    rows = _sampled(len(text))
+    sample = text.iloc[rows]
+    if sample.str.fullmatch(r"\d{8,19}(\.0*)?").all():
+        return _parse_numbers(pd.to_numeric(text, errors="coerce"), timezone)
+    zone = ZONE.search(sample.iloc[0])
+    if zone is not None and zone.group(1):  # 20230103 09:30:00 US/Eastern
+        timezone = zone.group(1)
+        text = text.str.replace(ZONE, "", regex=True)
+        sample = text.iloc[rows]
+        zone = None
+    if sample.str.match(r"\d{4}-\d{2}").all():
+        parsed = pd.to_datetime(
+            text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True), errors="coerce", utc=True, format="ISO8601"
+        )
+        if parsed.iloc[rows].notna().mean() > 0.5:
+            return Times(_from_utc_or_zone(pd.DatetimeIndex(parsed), zone is not None, timezone), "ISO 8601")
+    if text.str.contains("  ", regex=False).any():
+        text = text.str.replace(r"\s+", " ", regex=True)
+    form = _recognised(text, zone)
+    bare = text.str.replace(r"\s*(?:Z|UTC|GMT)$", "", regex=True) if zone is not None and zone.group(2) else text
+    parsed = pd.to_datetime(bare, format=form, errors="coerce", utc=zone is not None)
+    return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
+
+
+def _recognised(text: pd.Series, zone: re.Match[str] | None) -> str:
+    """Return the only format that explains a column of text."""
+    suffix = "%z" if zone is not None and zone.group(3) else ""
+    sample = text.iloc[_sampled(len(text))].str.replace(r"\s*(?:Z|UTC|GMT)$", "", regex=True)
+    dates = (_year_last(text),) if YEAR_LAST.match(sample.iloc[-1]) else DATES
+    candidates = [
+        date + clock + between + suffix for date in dates for clock in CLOCKS for between in ((" ", "") if suffix else ("",))
+    ]
+    shares = {}
+    for form in candidates:
+        share = float(pd.to_datetime(sample, format=form, errors="coerce").notna().mean())
+        if share == 1.0:
+            return form
+        shares[form] = share
+    best = max(shares, key=lambda form: shares[form])
+    if shares[best] > 0.5:
+        return best
+    raise DataError(f"{sample.iloc[0]!r} is not a time in any known format; give it with --time-format, such as %d/%m/%Y")
+
+
+def _year_last(text: pd.Series) -> str:
+    """Return the format of dates such as 13/05/2013: day or month first, as the numbers of the whole column say."""
+    found = YEAR_LAST.findall("\n".join(text.to_numpy(dtype=object)))
+    first, second = (np.array([part[k] for part in found], dtype=np.int64) for k in (0, 2))
+    mark, year = found[0][1], "%Y" if len(found[0][3]) == 4 else "%y"
+    day_first, month_first = f"%d{mark}%m{mark}{year}", f"%m{mark}%d{mark}{year}"
+    days_in_front, days_behind = bool((first > 12).any()), bool((second > 12).any())
+    if days_in_front and days_behind:
+        both = ["".join(found[int(np.argmax(part > 12))][k] for k in (0, 1, 2, 1, 3)) for part in (first, second)]
+        raise DataError(f"dates are mixed: {both[0]!r} has the day first, {both[1]!r} the month")
+    if not days_in_front and not days_behind and mark != ".":  # nobody writes the month before a point
+        date = "".join(found[0][k] for k in (0, 1, 2, 1, 3))
+        readings = [pd.to_datetime(date, format=form) for form in (day_first, month_first)]
+        raise DataError(
+            f"{date!r} is {readings[0]:%-d %B %Y} or {readings[1]:%-d %B %Y}; "
+            f"say which with --time-format {day_first} or {month_first}"
+        )
+    return month_first if days_behind else day_first
+
+
+def _as_text(values: pd.Series) -> pd.Series:
+    """Return the values as stripped text; whole numbers that were read as floats lose their point."""
+    if pd.api.types.is_float_dtype(values) and bool((values.dropna() % 1 == 0).all()):
+        values = values.astype("Int64")
+    return cast(pd.Series, values.astype(str).str.strip())
+
+
+def _sampled(length: int) -> list[int]:
+    """Return rows from the start, the middle and the end."""
+    return sorted({row for row in np.linspace(0, length - 1, min(length, SAMPLE)).round().astype(int).tolist()})
+
+
+def _from_utc_or_zone(index: pd.DatetimeIndex, zoned: bool, timezone: str | None) -> pd.DatetimeIndex:
+    """Return times that were read as UTC: so they are if they named a zone, else they are those of `timezone`."""
+    return _to_utc(index if zoned else index.tz_localize(None), timezone)
+
+
+def _to_utc(index: pd.DatetimeIndex, timezone: str | None) -> pd.DatetimeIndex:
+    if index.tz is None and timezone is not None:
+        try:
+            index = index.tz_localize(timezone, ambiguous="infer")
+        except (ValueError, KeyError) as error:  # pandas' errors about zones and clock changes are ValueErrors
+            raise DataError(f"times cannot be read in the time zone {timezone!r} ({error})") from None
+    return index if index.tz is None else index.tz_convert("UTC").tz_localize(None)

@@ -1,0 +1,142 @@
+"""Tables in every form that people have them in, and one clear line for those that cannot be read."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tailguard.evaluate.inputs import rates_at, read_levels, read_rates, read_returns, read_weights
+from tailguard.market import load_bars, random_walk
+from tailguard.market.data import DataError
+
+DAYS = pd.bdate_range("2020-01-01", periods=40, unit="ns")
+RETURNS = pd.Series(np.random.default_rng(0).normal(0.0, 0.01, 40), DAYS)
+EQUITY = 1000.0 * (1.0 + RETURNS).cumprod()
+
+
+def same(found, expected=RETURNS):
+    np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), rtol=0, atol=1e-12)
+    assert found.index.equals(expected.index)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        RETURNS,
+        RETURNS.to_frame("x"),
+        RETURNS.rename_axis("Date").reset_index(name="ret"),
+        RETURNS.set_axis(DAYS.strftime("%Y-%m-%d")),
+        RETURNS.tz_localize("Asia/Tokyo"),
+        pd.DataFrame({"returns": RETURNS, "equity": EQUITY, "other": 1.0}),
+        pd.DataFrame({"timestamp": DAYS.asi8 // 10**6, "daily_return": RETURNS.to_numpy()}),
+    ],
+    ids=["series", "frame", "column", "text", "zone", "several", "epoch"],
+)
+def test_returns_in_memory(frame):
+    same(read_returns(frame))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.parquet", "a.txt"])
+@pytest.mark.parametrize("header", [True, False])
+def test_returns_in_files(tmp_path, name, header):
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        RETURNS.to_frame("returns").to_parquet(path)
+    else:
+        RETURNS.to_csv(path, header=header, sep=";" if name == "a.txt" else ",")
+    same(read_returns(path))
+
+
+def test_an_equity_curve_is_told_by_its_numbers_and_then_by_its_name():
+    same(read_returns(EQUITY), RETURNS.iloc[1:])
+    same(
+        read_returns(EQUITY.rename("returns") / EQUITY.iloc[0] * 0.01, column="returns"),
+        EQUITY.rename("x") / EQUITY.iloc[0] * 0.01,
+    )
+    same(read_returns(RETURNS.rename("close")))  # some packages keep the name of the prices
+    same(read_returns(RETURNS.abs().rename("returns")), RETURNS.abs())
+    same(read_returns(EQUITY.rename("close") * 1e-6), RETURNS.iloc[1:])  # a coin that costs almost nothing
+
+
+def test_days_keep_their_date_and_hours_are_brought_to_utc(tmp_path):
+    hours = pd.date_range("2020-03-01 09:30", periods=40, freq="h", tz="America/New_York")
+    path = tmp_path / "a.csv"
+    RETURNS.set_axis(hours).to_csv(path)
+    assert read_returns(path).index.equals(hours.tz_convert("UTC").tz_localize(None).as_unit("ns"))
+    RETURNS.tz_localize("America/New_York").to_csv(path)  # midnights there: the offset changes with the season
+    same(read_returns(path))
+
+
+def test_levels_begin_one_bar_before_the_returns():
+    levels = read_levels(RETURNS)
+    assert levels.index[0] == DAYS[0] - pd.Timedelta(days=1)
+    np.testing.assert_allclose(levels.pct_change().iloc[1:], RETURNS)
+    assert read_levels(pd.DataFrame({"Close": EQUITY, "Volume": 1.0})).equals(EQUITY.rename("benchmark"))
+
+
+def test_weights_go_to_their_symbols():
+    bars = load_bars({"AA": random_walk(40, seed=1), "bb": random_walk(40, seed=2)})
+    weights = pd.DataFrame({"BB": 0.25, "aa": 0.5}, index=bars.index)
+    assert read_weights(weights, bars).iloc[0].to_dict() == {"AA": 0.5, "bb": 0.25}
+    money = pd.DataFrame({"bb": 250.0, "aa": 500.0, "cash": 250.0}, index=bars.index)
+    assert read_weights(money, bars).iloc[0].to_dict() == {"AA": 0.5, "bb": 0.25}
+    shares = pd.DataFrame({"bb": 0.25, "aa": 0.5, "cash": 0.25}, index=bars.index)
+    assert read_weights(shares, bars).iloc[0].to_dict() == {"AA": 0.5, "bb": 0.25}
+    single = read_weights(pd.Series([np.nan, 1.0, np.nan], index=DAYS[:3]), random_walk(40, seed=1))
+    np.testing.assert_array_equal(single[""], [1.0, np.nan])  # it begins with its first number
+    with pytest.raises(DataError, match="no column for 'AA'; needed is one column per symbol: AA, bb"):
+        read_weights(weights[["BB"]], bars)
+    with pytest.raises(DataError, match="column 'cc' is no symbol"):
+        read_weights(weights.assign(cc=1.0), bars)
+
+
+def test_rates_hold_until_the_next():
+    rates = read_rates(pd.Series([0.01, 0.02], index=DAYS[[0, 10]]))
+    np.testing.assert_array_equal(rates_at(rates, DAYS), np.where(np.arange(40) < 10, 0.01, 0.02))
+    np.testing.assert_array_equal(rates_at(0.03, DAYS), np.full(40, 0.03))
+    with pytest.raises(DataError, match="after the first bar"):
+        rates_at(rates.iloc[1:], DAYS)
+    with pytest.raises(DataError, match="divide percentages by 100"):
+        read_rates(pd.Series([1.0, 2.0], index=DAYS[[0, 10]]))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (RETURNS.to_numpy(), "is a ndarray; give a file, a pandas Series or a DataFrame"),
+        (RETURNS.reset_index(drop=True), "no times; name a column time or date"),
+        (pd.DataFrame({"a": RETURNS, "b": RETURNS}), "several columns (a, b) and none with a usual name; name one"),
+        (100.0 * RETURNS, "divide percentages by 100"),
+        (RETURNS.where(RETURNS.index != DAYS[7]), f"0 is missing at {DAYS[7]}; drop the row or fill it in"),
+        (RETURNS.iloc[::-1], "is not after the row before; sort the table by time"),
+        (pd.concat([RETURNS.iloc[:5], RETURNS.iloc[4:]]), "row 5 (2020-01-07 00:00:00) is not after the row before; drop one"),
+        (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
+        (pd.Series("x", DAYS), "holds no numbers over time"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_gets_one_line(table, message):
+    with pytest.raises(DataError) as error:
+        read_returns(table)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pkl", b"x", "pickles may run code when they are read; save it with .to_csv()"),
+        ("a.xlsx", b"x", "unknown file type; give a file ending in .csv"),
+        ("a.csv", b"", "cannot be read"),
+        ("a.csv", b"\xff\xfe\x00", "cannot be read"),
+        ("a.parquet", b"x", "cannot be read"),
+    ],
+)
+def test_what_is_no_table_gets_one_line(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"^.*a\.") as error:
+        read_returns(path)
+    assert message in str(error.value)
+    with pytest.raises(DataError, match="no such file"):
+        read_returns(tmp_path / "absent.csv")
+    with pytest.raises(DataError, match="no column 'y' with numbers; there are x"):
+        read_returns(RETURNS.to_frame("x"), column="y")

@@ -1,0 +1,244 @@
+"""Anybody's strategy: the same verdict as an agent's, from weights, from returns, and from a function."""
+
+import json
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tailguard
+from tailguard.evaluate import statistics
+from tailguard.evaluate.assessment import Effort
+from tailguard.evaluate.judge import LookAheadError, require_causal
+from tailguard.evaluate.record import load_record
+from tailguard.market import TradingRules, ar1_returns, load_bars, random_walk, simulate
+from tailguard.market.baselines import STRATEGIES
+from tailguard.market.data import DataError
+
+QUICK = Effort(draws=200, permutations=79)
+FREE = {"fee": 0.0}
+
+
+@pytest.fixture(scope="module")
+def bars():
+    """Returns that are correlated in time, which trading with the last move can use."""
+    return ar1_returns(1500, rho=0.35, overnight_share=0.1, seed=1)
+
+
+def follow(bars):
+    return np.sign(bars["close"].pct_change().fillna(0.0)).to_numpy()
+
+
+@pytest.fixture(scope="module")
+def judged(bars):
+    return tailguard.judge(weights=pd.Series(follow(bars), bars.index), bars=bars, trading=FREE, effort=QUICK)
+
+
+def test_weights_are_traded_again_under_our_accounting(bars, judged):
+    result = simulate(bars, follow(bars), fee=0.0)
+    agent = judged.evaluation.agent
+    np.testing.assert_allclose(agent.returns, result.equity[1:] / result.equity[:-1] - 1.0, rtol=0, atol=1e-14)
+    assert judged.verdict.outcome == "evidence of skill"
+    assert judged.statistics["agent"]["sharpe"].value == statistics.sharpe(agent.returns, judged.evaluation.periods_per_year)
+    assert judged.evaluation.seeds == []
+    assert {"buy_and_hold", "cash", "own_mix", "own_permuted"} <= set(judged.statistics)
+
+
+def test_the_record_and_the_report_are_those_of_an_evaluation(judged, tmp_path):
+    path = judged.save(tmp_path / "out")
+    assert path == tmp_path / "out" / "report.html"
+    metrics = json.loads((tmp_path / "out" / "evaluation" / "metrics.json").read_text())
+    assert metrics["statistics"]["agent"]["sharpe"]["value"] == judged.statistics["agent"]["sharpe"].value
+    assert (metrics["verdict"]["outcome"], metrics["bars"], metrics["calibration"]) == ("evidence of skill", 1499, None)
+    back = load_record(tmp_path / "out" / "evaluation")
+    np.testing.assert_array_equal(back.agent.returns, judged.evaluation.agent.returns)
+    assert back.subject == "strategy"
+    page = path.read_text()
+    assert "The strategy&#x27;s maximum drawdown" in page
+    assert "the agent" not in page.split("<script")[0]
+    assert "Evidence of skill." in judged._repr_html_()
+    assert "Sharpe ratio" in judged._repr_html_()
+
+
+def test_weights_at_some_bars_are_held_until_the_next(bars):
+    every = pd.Series(np.where(np.arange(40) % 2 == 0, 1.0, 0.2), bars.index[100:900:20])
+    agent = tailguard.judge(weights=every, bars=bars, trading=FREE, effort=QUICK).evaluation.agent
+    targets = np.full(len(bars), np.nan)
+    targets[100:900:20] = every
+    equity = simulate(bars, targets, fee=0.0).equity
+    assert (agent.times[0], agent.times[-1]) == (bars.index[101], bars.index[881])
+    np.testing.assert_allclose(agent.returns, (equity[1:] / equity[:-1] - 1.0)[100:881], rtol=0, atol=1e-12)
+    # Decided between two bars: known at the second of them.
+    late = every.set_axis(every.index - pd.Timedelta(hours=3))
+    same = tailguard.judge(weights=late, bars=bars, trading=FREE, effort=QUICK).evaluation.agent
+    np.testing.assert_array_equal(same.returns, agent.returns)
+
+
+def test_returns_have_the_statistics_of_the_same_account(bars, judged):
+    """What needs weights is left out, what does not is the same to the last digit."""
+    agent = judged.evaluation.agent
+    found = tailguard.judge(pd.Series(agent.returns, agent.times), benchmark=bars, effort=QUICK)
+    both = set(found.statistics["agent"]) & set(judged.statistics["agent"])
+    assert set(judged.statistics["agent"]) - both == {"turnover", "exposure", "net_exposure", "costs", "cost_share"}
+    periods = statistics.sharpe(agent.returns, 1.0) / statistics.sharpe(agent.returns, found.evaluation.periods_per_year)
+    market = bars["close"].pct_change().iloc[1:].to_numpy()
+    relation = statistics.alpha_beta(agent.returns, market, found.evaluation.periods_per_year)
+    assert periods < 1.0
+    assert found.statistics["agent"]["alpha_t"].value == pytest.approx(relation.alpha_t)
+    assert found.statistics["agent"]["max_drawdown"].value == judged.statistics["agent"]["max_drawdown"].value
+    assert found.verdict.outcome == "evidence of skill"
+    assert [history.name for history in found.evaluation.baselines] == ["benchmark", "cash"]
+
+
+def test_the_report_of_returns_says_what_is_missing(bars, judged, tmp_path):
+    agent = judged.evaluation.agent
+    found = tailguard.judge(pd.Series(agent.returns, agent.times), effort=QUICK)
+    page = found.save(tmp_path).read_text().split("<script")[0]
+    assert "What returns alone cannot show" in page
+    for check in ("Timing", "Costs", "Positions and trades", "Look-ahead", "Alpha"):
+        assert f">{check}</th>" in page
+    assert 'id="position"' not in page
+    assert 'id="costs"' not in page
+    back = load_record(tmp_path / "evaluation")
+    assert back.sanity.delay is None
+    assert not back.agent.traded
+
+
+def drifting(seed, sharpe=0.5, years=20):
+    n = 252 * years
+    moves = np.random.default_rng(seed).normal(sharpe * 0.01 / np.sqrt(252), 0.01, n)
+    return pd.Series(moves, pd.bdate_range("2000-01-03", periods=n))
+
+
+def test_a_market_without_a_benchmark_is_hardly_ever_skill():
+    """Buy and hold with a Sharpe ratio of 0.5 for 20 years beats cash nearly always, and proves nothing."""
+    outcomes = [tailguard.judge(drifting(seed), effort=Effort(draws=50)).verdict.outcome for seed in range(20)]
+    assert outcomes.count("evidence of skill") <= 3  # 5 % are expected: more than 3 of 20 happen once in 60 times
+    found = tailguard.judge(drifting(0), effort=Effort(draws=50))
+    assert found.statistics["agent"]["deflated_sharpe"].value > 0.95
+    assert any("There is no benchmark to measure alpha over" in reason for reason in found.verdict.reasons)
+    strong = tailguard.judge(drifting(0, sharpe=2.0, years=10), effort=Effort(draws=50))
+    assert strong.verdict.outcome == "evidence of skill"
+
+
+def test_the_benchmark_in_disguise_has_no_skill():
+    market = drifting(0, sharpe=1.0)
+    found = tailguard.judge(0.7 * market, benchmark=market, effort=Effort(draws=50))
+    assert found.verdict.outcome == "no evidence of skill"
+    assert found.statistics["agent"]["beta"].value == pytest.approx(0.7)
+    assert found.statistics["agent"]["alpha"].value == pytest.approx(0.0, abs=1e-10)
+
+
+def test_the_benchmark_may_have_other_bars():
+    """Weekly returns against daily prices: each week is compared with the same week of the market."""
+    market = drifting(1, years=4)
+    levels = (1.0 + market).cumprod()
+    weekly = levels.resample("W-FRI").last().pct_change().dropna()
+    found = tailguard.judge(weekly, benchmark=levels, effort=Effort(draws=50)).evaluation
+    np.testing.assert_allclose(found.history("benchmark").returns, found.agent.returns, rtol=0, atol=1e-12)
+    assert found.periods_per_year == pytest.approx(52.18, abs=0.02)
+    part = tailguard.judge(market, benchmark=market.iloc[302:702], effort=Effort(draws=50)).evaluation
+    assert (part.agent.times[0], part.agent.times[-1]) == (market.index[302], market.index[701])
+    with pytest.raises(DataError, match="0 bars inside the benchmark; at least 8 are needed"):
+        tailguard.judge(market.iloc[:100], benchmark=market.iloc[300:])
+
+
+def test_a_benchmark_beside_weights_has_to_be_beaten(bars):
+    weights = pd.Series(follow(bars), bars.index)
+    found = tailguard.judge(weights=weights, bars=bars, benchmark=bars, trading=FREE, effort=QUICK)
+    assert any(reason.startswith("Better than benchmark") for reason in found.verdict.reasons)
+    np.testing.assert_allclose(found.evaluation.history("benchmark").returns, bars["close"].pct_change().iloc[1:], atol=1e-15)
+
+
+@pytest.mark.parametrize("rate", [0.03, pd.Series([0.03, 0.03], pd.to_datetime(["1990-01-01", "2005-01-01"]))])
+def test_interest_is_taken_out_of_returns_too(rate):
+    """Cash that earns its rate has no Sharpe ratio, whether the rate is a number or a table."""
+    days = pd.bdate_range("2000-01-03", periods=600)
+    calendar = np.diff(days, prepend=days[0] - pd.Timedelta(days=1)) / np.timedelta64(1, "D") / 365.25
+    found = tailguard.judge(pd.Series(0.03 * calendar, days), cash_rate=rate, effort=Effort(draws=50))
+    assert found.statistics["agent"]["sharpe"].value == found.statistics["cash"]["sharpe"].value == 0.0
+    assert found.verdict.outcome == "no evidence of skill"
+    assert "did not trade" in " ".join(found.verdict.reasons)
+
+
+def test_a_table_of_rates_is_paid_on_idle_cash(bars):
+    rates = pd.Series([0.02, 0.05], bars.index[[0, 700]])
+    idle = pd.Series(0.0, bars.index)
+    found = tailguard.judge(weights=idle, bars=bars, cash_rate=rates, effort=QUICK).evaluation
+    years = np.diff(bars.index) / np.timedelta64(1, "D") / 365.25
+    np.testing.assert_allclose(found.agent.returns, np.where(np.arange(1499) < 700, 0.02, 0.05) * years, atol=1e-15)
+    assert found.statistics["cash"]["sharpe"].value == 0.0
+
+
+def test_an_idle_account_is_not_worse_than_luck():
+    """Twenty idle accounts: random positions that happened to win are no strategy to prefer."""
+    for seed in range(20):
+        bars = random_walk(600, seed=seed)
+        found = tailguard.judge(weights=pd.Series(0.0, bars.index), bars=bars, effort=Effort(draws=100, permutations=9))
+        assert not set(found.verdict.worse_than) & {"random_positions", "own_permuted"}
+
+
+def test_a_function_that_does_not_look_ahead_is_judged(bars, judged):
+    found = tailguard.judge_strategy(follow, bars, trading=FREE, effort=QUICK)
+    np.testing.assert_allclose(found.evaluation.agent.returns, judged.evaluation.agent.returns[1:], rtol=0, atol=1e-12)
+    assert found.evaluation.title == "follow"
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_baselines_do_not_look_ahead(name):
+    bars = load_bars({"a": random_walk(400, seed=1), "b": random_walk(400, seed=2)})
+    assert require_causal(STRATEGIES[name], bars).shape == (400, 2)
+
+
+def tomorrow(bars):
+    return np.sign(bars["close"].shift(-1) - bars["close"]).fillna(0.0).to_numpy()
+
+
+def standardised(bars):
+    """A mean over the whole series is a look ahead that is easily overlooked."""
+    moves = bars["close"].pct_change().fillna(0.0)
+    return np.clip((moves - moves.mean()) / moves.std(), -1.0, 1.0).to_numpy()
+
+
+def best_of(bars):
+    """The better of two rules, chosen by the last price."""
+    return np.full(len(bars), 1.0 if bars["close"].iloc[-1] > bars["close"].iloc[0] else -1.0)
+
+
+@pytest.mark.parametrize("function", [tomorrow, standardised, best_of])
+def test_a_function_that_looks_ahead_is_refused(bars, function):
+    with pytest.raises(LookAheadError, match=r"the strategy looks ahead: its weights of 20\d\d-\d\d-\d\d .* are replaced"):
+        tailguard.judge_strategy(function, bars)
+
+
+def test_a_random_function_is_refused(bars):
+    generator = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="deterministic: give its random numbers a seed"):
+        tailguard.judge_strategy(lambda table: generator.random(len(table)), bars)
+    with pytest.raises(ValueError, match=r"shape of the weights is \(3, 1\)"):
+        tailguard.judge_strategy(lambda table: np.zeros(3), bars)
+
+
+def test_what_cannot_be_judged_gets_one_line(bars):
+    weights = pd.Series(1.0, bars.index)
+    for arguments, message in (
+        ({}, "either returns or weights"),
+        ({"returns": weights, "weights": weights}, "either returns or weights"),
+        ({"weights": weights}, "bars is None"),
+        ({"returns": weights * 0.01, "bars": bars}, "left out beside returns"),
+        ({"weights": weights.iloc[:3], "bars": bars}, "the weights cover 3 bars"),
+        ({"weights": weights.set_axis(weights.index + pd.Timedelta(days=9000)), "bars": bars}, "not inside the bars"),
+        ({"returns": drifting(0).iloc[:5]}, "5 bars; at least 8 are needed"),
+        ({"weights": weights, "bars": bars, "trading": {"fees": 1}}, "fees: unknown key"),
+        ({"returns": drifting(0), "trials": 0}, "trials is 0"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            tailguard.judge(**arguments)
+        assert "\n" not in str(error.value)
+
+
+def test_rules_of_trading_may_be_given_as_they_are(bars):
+    with warnings.catch_warnings():
+        found = tailguard.judge(weights=pd.Series(1.0, bars.index), bars=bars, trading=TradingRules(fee=0.01), effort=QUICK)
+    assert found.evaluation.agent.costs[0] == pytest.approx(0.01, rel=0.02)

@@ -1,0 +1,421 @@
+"""Files as users have them: each is read right, or refused with one line that names the remedy."""
+
+import gzip
+import io
+import json
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tailguard.market import DataError, FileConfig, load_bars, load_dataset
+from tailguard.market.bars import symbols_of
+from tailguard.market.data import read_bars
+
+# Forty business days, prices with two decimals above a thousand, volumes in whole units.
+DAYS = pd.bdate_range("2013-05-13", periods=40)
+RNG = np.random.default_rng(0)
+CLOSE = (1650 * np.exp(np.cumsum(RNG.normal(0, 0.01, 40)))).round(2)
+OPEN = (CLOSE * np.exp(RNG.normal(0, 0.003, 40))).round(2)
+HIGH = (np.maximum(OPEN, CLOSE) + RNG.uniform(0.5, 5, 40)).round(2)
+LOW = (np.minimum(OPEN, CLOSE) - RNG.uniform(0.5, 5, 40)).round(2)
+VOLUME = RNG.integers(1_000_000, 9_000_000, 40)
+BARS = list(zip(DAYS, OPEN, HIGH, LOW, CLOSE, VOLUME, strict=True))
+MINUTES = pd.date_range("2013-05-13 09:30", periods=40, freq="min")
+
+
+def lines(row, header="", newest_first=False, times=DAYS, end="\n"):
+    """The bars as text: `row` is a format string with t, o, h, l, c and v, or a function of them."""
+    rows = [dict(zip("tohlcv", (t, *bar[1:]), strict=True)) for t, bar in zip(times, BARS, strict=True)]
+    texts = [row(**fields) if callable(row) else row.format(**fields) for fields in rows]
+    return "".join(f"{line}{end}" for line in [*header.splitlines(), *(reversed(texts) if newest_first else texts)])
+
+
+def german(number, decimals=2):
+    return f"{number:,.{decimals}f}".translate(str.maketrans(",.", ".,"))
+
+
+PLAIN = "{o},{h},{l},{c},{v}"
+OHLCV = "Open,High,Low,Close,Volume"
+EPOCH = [int(day.timestamp()) for day in DAYS]
+
+
+def binance(t, o, h, l, c, v):
+    ms = int(t.timestamp() * 1000)
+    return f"{ms},{o:.8f},{h:.8f},{l:.8f},{c:.8f},{v:.8f},{ms + 86399999},{v * c:.8f},{v % 999},{v / 2:.8f},{v * c / 2:.8f},0"
+
+
+def zipped(text, name="bars.csv"):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+def parquet(frame):
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer)
+    return buffer.getvalue()
+
+
+FRAME = pd.DataFrame({"Open": OPEN, "High": HIGH, "Low": LOW, "Close": CLOSE, "Volume": VOLUME}, index=DAYS.rename("Date"))
+YFINANCE = "Price,Close,High,Low,Open,Volume\nTicker,SPY,SPY,SPY,SPY,SPY\nDate,,,,,"
+YAHOO_ROW = "{t:%Y-%m-%d},{o:.6f},{h:.6f},{l:.6f},{c:.6f},{x:.6f},{v}"
+TZ = pd.DatetimeIndex(DAYS).tz_localize("America/New_York")
+HISTDATA = "{t:%Y%m%d} {t:%H%M%S};{o};{h};{l};{c};{v}"
+
+# name: (content, settings, words of the summary)
+DAILY = {
+    "plain": (lines("{t:%Y-%m-%d}," + PLAIN, "time,open,high,low,close,volume"), {}, "separated by commas"),
+    "semicolon": (lines("{t:%Y-%m-%d};{o};{h};{l};{c};{v}", OHLCV.replace(",", ";").replace("Open", "Date;Open", 1)), {}, "semicolons"),
+    "tab": (lines("{t:%Y-%m-%d}\t{o}\t{h}\t{l}\t{c}\t{v}", "Date\tOpen\tHigh\tLow\tClose\tVolume"), {}, "tabs"),
+    "pipe": (lines("{t:%Y-%m-%d}|{o}|{h}|{l}|{c}|{v}", "Date|Open|High|Low|Close|Volume"), {}, "bars"),
+    "spaces": (lines("{t:%Y-%m-%d}   {o}  {h}  {l}  {c}  {v}", "Date Open High Low Close Volume"), {}, "spaces"),
+    "windows line ends": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, end="\r\n"), {}, "commas"),
+    "byte order mark": (b"\xef\xbb\xbf" + lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).encode(), {}, "commas"),
+    "utf-16": (lines("{t:%Y-%m-%d}\t{o}\t{h}\t{l}\t{c}\t{v}", "Date\tOpen\tHigh\tLow\tClose\tVolume").encode("utf-16"), {}, "utf-16"),
+    "latin letters": (lines("{t:%Y-%m-%d}," + PLAIN + ",caf\u00e9", "Date," + OHLCV + ",Note").encode("cp1252"), {}, "cp1252"),
+    "gzip": (gzip.compress(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).encode()), {}, "commas"),
+    "zip": (zipped(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV)), {}, "commas"),
+    "parquet with an index": (parquet(FRAME), {}, "Parquet"),
+    "parquet with a column": (parquet(FRAME.reset_index()), {}, "Parquet"),
+    "yfinance, one ticker": (lines("{t:%Y-%m-%d},{c},{h},{l},{o},{v}", YFINANCE), {}, "yfinance"),
+    "yfinance, Ticker.history": (
+        "Date," + OHLCV + ",Dividends,Stock Splits\n"
+        + "".join(f"{z},{o},{h},{l},{c},{v},0.0,0.0\n" for z, (_, o, h, l, c, v) in zip(DAYS, BARS, strict=True)),
+        {},
+        "yfinance",
+    ),
+    "Yahoo": (
+        lines(lambda **f: YAHOO_ROW.format(x=f["c"] / 2, **f), "Date,Open,High,Low,Close,Adj Close,Volume"),
+        {},
+        "not used: the adjusted close (--adjusted uses it)",
+    ),
+    "unnamed index": (lines("{t:%Y-%m-%d}," + PLAIN, "," + OHLCV), {}, "commas"),
+    "numbered rows": (
+        "," + "date," + OHLCV + "\n" + "".join(f"{k},{line}\n" for k, line in enumerate(lines("{t:%Y-%m-%d}," + PLAIN).splitlines())),
+        {},
+        "commas",
+    ),
+    "Stooq": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV), {}, "commas"),
+    "Stooq, bulk": (
+        lines("SPY.US,D,{t:%Y%m%d},000000," + PLAIN + ",0", "<TICKER>,<PER>,<DATE>,<TIME>,<OPEN>,<HIGH>,<LOW>,<CLOSE>,<VOL>,<OPENINT>"),
+        {},
+        "Stooq",
+    ),
+    "Stooq, in Polish": (lines("{t:%Y-%m-%d}," + PLAIN, "Data,Otwarcie,Najwyzszy,Najnizszy,Zamkniecie,Wolumen"), {}, "Polish"),
+    "Binance klines": (lines(binance), {}, "Binance, separated by commas, no header, times epoch ms"),
+    "Binance klines in microseconds": (
+        lines(lambda t, **f: binance(t, **f).replace(f"{int(t.timestamp()) * 1000}", f"{int(t.timestamp()) * 10**6}", 1)),
+        {},
+        "epoch us",
+    ),
+    "Binance, header of python-binance": (
+        lines(
+            lambda **f: ",".join(binance(**f).split(",")),
+            "Open time,Open,High,Low,Close,Volume,Close time,Quote asset volume,Number of trades,Taker buy base,Taker buy quote,Ignore",
+        ),
+        {},
+        "Binance",
+    ),
+    "Kraken": (lines(lambda t, **f: f"{int(t.timestamp())}," + (PLAIN + ",{n}").format(n=f["v"] % 99, **f)), {}, "Kraken"),
+    "Kraken, from its API": (
+        json.dumps({"error": [], "result": {"XXBTZUSD": [[t, str(o), str(h), str(l), str(c), str(c), str(v), 7] for t, (_, o, h, l, c, v) in zip(EPOCH, BARS, strict=True)], "last": 1}}, default=float),
+        {},
+        "Kraken",
+    ),
+    "CCXT as CSV": (lines(lambda t, **f: f"{int(t.timestamp() * 1000)}," + PLAIN.format(**f)), {}, "CCXT"),
+    "CCXT as JSON": (
+        json.dumps([[t * 1000, o, h, l, c, float(v)] for t, (_, o, h, l, c, v) in zip(EPOCH, BARS, strict=True)]), {}, "CCXT, JSON"
+    ),
+    "MetaTrader 4": (lines("{t:%Y.%m.%d},00:00," + PLAIN), {}, "MetaTrader 4"),
+    "MetaTrader 5, daily": (
+        lines("{t:%Y.%m.%d}\t{o}\t{h}\t{l}\t{c}\t{v}\t0\t12", "<DATE>\t<OPEN>\t<HIGH>\t<LOW>\t<CLOSE>\t<TICKVOL>\t<VOL>\t<SPREAD>"),
+        {},
+        "MetaTrader 5",
+    ),
+    "Alpaca": (
+        lines("SPY,{t:%Y-%m-%d} 00:00:00+00:00," + PLAIN + ",8123,{c}", "symbol,timestamp,open,high,low,close,volume,trade_count,vwap"),
+        {},
+        "Alpaca",
+    ),
+    "Alpaca, from its API": (
+        json.dumps({"bars": [{"t": f"{t:%Y-%m-%dT00:00:00Z}", "o": o, "h": h, "l": l, "c": c, "v": int(v), "n": 5, "vw": c} for t, o, h, l, c, v in BARS]}),
+        {},
+        "JSON",
+    ),
+    "Interactive Brokers": (
+        lines("{t:%Y%m%d}," + PLAIN + ",{c},100", "date,open,high,low,close,volume,average,barCount"), {}, "Interactive Brokers"
+    ),
+    "Polygon, from its API": (
+        json.dumps({"ticker": "SPY", "results": [{"v": int(v), "vw": c, "o": o, "c": c, "h": h, "l": l, "t": t * 1000, "n": 9} for t, (_, o, h, l, c, v) in zip(EPOCH, BARS, strict=True)]}),
+        {},
+        "Polygon",
+    ),
+    "Polygon, flat file": (
+        lines(lambda t, o, h, l, c, v: f"SPY,{v},{o},{c},{h},{l},{int(t.timestamp())}000000000,55", "ticker,volume,open,close,high,low,window_start,transactions"),
+        {},
+        "Polygon",
+    ),
+    "Dukascopy": (lines("{t:%d.%m.%Y} 00:00:00.000," + PLAIN, "Gmt time," + OHLCV), {}, "times %d.%m.%Y %H:%M:%S.%f"),
+    "CryptoDataDownload": (
+        lines(
+            lambda t, **f: f"{int(t.timestamp())},{t:%Y-%m-%d 00:00:00},BTC/USD," + (PLAIN + ",{u}").format(u=f["v"] * 2, **f),
+            "https://www.CryptoDataDownload.com\nunix,date,symbol,open,high,low,close,Volume BTC,Volume USD",
+            newest_first=True,
+        ),
+        {},
+        "newest first",
+    ),
+    "Investing.com": (
+        lines(
+            lambda t, o, h, l, c, v: f'"{t:%m/%d/%Y}","{c:,}","{o:,}","{h:,}","{l:,}","{v / 1000}K","-0.50%"',
+            '"Date","Price","Open","High","Low","Vol.","Change %"',
+            newest_first=True,
+        ),
+        {},
+        "times %m/%d/%Y, newest first",
+    ),
+    "Nasdaq.com": (
+        lines("{t:%m/%d/%Y},${c},{v},${o},${h},${l}", "Date,Close/Last,Volume,Open,High,Low", newest_first=True), {}, "newest first"
+    ),
+    "CoinMarketCap": (
+        lines('"{t:%b %d, %Y}","{o:,}","{h:,}","{l:,}","{c:,}","{v:,}","1,234,567"', "Date,Open*,High,Low,Close**,Volume,Market Cap", True),
+        {},
+        "times %b %d, %Y",
+    ),
+    "Tiingo": (
+        lines("{t:%Y-%m-%d}T00:00:00.000Z,{c},{h},{l},{o},{v},1,1,1,1,1,0.0,1.0", "date,close,high,low,open,volume,adjClose,adjHigh,adjLow,adjOpen,adjVolume,divCash,splitFactor"),
+        {},
+        "ISO 8601",
+    ),
+    "Alpha Vantage": (lines("{t:%Y-%m-%d}," + PLAIN, "timestamp,1. open,2. high,3. low,4. close,5. volume", newest_first=True), {}, "newest"),
+    "TradingView": (lines(lambda t, **f: f"{int(t.timestamp())}," + (PLAIN + ",{v}").format(**f), "time,open,high,low,close,Volume,Volume MA"), {}, "epoch s"),
+    "German bank": (
+        lines(
+            lambda t, o, h, l, c, v: f"{t:%d.%m.%Y};{german(o)};{german(h)};{german(l)};{german(c)};{german(v, 0)}",
+            "Datum;Erster;Hoch;Tief;Schlusskurs;Stuecke",
+        ).encode("cp1252"),
+        {},
+        "decimal comma",
+    ),
+    "French spreadsheet": (
+        lines(
+            lambda t, o, h, l, c, v: f"{t:%d/%m/%Y};" + ";".join(f"{x:,}".replace(",", "\u00a0").replace(".", ",") for x in (o, h, l, c, v)),
+            "date;ouverture;plus haut;plus bas;cl\u00f4ture;volume",
+        ),
+        {},
+        "times %d/%m/%Y, decimal comma",
+    ),
+    "dates without marks": (lines("{t:%Y%m%d}," + PLAIN, "Date," + OHLCV), {}, "times %Y%m%d"),
+    "day first": (lines("{t:%d/%m/%Y}," + PLAIN, "Date," + OHLCV), {}, "times %d/%m/%Y"),
+    "month first, two digits": (lines("{t:%m/%d/%y}, {o}, {h}, {l}, {c}, {v}", "Date, Open, High, Low, Close, Volume"), {}, "%m/%d/%y"),
+    "English month": (lines("{t:%d-%b-%y}," + PLAIN, "Date," + OHLCV), {}, "times %d-%b-%y"),
+    "long English dates": (lines('"{t:%A, %B %d, %Y}",' + PLAIN, "Date," + OHLCV), {}, "times %A, %B %d, %Y"),
+    "twelve-hour clock": (lines("{t:%m/%d/%Y} 12:00 AM," + PLAIN, "Date," + OHLCV), {}, "times %m/%d/%Y %I:%M %p"),
+    "epoch seconds as decimals": (lines(lambda t, **f: f"{t.timestamp()}," + PLAIN.format(**f), "timestamp," + OHLCV), {}, "epoch s"),
+    "newest first": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, newest_first=True), {}, "newest first"),
+    "separator at the end of each line": (lines("{t:%Y-%m-%d};{o};{h};{l};{c};{v};", "Date;Open;High;Low;Close;Volume"), {}, "semicolons"),
+    "names in capitals with spaces": (lines("{t:%Y-%m-%d}," + PLAIN, " DATE , OPEN , HIGH , LOW , CLOSE , VOLUME "), {}, "commas"),
+    "title and empty lines above": (lines("{t:%Y-%m-%d}," + PLAIN, "SPDR S&P 500\nprices in USD\n\nDate," + OHLCV), {}, "commas"),
+    "no header": (lines("{t:%Y-%m-%d}," + PLAIN), {}, "no header"),
+    "JSON lines": ("".join(json.dumps({"time": f"{t:%Y-%m-%d}", "open": o, "high": h, "low": l, "close": c, "volume": int(v)}) + "\n" for t, o, h, l, c, v in BARS), {}, "JSON"),
+    "columns named by the user": (
+        lines("{t:%Y-%m-%d},{o},{h},{l},{c},{v}", "when,a,b,c,d,e"),
+        {"columns": {"time": "when", "open": "a", "high": "b", "low": "c", "close": "d", "volume": "e"}},
+        "commas",
+    ),
+    "columns counted by the user": (
+        lines("{v},{c},{l},{h},{o},{t:%Y-%m-%d}"),
+        {"columns": {"time": 6, "open": 5, "high": 4, "low": 3, "close": 2, "volume": 1}},
+        "no header",
+    ),
+    "format given by the user": (lines("{t:%y|%d|%m};" + "{o};{h};{l};{c};{v}", "Date;Open;High;Low;Close;Volume"), {"time_format": "%y|%d|%m"}, "%y|%d|%m"),
+    "separator given by the user": (lines("{t:%Y-%m-%d}:{o}:{h}:{l}:{c}:{v}", "Date:Open:High:Low:Close:Volume"), {"separator": ":"}, "':'"),
+}  # fmt: skip
+
+
+def bytes_of(content):
+    return content if isinstance(content, bytes) else content.encode()
+
+
+@pytest.mark.parametrize(("content", "settings", "words"), DAILY.values(), ids=DAILY)
+def test_daily_files_are_read_right(content, settings, words, tmp_path):
+    path = tmp_path / "bars.txt"
+    path.write_bytes(bytes_of(content))
+    bars = load_bars(path, FileConfig(**settings))
+    assert list(bars.index) == list(DAYS)
+    expected = np.stack([OPEN, HIGH, LOW, CLOSE, VOLUME], axis=1)
+    np.testing.assert_allclose(bars[["open", "high", "low", "close", "volume"]].to_numpy(), expected, rtol=1e-12)
+    summary = read_bars(path, FileConfig(**settings)).summary()
+    assert summary.startswith("40 bars of 1 day, 2013-05-13")
+    assert words in summary
+    assert "\n" not in summary
+
+
+INTRADAY = {
+    "HistData": (lines(HISTDATA, times=MINUTES), {}),
+    "MetaTrader 4": (lines("{t:%Y.%m.%d},{t:%H:%M}," + PLAIN, times=MINUTES), {}),
+    "MetaTrader 5": (
+        lines("{t:%Y.%m.%d}\t{t:%H:%M:%S}\t{o}\t{h}\t{l}\t{c}\t{v}\t0\t3", "<DATE>\t<TIME>\t<OPEN>\t<HIGH>\t<LOW>\t<CLOSE>\t<TICKVOL>\t<VOL>\t<SPREAD>", times=MINUTES),
+        {},
+    ),
+    "Stooq": (
+        lines("EURUSD,1,{t:%Y%m%d},{t:%H%M%S}," + PLAIN + ",0", "<TICKER>,<PER>,<DATE>,<TIME>,<OPEN>,<HIGH>,<LOW>,<CLOSE>,<VOL>,<OPENINT>", times=MINUTES),
+        {},
+    ),
+    "date and time of day as numbers": (lines("{t:%Y%m%d},{t:%H%M}," + PLAIN, "date,time," + OHLCV, times=MINUTES), {}),
+    "Interactive Brokers": (
+        lines("{t:%Y%m%d  %H:%M:%S}," + PLAIN + ",1,1", "date,open,high,low,close,volume,average,barCount", times=MINUTES),
+        {},
+    ),
+    "Interactive Brokers with a zone": (
+        lines("{t:%Y%m%d %H:%M:%S} US/Eastern," + PLAIN, "date," + OHLCV, times=MINUTES - pd.Timedelta(hours=4)),
+        {},
+    ),
+    "time zone given by the user": (
+        lines("{t:%Y-%m-%d %H:%M}," + PLAIN, "Datetime," + OHLCV, times=MINUTES - pd.Timedelta(hours=4)),
+        {"timezone": "America/New_York"},
+    ),
+    "offsets": (lines("{t:%Y-%m-%dT%H:%M:%S}+02:00," + PLAIN, "time," + OHLCV, times=MINUTES + pd.Timedelta(hours=2)), {}),
+    "UTC in words": (lines("{t:%Y-%m-%d %H:%M:%S} UTC," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
+    "FirstRate": (lines("{t:%Y-%m-%d %H:%M:%S}," + PLAIN, times=MINUTES), {}),
+    "fourteen digits": (lines("{t:%Y%m%d%H%M%S}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
+    "twelve digits": (lines("{t:%Y%m%d%H%M}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "settings"), INTRADAY.values(), ids=INTRADAY)
+def test_minute_files_are_read_right(content, settings, tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_bytes(bytes_of(content))
+    bars = load_bars(path, FileConfig(**settings))
+    assert list(bars.index) == list(MINUTES)
+    np.testing.assert_allclose(
+        bars[["open", "close", "volume"]].to_numpy(), np.stack([OPEN, CLOSE, VOLUME], axis=1), rtol=1e-12
+    )
+
+
+AMBIGUOUS = "Date," + OHLCV + "\n01/02/2003,1,2,1,1.5,5\n02/02/2003,1,2,1,1.5,5\n03/02/2003,1,2,1,1.5,5\n"
+REFUSED = {
+    "days or months": (AMBIGUOUS, "'01/02/2003' is 1 February 2003 or 2 January 2003; say which with --time-format %d/%m/%Y or %m/%d/%Y"),
+    "both days and months": (AMBIGUOUS.replace("02/02", "13/02").replace("03/02", "03/14"), "dates are mixed: '13/02/2003' has the day first"),
+    "thousands or decimals": (
+        "Date;Open;High;Low;Close\n" + "".join(f"2003-01-0{k};1,234;1,235;1,233;1,234\n" for k in range(1, 6)),
+        "'1,234' is 1234 or 1.234; say which with --decimal . or --decimal ,",
+    ),
+    "points and commas": (
+        "Date;Open;High;Low;Close\n" + "".join(f"2003-01-0{k};1,5;1,75;1.25;1,5\n" for k in range(1, 6)),
+        "both points and commas as decimal marks; say which it is with --decimal",
+    ),
+    "months in another language": (lines('"{t:%d} maj {t:%Y}",' + PLAIN, "Date," + OHLCV), "'13 maj 2013' is not a time in any known format; give it with --time-format"),
+    "days of a spreadsheet": (lines(lambda t, **f: f"{(t - pd.Timestamp('1899-12-30')).days}," + PLAIN.format(**f), "Date," + OHLCV), "41407 is not a time: numbers must be 20130513"),
+    "no close": (lines("{t:%Y-%m-%d},{o},{h},{l},{v}", "Date,Open,High,Low,Volume"), "no column for close among Date, Open, High, Low, Volume; name them with --columns close=NAME"),
+    "only closes": (lines("{t:%Y-%m-%d},{c}", "Date,Close"), "no rows of a time and four prices found"),
+    "no header, another order": (lines("{t:%Y-%m-%d},{v},{c},{l},{h},{o}"), "no header, and columns 2 to 5 are not open, high, low, close; name them with --columns time=1,open=2"),
+    "names that nobody knows": (lines("{t:%Y-%m-%d}," + PLAIN, "x,a,b,c1,d,e"), "no column for open, high, low, close among x, a, b, c1, d, e"),
+    "two closes": (lines("{t:%Y-%m-%d},{o},{h},{l},{c},{c}", "Date,Open,High,Low,Close,close"), "two columns are named 'Close': say which with --columns close=NUMBER"),
+    "jumbled": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, times=[*DAYS[:5], DAYS[20], *DAYS[5:20], *DAYS[21:]]), "line 8 (2013-05-20 00:00:00): its time is before that of the bar above"),
+    "a line twice": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, times=[*DAYS[:5], DAYS[4], *DAYS[6:]]), "line 7 (2013-05-17 00:00:00): its time repeats"),
+    "one bad bar": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).replace(f"{LOW[7]}", "0"), "line 9 (2013-05-22 00:00:00): low 0 is not positive; `tailguard data repair`"),
+    "a word among the prices": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).replace(f"{LOW[7]}", "halt"), "line 9 (2013-05-22 00:00:00): low 'halt' is not a number"),
+    "a footer": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV) + "Source: somebody\n", "line 42: 'Source: somebody' is not a time; `tailguard data repair`"),
+    "ragged": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV) + "2013-07-08,1,2,3,4,5,6,7,8\n", "Expected 6 fields in line 42, saw 9"),
+    "a page of the web": ("<!DOCTYPE html>\n<html><body>Too many requests</body></html>\n", "no rows of a time and four prices found"),
+    "a binary file": (bytes(range(256)) * 4, "is no table"),
+    "a workbook": (zipped("x", "xl/workbook.xml"), "is an Excel workbook; save the sheet as CSV"),
+    "half of a gzip": (gzip.compress(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).encode())[:-20], "cannot be read"),
+    "JSON of something else": ('{"message": "limit exceeded"}', "holds no list of bars"),
+    "broken JSON": ('[[1, 2, 3', "is neither JSON nor an object per line"),
+    "empty": ("", "is empty"),
+    "blank": ("\n \n", "is empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
+def test_other_files_are_refused_with_one_line_that_names_the_remedy(content, message, tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_bytes(bytes_of(content))
+    with pytest.raises(DataError) as error:
+        load_bars(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_whole_prices_without_a_header_are_no_clocks(tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_text("".join(f"2013-05-{day},12,14,11,13,{day}00\n" for day in range(13, 25)))
+    assert load_bars(path)["open"].tolist() == [12.0] * 12
+    with pytest.raises(DataError, match="'shut' is no role of a column; they are time, open, high"):
+        load_bars(path, FileConfig(columns={"shut": 5}))
+
+
+def test_an_ambiguity_is_resolved_by_the_user(tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_text(AMBIGUOUS)
+    assert list(load_bars(path, FileConfig(time_format="%d/%m/%Y")).index.day) == [1, 2, 3]
+    assert list(load_bars(path, FileConfig(time_format="%m/%d/%Y")).index.month) == [1, 2, 3]
+    path.write_text("Date;Open;High;Low;Close\n" + "".join(f"2003-01-0{k};1,233;1,235;1,233;1,234\n" for k in range(1, 6)))
+    assert load_bars(path, FileConfig(decimal=","))["close"].iloc[0] == 1.234
+    assert load_bars(path, FileConfig(decimal="."))["close"].iloc[0] == 1234.0
+
+
+def test_several_symbols_in_one_file_are_a_portfolio(tmp_path):
+    long, wide = tmp_path / "long.csv", tmp_path / "wide.csv"
+    other = "\n".join(line.replace("SPY", "QQQ") for line in lines("SPY,{t:%Y-%m-%d}," + PLAIN).splitlines())
+    long.write_text(lines("SPY,{t:%Y-%m-%d}," + PLAIN, "symbol,date," + OHLCV) + other + "\n")
+    header = "Price,Close,Close,High,High,Low,Low,Open,Open,Volume,Volume\nTicker,QQQ,SPY,QQQ,SPY,QQQ,SPY,QQQ,SPY,QQQ,SPY\nDate,,,,,,,,,,"
+    wide.write_text(lines("{t:%Y-%m-%d},{c},{c},{h},{h},{l},{l},{o},{o},{v},{v}", header))
+    for path in (long, wide):
+        bars = load_bars(path)
+        assert set(symbols_of(bars)) == {"SPY", "QQQ"}
+        np.testing.assert_array_equal(bars["SPY"]["close"], CLOSE)
+        np.testing.assert_array_equal(bars["QQQ"]["low"], LOW)
+
+
+def test_a_table_of_yfinance_with_fields_above_tickers_is_read():
+    columns = pd.MultiIndex.from_product([FRAME.columns, ["SPY"]])
+    bars = load_bars(FRAME.set_axis(columns, axis=1))
+    np.testing.assert_array_equal(bars["SPY"]["close"], CLOSE)
+
+
+def test_adjusted_prices_are_used_on_request(tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_text(lines(lambda **f: YAHOO_ROW.format(x=f["c"] / 2, **f), "Date,Open,High,Low,Close,Adj Close,Volume"))
+    bars = load_bars(path, FileConfig(adjusted=True))
+    np.testing.assert_allclose(bars["close"], CLOSE / 2, rtol=1e-8)
+    np.testing.assert_allclose(bars["open"], OPEN / 2, rtol=1e-8)
+    assert "prices adjusted" in read_bars(path, FileConfig(adjusted=True)).summary()
+    with pytest.raises(DataError, match="no column holds them"):
+        load_bars(FRAME, FileConfig(adjusted=True))
+
+
+def test_columns_that_are_not_used_are_named_and_kept_on_request(tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_text(lines("{t:%Y-%m-%d}," + PLAIN + ",1.5,up", "Date," + OHLCV + ",sentiment,flag"))
+    assert "not used: sentiment, flag" in read_bars(path).summary()
+    assert (load_bars(path, keep=["sentiment"])["sentiment"] == 1.5).all()
+    with pytest.raises(DataError, match=r"no column 'mood' for features\.columns; the file has Date, Open"):
+        load_bars(path, keep=["mood"])
+    with pytest.raises(DataError, match="flag 'up' is not a number"):
+        load_bars(path, keep=["flag"])
+
+
+def test_missing_volumes_count_as_nothing_and_are_said_aloud(tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_text(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).replace(f"{VOLUME[3]}", "").replace(f"{VOLUME[4]}", "null"))
+    bars = load_bars(path)
+    assert list(bars["volume"].iloc[3:6]) == [0, 0, VOLUME[5]]
+    assert "2 missing volumes count as 0" in read_bars(path).summary()
+
+
+@pytest.mark.filterwarnings("ignore::tailguard.market.DataWarning")
+@pytest.mark.parametrize("name", ["nasdaq-1d", "eurusd-1h"])
+def test_every_format_of_times_gives_the_shipped_bars(name, tmp_path):
+    bars = load_dataset(name)
+    path = tmp_path / "bars.csv"
+    for form in ("%d/%m/%Y %H:%M", "%m-%d-%Y %H:%M:%S", "%Y.%m.%d %H:%M", "%b %d, %Y, %I:%M %p", "%Y%m%d %H%M%S"):
+        bars.set_axis(bars.index.strftime(form)).rename_axis("time").to_csv(path, sep=";")
+        pd.testing.assert_frame_equal(load_bars(path), bars, check_freq=False)
