@@ -11,6 +11,8 @@ export OMP_NUM_THREADS ?= 1
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
+	$(BIN)/tailguard data plant artifacts/planted.csv --family ar --sharpe 2 --bars 3000
+	$(BIN)/tailguard walkforward configs/demo.yaml --data artifacts/planted.csv --run artifacts/demo-planted
 	$(BIN)/tailguard walkforward configs/demo.yaml --run artifacts/demo
 
 test: lint types pytest

@@ -67,6 +67,34 @@ def data_describe(source: Annotated[str, typer.Argument(help=SOURCE_HELP)], sett
     _print_findings(_findings(source, files))
 
 
+@data_app.command("plant")
+def data_plant(
+    output: Annotated[Path, typer.Argument(help="CSV file to write.")],
+    family: Annotated[
+        str,
+        typer.Option(
+            help="What predicts the next return: ar, lag, volume, reversion, drift, volatility, weekday, ending, none."
+        ),
+    ] = "ar",
+    sharpe: Annotated[float, typer.Option(help="Annual Sharpe ratio of the oracle after costs; 0 has no edge.")] = 1.0,
+    bars: Annotated[int, typer.Option(help="Number of daily bars.")] = 5000,
+    fee: Annotated[float, typer.Option(help="Fee per side that the oracle pays.")] = 0.0005,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed is another market.")] = 0,
+) -> None:
+    """Write a market with a planted edge, to see what an agent makes of it."""
+    from tailguard.io.atomic import atomic
+    from tailguard.market.planted import FAMILIES, planted_market
+
+    single = [name for name in FAMILIES if name != "lead_lag"]  # the one family with two symbols
+    known = next((name for name in single if name == family), None)
+    if known is None:
+        raise ValueError(f"--family {family}: must be one of {', '.join(single)}")
+    market = planted_market(known, bars, sharpe=sharpe, fee=fee, seed=seed)
+    with atomic(output) as file:
+        file.write(market.bars.to_csv().encode())
+    say(f"{output}: {bars:,} daily bars, family {family}, oracle's Sharpe ratio {sharpe:g} after a fee of {fee:.2%}")
+
+
 @data_app.command("check")
 @takes_settings(config=False)
 def data_check(source: Annotated[str, typer.Argument(help=SOURCE_HELP)], settings: Settings) -> None:

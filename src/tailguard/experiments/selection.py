@@ -158,7 +158,7 @@ def select(
         if trials.lead(policy, best, half) > 0.0:
             trials.run(policy, everywhere, seeds)
             best = policy if trials.lead(policy, best, everywhere) > 1.0 else best
-    winner = trials.longest(best, everywhere)
+    winner = trials.best_stop(best, everywhere)
     candidates = [trials.score(policy, stop) for policy in trials.policies for stop in trials.stops]
     whole = prepare_market(bars, config, split, features)
     active = float(np.clip(winner.candidate.t_statistic - settings.doubt, 0.0, 1.0))
@@ -198,7 +198,7 @@ def constant_mix(bars: pd.DataFrame, spans: Sequence[Rows], trading: TradingSett
     returns = np.expm1(np.concatenate(parts))
     assets = len(symbols_of(bars))
     together = returns[np.isfinite(returns).all(axis=1)].mean(axis=1)
-    periods = periods_per_year(pd.DatetimeIndex(bars.index))
+    periods = trading.bars_per_year or periods_per_year(pd.DatetimeIndex(bars.index))
     volatility = float(together.std()) * periods**0.5 if len(together) > 1 else 0.0
     if volatility <= ROUNDING:
         return tuple([0.0] * assets)
@@ -251,7 +251,7 @@ class _Trials:
         assert config.selection is not None
         self.config, self.report = config, report
         self.stops = stops_of(config.training, config.selection)
-        self.periods = periods_per_year(pd.DatetimeIndex(bars.index))
+        self.periods = config.trading.bars_per_year or periods_per_year(pd.DatetimeIndex(bars.index))
         self.markets = [prepare_market(bars, config, split, features, block) for block in blocks]
         # The first decision of a block is taken at the close before it.
         self.spans = [(max(first - 1, features.warmup), last) for first, last in blocks]
@@ -273,13 +273,13 @@ class _Trials:
                 if (policy, self.stops[-1], number, seed) not in self.plays:
                     self._train_and_play(policy, number, seed)
 
-    def longest(self, policy: str, blocks: Sequence[int]) -> _Score:
+    def best_stop(self, policy: str, blocks: Sequence[int]) -> _Score:
         """Return the stop of a policy that grows most over some blocks; of equals the earliest."""
         return max((self.score(policy, stop, blocks) for stop in self.stops), key=lambda score: score.candidate.growth)
 
     def lead(self, policy: str, other: str, blocks: Sequence[int]) -> float:
         """Return the t-statistic of the difference between two policies on some blocks, each at its best stop."""
-        return t_statistic(self.longest(policy, blocks).returns - self.longest(other, blocks).returns)
+        return t_statistic(self.best_stop(policy, blocks).returns - self.best_stop(other, blocks).returns)
 
     def score(self, policy: str, stop: int, blocks: Sequence[int] | None = None) -> _Score:
         """Trade the mean of the seeds' decisions block by block; the account starts anew in each.

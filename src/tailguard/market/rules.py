@@ -193,7 +193,12 @@ class TradingSettings(TradingRules):
         self.require_affordable(self.leverage)
         gross = sum(map(abs, self.core))
         legal = f"at least {self.lowest_weight:g} each, at most {self.leverage:g} together"
-        require(gross <= self.leverage and all(weight >= self.lowest_weight for weight in self.core), "core", self.core, legal)
+        require(
+            gross <= self.leverage * (1.0 + 1e-9) and all(weight >= self.lowest_weight for weight in self.core),
+            "core",
+            self.core,
+            legal,
+        )
         return self
 
     def steered(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
