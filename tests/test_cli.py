@@ -65,7 +65,7 @@ def understood(path):
         (["backtest", "--data", "nasdaq-1d", "--set", "trading.fee=2"], "trading.fee is 2: must be less than 1"),
         (["backtest", "--data", "nasdaq-1d", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["backtest", "--data", "nasdaq-1d", "--format", "pdf"], "'pdf' is not one of"),
-        (["config", "--set", "trading.fees=2"], "trading.fees: unknown key; known are active, band"),
+        (["config", "--set", "trading.fees=2"], "trading.fees: unknown key; known are active, assets, band"),
         (
             ["config", "--explain", "training.risk.alfa"],
             "no setting named 'training.risk.alfa'; did you mean training.risk.alpha?",

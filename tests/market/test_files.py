@@ -210,6 +210,7 @@ DAILY = {
     ),
     "dates without marks": (lines("{t:%Y%m%d}," + PLAIN, "Date," + OHLCV), {}, "times %Y%m%d"),
     "day first": (lines("{t:%d/%m/%Y}," + PLAIN, "Date," + OHLCV), {}, "times %d/%m/%Y"),
+    "dashes": (lines("{t:%d-%m-%Y}," + PLAIN, "Date," + OHLCV), {}, "times %d-%m-%Y"),
     "month first, two digits": (lines("{t:%m/%d/%y}, {o}, {h}, {l}, {c}, {v}", "Date, Open, High, Low, Close, Volume"), {}, "%m/%d/%y"),
     "English month": (lines("{t:%d-%b-%y}," + PLAIN, "Date," + OHLCV), {}, "times %d-%b-%y"),
     "long English dates": (lines('"{t:%A, %B %d, %Y}",' + PLAIN, "Date," + OHLCV), {}, "times %A, %B %d, %Y"),

@@ -32,7 +32,8 @@ CLOCKS = (
     *(" %I:%M %p", " %I:%M:%S %p", " %I:%M%p", " %I-%p", ", %H:%M", ", %H:%M:%S", ", %I:%M %p"),
 )
 YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)", re.MULTILINE)
-ZONE = re.compile(r"\s*(?:([A-Za-z]+(?:/[A-Za-z_]+)+)|(?<=\d)\s*(Z|UTC|GMT)|(?<=\d)\s*([+-]\d{2}:?\d{2}))$")
+# A zone by name, as a word for UTC, or as an offset, which only a time of day can have: 13-05-2013 ends in a year.
+ZONE = re.compile(r"\s*([A-Za-z]+(?:/[A-Za-z_]+)+)$|(?<=\d)\s*(Z|UTC|GMT)$|(?<=:\d\d)(?:\.\d+)?\s*([+-]\d{2}:?\d{2})$")
 CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
 SAMPLE = 60
 
