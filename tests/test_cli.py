@@ -16,7 +16,6 @@ from tailguard.evaluate import backtest
 from tailguard.market import TradingRules, load_dataset, random_walk
 from tailguard.market.baselines import STRATEGIES, strategy
 
-
 TINY = [
     "training.steps=256",
     "training.n_envs=4",

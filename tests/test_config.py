@@ -37,7 +37,7 @@ BAD_SETTINGS = {
     "trading.fee=1.5": "trading.fee is 1.5: must be less than 1",
     "trading.fee=.nan": "trading.fee is nan: must be ",
     "trading.fee=free": "trading.fee is 'free': must be a valid number",
-    "trading.fees=0.1": "trading.fees: unknown key; known are band",
+    "trading.fees=0.1": "trading.fees: unknown key; known are active, assets, band",
     "trading.fill=yesterday": "trading.fill is 'yesterday': must be 'next_open', 'close' or 'next_close'",
     "trading.sizing=big": "trading.sizing is 'big': must be 'cost_aware' or 'pre_cost'",
     "trading.leverage=0": "trading.leverage is 0: must be greater than 0",
@@ -78,7 +78,7 @@ BAD_SETTINGS = {
     "training.adversary.perturbable=[-1]": "training.adversary.perturbable.0 is -1: must be greater than or equal to 0",
     "training.normalize_obs.clip=0": "training.normalize_obs.clip is 0: must be greater than 0",
     "training.normalize_obs=often": "training.normalize_obs is 'often': must be keys and values",
-    "training.network.net_arch=5": "training.network.net_arch is 5: must be a list or must be keys and values",
+    "training.network.net_arch=5": "training.network.net_arch is 5: must be keys and values or must be a list",
     "training.network.net_arch=[64, 0]": "training.network.net_arch.1 is 0: must be greater than 0",
     "training.network.net_arch={actor: [3]}": "training.network.net_arch.actor: unknown key; known are pi, vf",
     "training.network.activation_fn=sine": "training.network.activation_fn is 'sine': must be 'tanh', 'relu'",
@@ -227,13 +227,17 @@ def test_every_setting_of_the_model_is_a_key_of_the_training():
     other_names = {"network": "policy_kwargs", "tensorboard": "tensorboard_log"}
     elsewhere = {"self", "env", "device", "verbose", "_init_setup_model"}
     sb3_only = {"clip_range_vf", "normalize_advantage", "ent_coef", "use_sde", "sde_sample_freq", "target_kl"}
+    sb3_only |= {"rollout_buffer_class", "rollout_buffer_kwargs"}
     assert arguments - {other_names.get(key, key) for key in keys} - elsewhere - sb3_only == set()
-    assert keys - {"steps", "n_envs", "test_share"} - set(other_names) <= arguments
+    assert keys - {"steps", "minutes", "n_envs", "test_share", "pooled"} - set(other_names) <= arguments
 
 
 def test_the_network_section_is_what_the_policy_takes():
     arguments = inspect.signature(DistributionalPolicy.__init__).parameters
     own = {"self", "observation_space", "action_space", "critic", "obs_norm", "risk"}
+    # Classes and images: only in Python, where there is something else to see than features.
+    own |= {"features_extractor_class", "features_extractor_kwargs", "share_features_extractor", "normalize_images"}
+    own |= {"optimizer_class", "optimizer_kwargs", "use_sde", "full_std", "use_expln", "enable_critic_lstm", "lstm_kwargs"}
     assert set(arguments) - own == set(NetworkConfig.model_fields)
     kwargs = network_kwargs(NetworkConfig())
     assert kwargs == {name: arguments[name].default for name in NetworkConfig.model_fields}
@@ -244,17 +248,18 @@ def test_the_network_section_is_what_the_policy_takes():
 
 
 def test_defaults_of_the_training_are_those_of_the_model():
-    """But for those that suit trading: a shorter look ahead and a smaller LSTM."""
+    """But for those that suit trading: a shorter look ahead and smaller networks."""
     arguments = inspect.signature(DistributionalPPO.__init__).parameters
     training = TrainingConfig()
     for name in ("learning_rate", "n_steps", "n_epochs", "gae_lambda", "clip_range", "max_grad_norm", "vf_coef", "batch_size"):
         assert getattr(training, name) == arguments[name].default, name
-    assert (training.gamma, training.network.lstm_hidden_size) == (0.95, 32)
+    assert (training.gamma, training.network.lstm_hidden_size, training.network.net_arch) == (0.95, 16, (16,))
 
 
 def test_every_section_reaches_the_model():
     settings = [
         "training={n_envs: 4, n_steps: 16, batch_size: 32, microbatch_size: 16, tensorboard: null, stats_window_size: 7}",
+        "training.policy=MlpLstmPolicy",
         "training.gae_lambda=0.9",
         "training.clip_range=0.1",
         "training.max_grad_norm=0.7",
@@ -275,7 +280,7 @@ def test_every_section_reaches_the_model():
     training, market = config.training, prepare_market(bars, config, default_split(len(bars), config.training))
     model = build_model(market, training)
     assert (model.batch_size, model.microbatch_size, model._stats_window_size) == (32, 16, 7)
-    assert (model.gae_lambda, model.clip_range, model.max_grad_norm, model.vf_coef) == (0.9, 0.1, 0.7, 0.3)
+    assert (model.gae_lambda, model.clip_range(1.0), model.max_grad_norm, model.vf_coef) == (0.9, 0.1, 0.7, 0.3)
     assert model.critic_config is training.critic
     assert model.risk_config is training.risk
     assert model.optimizer_config is training.optimizer

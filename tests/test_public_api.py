@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from stable_baselines3 import PPO
 
 import tailguard
 
@@ -100,4 +101,6 @@ def test_what_is_not_there_is_told_as_python_does():
 
 
 def test_the_algorithm_has_no_more_parameters_than_a_page():
-    assert len(parameters(tailguard.DistributionalPPO)) <= 30
+    """Those of SB3 and sb3-contrib are taken as they are; our own must stay few."""
+    own = parameters(tailguard.DistributionalPPO) - set(inspect.signature(PPO.__init__).parameters)
+    assert len(own) <= 10, sorted(own)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
 from tailguard.market.files import FileConfig
-from tailguard.market.rules import TradingRules, TradingSettings
+from tailguard.market.rules import AssetConfig, TradingRules, TradingSettings
 from tailguard.optim.config import OptimizerConfig, VGSConfig
 from tailguard.population.config import HyperparamConfig, PBTConfig, PopulationConfig
 from tailguard.ppo.config import (
@@ -33,6 +33,7 @@ from tailguard.validation import build, require
 
 __all__ = [
     "AdversaryConfig",
+    "AssetConfig",
     "CheckpointConfig",
     "Config",
     "CriticConfig",

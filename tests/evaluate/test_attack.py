@@ -287,7 +287,7 @@ def test_agents_of_a_tail_are_attacked_with_what_they_have_earned(market):
 
 
 def test_features_are_chosen_by_name():
-    names = ("A:return_1", "A:rsi", "hour_sin", "hour_cos", "weekday_sin")
+    names = ("A:return_1", "A:rsi", "hour_sin", "hour_cos", "monday")
     assert market_columns(names) == (0, 1)
     assert market_columns(names, ("*rsi", "hour_*")) == (1, 2, 3)
     with pytest.raises(ValueError, match="feature is 'volume'"):

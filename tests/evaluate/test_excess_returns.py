@@ -10,7 +10,7 @@ from tailguard.evaluate.assessment import assess
 from tailguard.evaluate.backtest import backtest_row
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.market import TradingRules, ar1_returns, random_walk
-from tailguard.market.data import YEAR
+from tailguard.market.bars import YEAR
 
 RATE = 0.03
 SPAN = (300, 1800)

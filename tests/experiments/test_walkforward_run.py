@@ -15,12 +15,14 @@ from tailguard.evaluate.record import load_record
 from tailguard.experiments.evaluation import out_of_sample_decisions, warnings_of
 from tailguard.experiments.prepared_market import Split, prepare_market
 from tailguard.experiments.walkforward import (
+    CHOICE_EFFORT,
+    Choice,
     Pair,
-    PairProgress,
+    Progress,
     WalkforwardRun,
     load_result,
+    train_all,
     train_pair,
-    train_pairs,
     walkforward,
 )
 from tailguard.market import random_walk
@@ -104,8 +106,9 @@ def test_a_record_comes_out_and_is_on_disk(finished, bars, folds):
     assert record.provenance.seeds == (0, 1)
     assert record.calibration is not None
     assert record.calibration.horizon == 5  # 0.5^5 < 0.05
-    assert reports[-1][:2] == (512, 512)
-    assert reports[-1][2].startswith("4 of 4 trainings done")
+    assert reports[-1][:2] == (100, 100)
+    assert reports[-1][2].startswith("4 of 4 done")
+    assert record.selection is None
     assert all(one[0] <= other[0] for one, other in pairwise(reports))
 
 
@@ -153,7 +156,7 @@ def test_a_run_that_is_stopped_goes_on(finished, bars, config, tmp_path):
     _, record, _ = finished
 
     def stop(done, total, line):
-        if done > 128 + 32:
+        if done > 25 + 6:  # percent
             raise Stop
 
     with pytest.raises(Stop):
@@ -163,7 +166,7 @@ def test_a_run_that_is_stopped_goes_on(finished, bars, config, tmp_path):
     assert not (tmp_path / "evaluation").exists()
     goes_on = []
     again = walkforward(bars, config, WALK, tmp_path, source="walk", report=lambda *said: goes_on.append(said[0]), effort=QUICK)
-    assert goes_on[0] == 128
+    assert goes_on[0] == 25
     np.testing.assert_array_equal(again.agent.returns, record.agent.returns)
 
 
@@ -173,12 +176,12 @@ def test_processes_side_by_side_give_the_same_and_an_error_in_one_ends_the_run(f
     in_the_way = run.agent_file(pairs[1])
     (in_the_way / "something").mkdir(parents=True)
     with pytest.raises(OSError, match="fold-1-seed-0"):
-        train_pairs(run, pairs, 2, lambda *said: reports.append(said[:2]))
+        train_all(run, folds, pairs, 2, lambda *said: reports.append(said[:2]))
     assert [run.decisions_file(pair).exists() for pair in pairs] == [True, False]
     (in_the_way / "something").rmdir()
     in_the_way.rmdir()
-    train_pairs(run, pairs, 2, lambda *said: reports.append(said[:2]))
-    assert reports[-1] == (256, 256)
+    train_all(run, folds, pairs, 2, lambda *said: reports.append(said[:2]))
+    assert reports[-1] == (100, 100)
     for pair in pairs:
         alone, beside = (
             load_result(WalkforwardRun(bars, config, 16, place).decisions_file(pair)) for place in (folder, tmp_path)
@@ -201,7 +204,7 @@ def test_a_damaged_file_is_named(bars, config, folds, tmp_path):
     run.decisions_file(pair).parent.mkdir()
     run.decisions_file(pair).write_bytes(b"half of it")
     with pytest.raises(ValueError, match=r"fold-0-seed-0\.safetensors"):
-        train_pairs(run, [pair], 1, silent)
+        train_all(run, folds, [pair], 1, silent)
 
 
 def test_agents_that_watch_their_return_walk_too(bars, config, folds, tmp_path):
@@ -222,12 +225,24 @@ def test_agents_without_memory_or_quantiles_walk_too(bars, config, folds, tmp_pa
 
 def test_progress_adds_up_and_never_falls(folds):
     said = []
-    progress = PairProgress([Pair(folds[0], 0), Pair(folds[0], 1)], 100, lambda *line: said.append(line[:2]))
-    for name, done in (("fold-0-seed-0", 40), ("fold-0-seed-1", 50), ("fold-0-seed-0", 120)):
-        progress.reached(name, done)
+    progress = Progress([Pair(folds[0], 0), Pair(folds[0], 1)], lambda *line: said.append(line))
+    for name, share in (("fold-0-seed-0", 0.4), ("fold-0-seed-1", 0.5), ("fold-0-seed-0", 1.2)):
+        progress.reached(name, share)
     progress.finished("fold-0-seed-0")
-    progress.reached("fold-0-seed-0", 90)  # late
-    assert said == [(40, 200), (90, 200), (150, 200), (150, 200), (150, 200)]
+    progress.reached("fold-0-seed-0", 0.9)  # late
+    assert [line[:2] for line in said] == [(20, 100), (45, 100), (75, 100), (75, 100), (75, 100)]
+    assert said[-1][2] == "1 of 2 done, at fold-0-seed-0"
+
+
+def test_a_choice_counts_for_as_much_as_the_trainings_that_it_takes(folds):
+    said = []
+    choice, pair = Choice(folds[0]), Pair(folds[0], 0)
+    progress = Progress([choice, pair], lambda *line: said.append(line[0]))
+    progress.reached(choice.name, 0.5)
+    progress.finished(choice.name)
+    progress.finished(pair.name)
+    whole = CHOICE_EFFORT + 1.0
+    assert said == [round(50.0 * CHOICE_EFFORT / whole), round(100.0 * CHOICE_EFFORT / whole), 100]
 
 
 def test_warnings_become_sentences():

@@ -121,8 +121,12 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
 
 
 def test_no_line_of_the_product_unpickles():
+    """Weights of other libraries are read by torch's loader of plain tensors, in one place."""
     for path in Path(tailguard.__file__).parent.rglob("*.py"):
-        assert not re.search(r"pickle\.loads?\(|Unpickler|weights_only=False|torch\.load\(", path.read_text()), path
+        text = path.read_text()
+        assert not re.search(r"pickle\.loads?\(|Unpickler\(|weights_only=False", text), path
+        loads = re.findall(r"torch\.load\(.*", text)
+        assert not loads or (path.name == "sb3_import.py" and all("weights_only=True" in call for call in loads)), path
 
 
 def test_errors_name_the_file_and_the_part(tmp_path):

@@ -886,7 +886,7 @@ def test_what_a_single_environment_returns_may_be_overwritten() -> None:
         ({"span": (0, 401)}, "span must be rows"),
         ({"features": "too few"}, "features have 399 rows, the bars 400"),
         ({"no_trade": [True] * 3}, r"no_trade must have the shape \(400,\)"),
-        ({"commission": 0.1}, "commission: unknown key; known are active, band, "),
+        ({"commission": 0.1}, "commission: unknown key; known are active, assets, band, "),
         ({"fill": "yesterday"}, "fill is 'yesterday': must be 'next_open', 'close' or 'next_close'"),
         ({"leverage": 0.0}, "leverage is 0.0: must be greater than 0"),
         ({"fee": math.nan}, "fee is nan: must be "),

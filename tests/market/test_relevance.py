@@ -164,12 +164,6 @@ def test_the_instruments_of_a_pool_count_once_per_time() -> None:
     assert t_statistics(values, earned) ** 2 == pytest.approx(expected, rel=1e-10)
 
 
-def test_copies_of_an_instrument_say_no_more_than_it_does() -> None:
-    values, earned = sample()
-    copies = t_statistics(np.stack([values] * 5), np.stack([earned] * 5, axis=1))
-    assert copies == pytest.approx(statistics_of(values, earned), rel=1e-10)
-
-
 # The weights.
 
 
@@ -211,7 +205,9 @@ def test_returns_that_are_not_known_are_left_out_asset_by_asset() -> None:
     two = np.column_stack((earned, np.full(len(earned), np.nan)))
     two[:100, 0] = np.nan
     bar = math.sqrt(2.0**2 + 2.0 * math.log(2.0))
-    assert relevance_weights(values[None], two, 2.0) == pytest.approx(relevance_weights(values[None, 100:], earned[100:, None], bar))
+    assert relevance_weights(values[None], two, 2.0) == pytest.approx(
+        relevance_weights(values[None, 100:], earned[100:, None], bar)
+    )
     nothing = np.full((len(values), 1), np.nan)
     assert relevance_weights(values[None], nothing, 2.0).tolist() == [FLOOR] * values.shape[1]
 

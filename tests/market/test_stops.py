@@ -125,7 +125,7 @@ def test_the_environment_trades_under_the_same_rules():
     rules = {"fee": 0.001, "stop_loss": 0.01, "take_profit": 0.02, "lot": 1.0, "min_trade": 10.0, "cash": 100_000.0}
     env = TradingEnv(bars, random_start=False, **rules)
     env.reset(seed=0)
-    first = env.batch.first_start
+    first = int(env.batch.starts[0])
     actions = np.random.default_rng(0).uniform(-1, 1, len(bars))
     equity = [env.step(np.array([actions[t]], np.float32))[4]["equity"] for t in range(first, len(bars) - 1)]
     weights = np.full(len(bars), HOLD)

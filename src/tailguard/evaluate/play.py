@@ -16,7 +16,7 @@ from tailguard.evaluate.stats.series import Floats
 from tailguard.market.env import AccountBatch, BatchStep
 from tailguard.market.features import FeatureSet
 from tailguard.market.kernel import EQUITY
-from tailguard.market.rules import TradingSettings
+from tailguard.market.rules import TradingSettings, capped
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import require
 
@@ -211,5 +211,4 @@ def target_weights(actions: NDArray[Any], settings: TradingSettings) -> Floats:
     low, high = settings.lowest_weight, settings.leverage
     steered = settings.steered(np.asarray(actions, np.float64))
     weights = low + 0.5 * (np.clip(steered, -1.0, 1.0) + 1.0) * (high - low)
-    gross = np.abs(weights).sum(axis=-1, keepdims=True)
-    return np.asarray(weights * (high / np.maximum(gross, high)))
+    return capped(weights, high)

@@ -112,7 +112,7 @@ class Run:
         return cls(path, load_config(path / CONFIG), info)
 
     def select(self, report: ReportProgress) -> None:
-        """Choose the agent inside the training bars, unless that is done or not wanted; see :func:`selection.select`."""
+        """Choose the agent inside the training bars, unless that is done or there is nothing to choose."""
         if self.config.selection is None:
             return
         market = self.market()

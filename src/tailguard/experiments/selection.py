@@ -91,7 +91,9 @@ class Selection:
     @property
     def chosen(self) -> Candidate:
         """The candidate that won."""
-        return next(one for one in self.candidates if (one.policy, one.steps) == (self.policy, self.steps))
+        return next(
+            candidate for candidate in self.candidates if (candidate.policy, candidate.steps) == (self.policy, self.steps)
+        )
 
     @property
     def reason(self) -> str:

@@ -322,7 +322,7 @@ class Curves(KVWriter):
 
 
 class Progress:
-    """How far all choices and trainings are.
+    """The progress of all choices and trainings.
 
     :param tasks: all of them, finished ones included.
     :param report: called with the percent that is done, 100, and a line.

@@ -61,7 +61,7 @@ STATE_ARRAYS = ("seeds", "episodes", "clock", "accounts")
 
 def _pairs(span: Rows | Sequence[Rows]) -> Sequence[Rows]:
     """Return a list of spans, whether one was given or several."""
-    return [span] if isinstance(span[0], int) else span  # type: ignore[list-item, return-value]
+    return [span] if isinstance(span[0], int | np.integer) else span  # type: ignore[list-item, return-value]
 
 
 class BatchStep(NamedTuple):

@@ -35,8 +35,8 @@ class FeatureConfig(BaseModel):
         noise.
     :param slow_window: look-back of the scale of returns, the volume z-score and the volatility ratio; 63 daily bars are a
         quarter.
-    :param lags: number of earlier single-bar returns, each a column: the memory of a policy that has none of its own. 0 is off;
-        10 daily bars are two weeks.
+    :param lags: number of earlier single-bar returns, each a column: what a feed-forward policy knows of the last bars. 0 is
+        off; 10 daily bars are two weeks.
     :param drawdown_window: look-back of the high that the drawdown is measured from. As for all look-backs, a long one costs
         training bars: between training and test as many are left out.
     :param rsi: look-back of the relative strength index; 14 is usual, shorter ones swing more.

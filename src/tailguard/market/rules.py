@@ -205,9 +205,17 @@ class TradingSettings(TradingRules):
         """Return the actions ``[..., assets]`` in [-1, 1] that are carried out: the agent's, and the core's for the rest."""
         if self.active == 1.0:
             return actions
-        core = np.array(self.core or (0.0,))
-        held = 2.0 * (core - self.lowest_weight) / (self.leverage - self.lowest_weight) - 1.0
-        # An action that is not finite stays so, for the check of the accounts.
-        chosen = np.where(np.isfinite(actions), np.clip(actions, -1.0, 1.0), actions)
-        steered: NDArray[np.float64] = (1.0 - self.active) * held + self.active * chosen
+        low, high = self.lowest_weight, self.leverage
+        # An action that is not finite becomes NaN, for the check of the accounts; 0 times infinity would warn.
+        chosen = np.where(np.isfinite(actions), np.clip(actions, -1.0, 1.0), np.nan)
+        agent = capped(low + 0.5 * (chosen + 1.0) * (high - low), high)
+        target = (1.0 - self.active) * np.array(self.core or (0.0,)) + self.active * agent
+        steered: NDArray[np.float64] = 2.0 * (target - low) / (high - low) - 1.0
         return steered
+
+
+def capped(weights: NDArray[np.float64], leverage: float) -> NDArray[np.float64]:
+    """Return weights ``[..., assets]``, scaled down where their gross exposure exceeds the leverage."""
+    gross = np.abs(weights).sum(axis=-1, keepdims=True)
+    scaled: NDArray[np.float64] = weights * (leverage / np.maximum(gross, leverage))
+    return scaled

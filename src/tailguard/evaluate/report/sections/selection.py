@@ -46,7 +46,7 @@ def memorisation(chosen: pd.DataFrame) -> str:
         return ""
     return (
         f"The training bars are explained too well in {int(learnt.sum())} of {len(chosen)} folds: in-sample Sharpe ratios far "
-        "above those on held-out blocks are memory of these bars, not skill."
+        "above those on held-out blocks show bars learnt by heart, not skill."
     )
 
 
