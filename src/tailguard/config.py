@@ -114,7 +114,8 @@ class TrainingConfig(BaseModel):
     :param steps: environment steps in all, at least 1; with a ``selection`` the most that it may choose. 65,536 take a second
         or two. More fit the training bars better, which is not always better on the bars that follow.
     :param minutes: wall time after which a training ends even if steps are left, above 0; None has no limit. Then the same seed
-        no longer gives the same agent. A run that is resumed gets this time again; populations have no such limit.
+        no longer gives the same agent, and nothing is selected before. A run that is resumed gets this time again; populations
+        have no such limit.
     :param seed: seed of everything that is random, at least 0. The same seed gives the same agent, bit for bit.
     :param n_envs: accounts that trade side by side, at least 1. 32 is typical; more make steadier updates and fewer of them.
     :param test_share: share of the bars, at the end, that training never sees, in (0, 1). 0.3 is typical; less leaves more to
@@ -296,6 +297,11 @@ class Config(BaseModel):
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
     walkforward: WalkforwardConfig = Field(default_factory=WalkforwardConfig)
     population: PopulationConfig | None = None
+
+    @property
+    def selects(self) -> bool:
+        """True if an agent is to be selected; a training with a time limit takes its settings as they are."""
+        return self.selection is not None and self.training.minutes is None
 
     @model_validator(mode="after")
     def _searchable(self) -> Self:

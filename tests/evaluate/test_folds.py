@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tailguard.evaluate.folds import WalkforwardConfig, least_embargo, longest_lookback, make_folds
+from tailguard.evaluate.folds import WalkforwardConfig, cut_into_blocks, least_embargo, longest_lookback, make_folds
 from tailguard.market import FeatureConfig, build_features, random_walk
 
 SHAPES = {
@@ -91,3 +91,18 @@ def test_the_longest_look_back_covers_every_feature():
     assert spread.max() < 1e-4
     reached = abs(one.values[last + 5] - other.values[last + 5])
     assert reached.max() > 1e-2
+
+
+@given(first=st.integers(0, 1000), length=st.integers(1, 5000), number=st.integers(1, 120))
+def test_blocks_cover_the_rows_without_gaps_and_are_equally_long(first, length, number):
+    if length < 3 * number:
+        with pytest.raises(ValueError, match=f"selection.blocks is {number}, but it must be at most {length // 3}"):
+            cut_into_blocks((first, first + length), number, "selection.blocks")
+        return
+    blocks = cut_into_blocks((first, first + length), number, "selection.blocks")
+    assert len(blocks) == number
+    assert (blocks[0][0], blocks[-1][1]) == (first, first + length)
+    assert all(one[1] == other[0] for one, other in pairwise(blocks))
+    lengths = [stop - start for start, stop in blocks]
+    assert min(lengths) >= 3
+    assert max(lengths) - min(lengths) <= 1

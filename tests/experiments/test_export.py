@@ -12,6 +12,7 @@ from tailguard import DistributionalPPO, TradingEnv
 from tailguard.experiments.export import export, observation_names
 from tailguard.market import BettingGame, SignalMarket, build_features, random_walk
 from tailguard.market.features import FeatureScaler
+from tailguard.market.relevance import fill_returns
 
 STEPS, BATCH = 20, 3
 AGENTS = {
@@ -60,20 +61,24 @@ def test_the_graph_acts_as_the_model_over_a_whole_episode(tmp_path, name, form):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
-def test_the_scale_of_features_is_part_of_the_graph(tmp_path):
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+def test_scale_and_weights_of_features_are_part_of_the_graph(tmp_path, form):
     bars = random_walk(400, seed=0)
     raw = build_features(bars)
-    scaler = FeatureScaler(bars.index[0], bars.index[300]).fit(raw[:300])
+    scaler = FeatureScaler(bars.index[0], bars.index[300]).fit(raw[:300], fill_returns(bars.iloc[:300], "next_open"), 1.0)
+    assert len(set(scaler.weight.tolist())) > 5
     scaled = scaler.transform(raw)
     model = DistributionalPPO("MlpPolicy", TradingEnv(bars, features=scaled, episode_length=50), n_steps=32, seed=0).learn(64)
     columns = observation_names(model.policy, scaler.names)
     assert columns == [*scaler.names, "weight_0", "unrealised_gain_0", "drawdown"]
-    path = export(model.policy, tmp_path / "agent.onnx", "onnx", scaler, columns)
-    act = runner(path, "onnx")
+    path = export(model.policy, tmp_path / "agent", form, scaler, columns)
+    act = runner(path, form)
     account = np.array([0.3, 0.01, -0.02], np.float32)
     for row in range(raw.warmup, 400, 20):
         expected, _ = model.predict(np.concatenate((scaled.values[row], account)), deterministic=True)
         (action,) = act(np.concatenate((raw.values[row], account))[None])
         np.testing.assert_allclose(action[0], expected, atol=1e-5)
-    facts = {one.key: one.value for one in onnx.load(path).metadata_props}
-    assert json.loads(facts["tailguard"])["columns"] == columns
+    if form == "onnx":
+        facts = {one.key: one.value for one in onnx.load(path).metadata_props}
+        assert json.loads(facts["tailguard"])["columns"] == columns

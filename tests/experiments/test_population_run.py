@@ -38,6 +38,7 @@ TINY = [
     "training.policy=MlpLstmPolicy",
     "training.lstm_hidden_size=4",
     "training.critic={num_quantiles: 5}",
+    "training.network.net_arch=[64, 64]",
     "training.tensorboard=null",
     "population={population_size: 3, perturbation_interval: 2, intervals: 3, validation_blocks: 4, seed: 1, hyperparams: ["
     "{name: learning_rate, min_value: 1.0e-5, max_value: 1.0e-2, is_log_scale: true},"

@@ -14,10 +14,12 @@ import torch
 
 from tailguard.config import load_config
 from tailguard.experiments import Interrupted
+from tailguard.experiments import run as run_module
+from tailguard.experiments.evaluation import backtest_agent, evaluate_run
 from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
 from tailguard.io.checkpoint import CheckpointError
-from tailguard.market import random_walk
+from tailguard.market import random_walk, simulate
 from tailguard.market.env import TradingVecEnv
 
 TINY = [
@@ -211,3 +213,107 @@ def test_what_is_learnt_does_not_depend_on_what_is_unseen(tmp_path, data):
     weights = [train(one, nobody).flat.tensor for one in (run, again)]
     assert torch.equal(*weights)
     assert run.metrics()["step"].tolist() == again.metrics()["step"].tolist()
+
+
+# Selection.
+
+SELECTING = [
+    "training.policy=auto",
+    "training.steps=512",
+    "training.n_epochs=1",
+    "selection={blocks: 2, seeds: 1, stops: [0.5, 1.0]}",
+]
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.fixture
+def selected(tmp_path, data):
+    """A run that was selected and trained without a pause."""
+    run = create(tmp_path / "selected", data, *SELECTING)
+    return run, train(run, nobody)
+
+
+def test_a_run_is_trained_as_it_was_selected_and_opened_with_what_was_chosen(selected, data):
+    run, model = selected
+    selection = run.selection
+    assert model.num_timesteps == run.config.training.steps == selection.steps
+    assert model.policy.recurrent == (selection.policy == "MlpLstmPolicy")
+    assert run.config.selection is None
+    assert (run.market().trading.core, run.market().trading.active) == (selection.core, selection.active)
+    again = Run.open(run.path)
+    assert (again.selection, again.config) == (selection, run.config)
+    assert again.market().trading == run.market().trading
+    asked = load_config(run.path / "config.yaml")
+    assert (asked.training.policy, asked.training.steps, asked.selection.blocks) == ("auto", 512, 2)
+    assert selection.applied(asked) == run.config
+
+
+def test_a_run_that_was_stopped_after_its_selection_chooses_no_more(selected, tmp_path, data, monkeypatch):
+    whole, _ = selected
+    create(tmp_path / "run", data, *SELECTING).select(nobody)
+    calls = []
+    monkeypatch.setattr(run_module, "select", lambda *inputs: calls.append(inputs))
+    resumed = Run.open(tmp_path / "run")
+    train(resumed, nobody)
+    assert calls == []
+    assert resumed.selection == whole.selection
+    assert content(resumed) == content(whole)
+
+
+def test_a_selection_that_was_stopped_is_made_again(selected, tmp_path, data):
+    whole, _ = selected
+    run = create(tmp_path / "run", data, *SELECTING)
+
+    def stop(done, total, text):
+        assert text.startswith("choosing: ")
+        raise Stop
+
+    with pytest.raises(Stop):
+        train(run, stop)
+    assert not (run.path / "selection.json").exists()
+    train(run, nobody)
+    assert run.selection == whole.selection
+    assert content(run) == content(whole)
+
+
+def test_a_damaged_selection_is_named(selected):
+    run, _ = selected
+    (run.path / "selection.json").write_text('{"policy": "MlpPolicy"')
+    with pytest.raises(ValueError, match=r"selection\.json is damaged .*: delete it"):
+        Run.open(run.path)
+
+
+def test_a_selection_does_not_depend_on_what_is_unseen(selected, tmp_path, data):
+    run, model = selected
+    changed = random_walk(600, seed=0)
+    changed.iloc[run.split.test[0] :, :4] *= 1.1
+    changed.to_csv(tmp_path / "other.csv")
+    again = create(tmp_path / "again", tmp_path / "other.csv", *SELECTING)
+    assert torch.equal(train(again, nobody).flat.tensor, model.flat.tensor)
+    assert again.selection == run.selection
+
+
+def test_an_agent_that_is_not_believed_holds_the_mix(tmp_path, data):
+    """To the last cent what holding the constant mix over the unseen bars leaves."""
+    run = create(tmp_path / "run", data, *SELECTING, "selection.doubt=100")
+    model = train(run, nobody)
+    market = run.market()
+    assert market.trading.active == 0.0
+    (weight,) = run.selection.core
+    bars = market.bars.iloc[slice(*market.split.span)]
+    targets = np.append(np.full(len(bars) - 1, weight), np.nan)
+    expected = simulate(bars, targets, fee=run.config.trading.fee).equity[-1] - 1.0
+    assert backtest_agent(model, market, 0)[0].total_return == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_record_of_a_run_has_its_candidates(selected):
+    run, _ = selected
+    table = evaluate_run(run).selection
+    assert set(table["fold"]) == {0}
+    assert [(row.policy, row.steps) for row in table[table["chosen"]].itertuples()] == [
+        (run.selection.policy, run.selection.steps)
+    ]
+    assert table["sharpe"].tolist() == [candidate.sharpe for candidate in run.selection.candidates]

@@ -115,7 +115,7 @@ def test_doubt_decides_how_much_is_believed(bars, doubt, share):
 def tried(bars, monkeypatch):
     """Return a function that selects between made-up targets, and the trainings that it asked for."""
 
-    def select_between(decide, *settings):
+    def select_between(decide, *settings, table=bars):
         asked = []
 
         def pretend(self, policy, number, seed):
@@ -127,7 +127,7 @@ def tried(bars, monkeypatch):
 
         monkeypatch.setattr(selection._Trials, "_train_and_play", pretend)
         settings = ["trading.fee=0", "trading.fill=close", "selection.seeds=2", *settings]
-        return chosen(bars, *settings), asked
+        return chosen(table, *settings), asked
 
     return select_between
 
@@ -189,8 +189,10 @@ def test_a_constant_share_of_the_market_is_no_alpha(tried):
     assert result.active == 0.0
 
 
-def test_interest_on_cash_is_no_alpha(tried):
-    result, _ = tried(lambda policy, stop, span: np.zeros(span[1] - span[0] - 1), "trading.cash_rate=0.05")
+def test_interest_on_cash_is_no_alpha(bars, tried):
+    weekdays = bars.set_axis(pd.bdate_range("2000-01-03", periods=len(bars), unit="ns", name="time"))  # more over weekends
+    idle = lambda policy, stop, span: np.zeros(span[1] - span[0] - 1)  # noqa: E731
+    result, _ = tried(idle, "trading.cash_rate=0.05", table=weekdays)
     assert result.chosen.sharpe == pytest.approx(0.0, abs=1e-6)
     assert result.active == 0.0
 

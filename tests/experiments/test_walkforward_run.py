@@ -13,7 +13,8 @@ from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.folds import WalkforwardConfig, longest_lookback, make_folds
 from tailguard.evaluate.record import load_record
 from tailguard.experiments.evaluation import out_of_sample_decisions, warnings_of
-from tailguard.experiments.prepared_market import Split, prepare_market
+from tailguard.experiments.prepared_market import Split, market_features, prepare_market
+from tailguard.experiments.selection import select, selection_table
 from tailguard.experiments.walkforward import (
     CHOICE_EFFORT,
     Choice,
@@ -21,6 +22,7 @@ from tailguard.experiments.walkforward import (
     Progress,
     WalkforwardRun,
     load_result,
+    select_for_fold,
     train_all,
     train_pair,
     walkforward,
@@ -68,9 +70,24 @@ def finished(bars, config, tmp_path_factory):
     return folder, record, reports
 
 
+@pytest.fixture(scope="module")
+def selecting():
+    return load_config(None, [*TINY, "training.policy=auto", "selection={blocks: 2, seeds: 1, stops: [0.5, 1.0], doubt: -10}"])
+
+
+@pytest.fixture(scope="module")
+def selected(bars, selecting, tmp_path_factory):
+    """A walk-forward with a selection in every fold."""
+    folder, reports = tmp_path_factory.mktemp("selected"), []
+    record = walkforward(bars, selecting, WALK, folder, source="walk", report=lambda *said: reports.append(said), effort=QUICK)
+    return folder, record, reports
+
+
 def trained(bars, config, pair, folder):
     run = WalkforwardRun(bars, config, WALK.warmup, folder)
-    train_pair(run, pair, lambda name, done: None)
+    if config.selection is not None:
+        select_for_fold(run, pair.fold, lambda name, share: None)
+    train_pair(run, pair, lambda name, share: None)
     return load_result(run.decisions_file(pair))
 
 
@@ -78,9 +95,10 @@ def silent(done, total, line):
     pass
 
 
-def test_what_comes_after_the_training_does_not_change_the_agent(bars, config, folds, tmp_path):
-    """Not the weights, nor the optimizer, nor any statistic of observations, returns or features: the checksum has them all."""
-    pair = Pair(folds[0], 0)
+@pytest.mark.parametrize("with_selection", [False, True])
+def test_what_comes_after_the_training_does_not_change_the_agent(bars, folds, tmp_path, request, with_selection):
+    """Not its selection, nor weights, optimizer, or any statistic of observations, returns, features: the checksum has all."""
+    config, pair = request.getfixturevalue("selecting" if with_selection else "config"), Pair(folds[0], 0)
     first_unseen = folds[0].train[1]
     changed = bars.copy()
     changed.iloc[first_unseen:, :4] *= np.linspace(1.0, 3.0, len(bars) - first_unseen)[:, None]
@@ -170,9 +188,9 @@ def test_a_run_that_is_stopped_goes_on(finished, bars, config, tmp_path):
     np.testing.assert_array_equal(again.agent.returns, record.agent.returns)
 
 
-def test_processes_side_by_side_give_the_same_and_an_error_in_one_ends_the_run(finished, bars, config, folds, tmp_path):
-    folder, _, _ = finished
-    pairs, run, reports = [Pair(fold, 0) for fold in folds], WalkforwardRun(bars, config, WALK.warmup, tmp_path), []
+def test_processes_side_by_side_give_the_same_and_an_error_in_one_ends_the_run(selected, bars, selecting, folds, tmp_path):
+    folder, _, _ = selected
+    pairs, run, reports = [Pair(fold, 0) for fold in folds], WalkforwardRun(bars, selecting, WALK.warmup, tmp_path), []
     in_the_way = run.agent_file(pairs[1])
     (in_the_way / "something").mkdir(parents=True)
     with pytest.raises(OSError, match="fold-1-seed-0"):
@@ -184,10 +202,81 @@ def test_processes_side_by_side_give_the_same_and_an_error_in_one_ends_the_run(f
     assert reports[-1] == (100, 100)
     for pair in pairs:
         alone, beside = (
-            load_result(WalkforwardRun(bars, config, 16, place).decisions_file(pair)) for place in (folder, tmp_path)
+            load_result(WalkforwardRun(bars, selecting, 16, place).decisions_file(pair)) for place in (folder, tmp_path)
         )
         assert alone.agent_hash == beside.agent_hash
         np.testing.assert_array_equal(alone.decisions.targets, beside.decisions.targets)
+
+
+# Selection.
+
+
+def test_nothing_is_chosen_without_a_selection(finished, bars, config, folds):
+    folder, _, _ = finished
+    assert not (folder / "selection").exists()
+    for fold in folds:
+        model = DistributionalPPO.load(WalkforwardRun(bars, config, WALK.warmup, folder).agent_file(Pair(fold, 0)))
+        assert (model.num_timesteps, model.policy.recurrent) == (128, True)
+
+
+def test_every_fold_is_selected_inside_its_own_training_and_every_seed_trained_so(selected, bars, selecting, folds):
+    folder, record, reports = selected
+    run = WalkforwardRun(bars, selecting, WALK.warmup, folder)
+    features = market_features(bars, selecting)
+    chosen = {fold.number: select(bars, selecting, Split(fold.train, fold.test), features) for fold in folds}
+    pd.testing.assert_frame_equal(record.selection, selection_table(chosen))
+    for fold in folds:
+        assert run.selection(fold) == chosen[fold.number]
+        config = chosen[fold.number].applied(selecting)
+        for seed in range(WALK.seeds):
+            model = DistributionalPPO.load(run.agent_file(Pair(fold, seed)))
+            assert model.num_timesteps == chosen[fold.number].steps
+            assert model.policy.recurrent == (chosen[fold.number].policy == "MlpLstmPolicy")
+        market = prepare_market(bars, config, Split(fold.train, fold.test))
+        again = out_of_sample_decisions(model, market, fold.span, WALK.warmup)
+        np.testing.assert_array_equal(again.targets, load_result(run.decisions_file(Pair(fold, seed))).decisions.targets)
+    pd.testing.assert_frame_equal(load_record(folder / "evaluation").selection, record.selection, check_exact=True)
+    assert reports[-1] == (100, 100, "6 of 6 done, at fold-1-seed-1")
+    assert [line for _, _, line in reports if "done, at selection" in line][-1] == "2 of 6 done, at selection of fold-1"
+
+
+def test_a_selection_that_is_there_is_not_made_again(selected, bars, selecting, folds, tmp_path):
+    """Stopped in the choice for the second fold: the first is kept, and the end is the same."""
+    folder, record, _ = selected
+
+    def stop(done, total, line):
+        if line.startswith("1 of 6 done, at selection of fold-1"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        walkforward(bars, selecting, WALK, tmp_path, source="walk", report=stop, effort=QUICK)
+    kept = tmp_path / "selection" / "fold-0.json"
+    assert list((tmp_path / "selection").iterdir()) == [kept]
+    assert not (tmp_path / "decisions").exists()
+    before = kept.stat().st_mtime_ns
+    again = walkforward(bars, selecting, WALK, tmp_path, source="walk", effort=QUICK)
+    assert kept.stat().st_mtime_ns == before
+    pd.testing.assert_frame_equal(again.selection, record.selection)
+    np.testing.assert_array_equal(again.agent.returns, record.agent.returns)
+    for fold in folds:
+        name = f"selection/fold-{fold.number}.json"
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_damaged_selection_is_named(bars, selecting, folds, tmp_path):
+    run = WalkforwardRun(bars, selecting, WALK.warmup, tmp_path)
+    run.selection_file(folds[0]).parent.mkdir()
+    run.selection_file(folds[0]).write_text("{")
+    with pytest.raises(ValueError, match=r"selection/fold-0\.json is damaged"):
+        train_all(run, folds[:1], [Pair(folds[0], 0)], 1, silent)
+
+
+def test_a_folder_with_another_selection_is_refused(selected, bars, selecting):
+    folder, _, _ = selected
+    for changed in (None, selecting.selection.model_copy(update={"doubt": 2.0})):
+        other = selecting.model_copy(update={"selection": changed})
+        with pytest.raises(ValueError, match="other data or another configuration"):
+            walkforward(bars, other, WALK, folder, source="walk", effort=QUICK)
 
 
 def test_a_folder_of_something_else_is_refused(finished, bars, config):

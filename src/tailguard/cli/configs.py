@@ -29,13 +29,13 @@ trading:
   borrow_rate: 0.0         # paid per year on the value of short positions
 
 training:
-  steps: 300000            # environment steps in all; more fit the past better, which is not always better later
+  steps: 65536             # environment steps, the most that a selection may choose; more fit the past better, not the future
   seed: 0                  # the same seed gives the same agent, bit for bit
   test_share: 0.3          # share of the bars, at the end, that training never sees
-  policy: MlpLstmPolicy    # recurrent; MlpPolicy sees the present bar only and trains faster
+  policy: auto             # chosen on held-out bars between MlpPolicy and MlpLstmPolicy, which is recurrent
   network:
-    lstm_hidden_size: 32   # size of the LSTM; larger ones learn the noise of the past by heart
-    net_arch: null         # hidden layers, null is [64, 64]
+    lstm_hidden_size: 16   # size of the LSTM; larger ones learn the noise of the past by heart
+    net_arch: [16]         # hidden layers, null is [64, 64]
     censored: false        # true: less noise for agents that go to their limits
   learning_rate: 0.0003    # size of a gradient step
   n_envs: 32               # accounts that trade side by side

@@ -19,7 +19,6 @@ from tailguard.cli.terminal import (
     progress_bar,
     say,
 )
-from tailguard.evaluate.report.formatting import source_name
 
 if TYPE_CHECKING:
     from tailguard.evaluate.record import Evaluation
@@ -192,6 +191,7 @@ def run_control(
     quiet: QuietOption = False,
 ) -> None:
     """Plant edges of known strength into your own bars, train and judge: which edge does the agent learn, which is found?"""
+    from tailguard.evaluate.report.formatting import source_name
     from tailguard.experiments import control
     from tailguard.experiments.prepared_market import load_source_of
 
@@ -225,6 +225,7 @@ def run_trials(
 ) -> None:
     """Show the ledger of trials: what was evaluated on which data, and how many different trials that makes."""
     from tailguard.evaluate.ledger import OFF, VARIABLE, count_trials, user_ledger
+    from tailguard.evaluate.report.formatting import source_name
 
     ledger = user_ledger()
     if ledger is None:

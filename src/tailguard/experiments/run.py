@@ -66,7 +66,7 @@ class Run:
         self.path, self.config, self.info = path, config, info
         self._market = market
         self.selection: Selection | None = None
-        if config.selection is not None and (path / SELECTION).exists():
+        if config.selects and (path / SELECTION).exists():
             self._apply(load_selection(path / SELECTION))
         self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS)
 
@@ -113,7 +113,7 @@ class Run:
 
     def select(self, report: ReportProgress) -> None:
         """Choose the agent inside the training bars, unless that is done or there is nothing to choose."""
-        if self.config.selection is None:
+        if not self.config.selects:
             return
         market = self.market()
         features = market_features(market.bars, self.config)

@@ -134,7 +134,7 @@ class WalkforwardRun:
 
     def selection(self, fold: Fold) -> Selection | None:
         """Return what was chosen for a fold; None if nothing is to be chosen."""
-        return None if self.config.selection is None else load_selection(self.selection_file(fold))
+        return load_selection(self.selection_file(fold)) if self.config.selects else None
 
     def decisions_file(self, pair: Pair) -> Path:
         """Return the file of a finished pair."""
@@ -214,7 +214,7 @@ def train_all(run: WalkforwardRun, folds: Sequence[Fold], pairs: Sequence[Pair],
     :param jobs: processes; 1 stays in this one.
     :param report: see :func:`walkforward`.
     """
-    choosing = [Choice(fold) for fold in folds] if run.config.selection is not None else []
+    choosing = [Choice(fold) for fold in folds] if run.config.selects else []
     tasks: list[Choice | Pair] = [*choosing, *pairs]
     progress = Progress(tasks, report)
     for path in [run.decisions_file(pair) for pair in pairs]:
