@@ -233,7 +233,7 @@ def test_agents_learn_nothing_of_the_block_that_they_are_tested_on(bars, monkeyp
 
 
 def test_more_blocks_than_bars_are_refused(bars):
-    with pytest.raises(ValueError, match="selection.blocks is 100, but it must be at most"):
+    with pytest.raises(ValueError, match=r"selection\.blocks is 100, but it must be at most"):
         chosen(bars.iloc[:400], "selection.blocks=100")
 
 
