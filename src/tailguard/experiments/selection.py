@@ -24,6 +24,7 @@ from tailguard.config import Config, SelectionConfig, TrainingConfig
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.evaluate.play import ReportProgress
+from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.performance import alpha_beta
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.experiments.callbacks import BetweenUpdates
@@ -258,9 +259,10 @@ class _Trials:
         # The first decision of a block is taken at the close before it.
         self.spans = [(max(first - 1, features.warmup), last) for first, last in blocks]
         self.windows = [BacktestWindow(bars, config.trading, span) for span in self.spans]
-        self.mixes = [self._held(number, self._mix(number)) for number in range(len(blocks))]
+        self.mixes = [np.log1p(self._held(number, self._mix(number)).returns) for number in range(len(blocks))]
         equal = np.full(len(symbols_of(bars)), 1.0 / len(symbols_of(bars)))
-        self.market_returns = [self._held(number, equal) for number in range(len(blocks))]
+        # Simple returns in excess of cash: of these a constant share of the market is exactly a share.
+        self.market_excess = [self._held(number, equal).excess for number in range(len(blocks))]
         self.plays: dict[tuple[str, int, int, int], _Play] = {}  # by policy, stop, block and seed
 
     @property
@@ -289,24 +291,25 @@ class _Trials:
         :param blocks: numbers of blocks; None is all that the policy has traded.
         """
         tried = sorted({number for name, _, number, _ in self.plays if name == policy})
-        unseen, seen, market, turnover = [], [], [], 0.0
+        unseen, seen, excess, market, turnover = [], [], [], [], 0.0
         for number in tried if blocks is None else blocks:
             plays = [play for (*key, _), play in self.plays.items() if key == [policy, stop, number]]
             history = self.windows[number].trade(policy, np.mean([play.held_out for play in plays], axis=0))
             trained = self.windows[number - 1].trade(policy, np.mean([play.in_sample for play in plays], axis=0))
             unseen.append(np.log1p(history.returns))
-            seen.append(np.log1p(trained.returns))
-            market.append(self.market_returns[number])
+            excess.append(history.excess)
+            seen.append(trained.excess)
+            market.append(self.market_excess[number])
             turnover += float(history.turnover.sum())
         returns, in_sample = np.concatenate(unseen), np.concatenate(seen)
         candidate = Candidate(
             policy=policy,
             steps=stop,
             in_sample_sharpe=t_statistic(in_sample) * float(np.sqrt(self.periods / len(in_sample))),
-            sharpe=t_statistic(returns) * float(np.sqrt(self.periods / len(returns))),
+            sharpe=t_statistic(np.concatenate(excess)) * float(np.sqrt(self.periods / len(returns))),
             growth=float(returns.mean()) * self.periods,
             turnover=turnover * self.periods / len(returns),
-            t_statistic=_alpha_t(returns, np.concatenate(market), self.periods),
+            t_statistic=_alpha_t(np.concatenate(excess), np.concatenate(market), self.periods),
             blocks=len(unseen),
         )
         return _Score(candidate, returns)
@@ -316,11 +319,10 @@ class _Trials:
         market = self.markets[number]
         return np.array(constant_mix(market.bars, market.spans, self.config.trading))
 
-    def _held(self, number: int, weights: Floats) -> Floats:
-        """Return the log returns of constant weights on a block."""
+    def _held(self, number: int, weights: Floats) -> AccountHistory:
+        """Return the account of constant weights on a block."""
         window = self.windows[number]
-        returns: Floats = np.log1p(window.trade("mix", np.tile(weights, (len(window.times), 1))).returns)
-        return returns
+        return window.trade("mix", np.tile(weights, (len(window.times), 1)))
 
     def _train_and_play(self, policy: str, number: int, seed: int) -> None:
         """Train without a block, and trade it and the block before it at every stop."""
