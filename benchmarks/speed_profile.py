@@ -11,7 +11,7 @@ import torch
 from speed import ENGINES, ENVS, STEPS
 
 from tailguard.optim import adam
-from tailguard.ppo import algorithm, diagnostics, experience, loss, rollout, update
+from tailguard.ppo import algorithm, diagnostics, loss, rollout, update
 from tailguard.ppo.actions import Gaussian
 from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled import update as compiled_update
@@ -25,8 +25,10 @@ PASSES = [
     (kernels, "lstm_backward"),
     (kernels, "mlp_forward"),
     (kernels, "mlp_backward"),
-    (torch, "mm"),
-    (torch, "cat"),
+    (kernels, "lstm_weight_gradients"),
+    (kernels, "pack_mlp"),
+    (kernels, "mlp_weight_gradients"),
+    (kernels, "draw_gaussian"),
     (compiled_update, "mean_loss"),
     (compiled_update, "quantile_loss"),
     (compiled_update, "policy_rows"),
@@ -40,12 +42,9 @@ PASSES = [
     (algorithm, "step_with_arrays"),
     (algorithm, "finite"),
     (algorithm, "prepare"),
-    (experience, "_dealt"),
-    (experience, "_atoms"),
     (update, "_norm"),
-    (update.Update, "_gradient"),
-    (update.Update, "_step"),
-    (update.Update, "run"),
+    (update.Update, "gradient"),
+    (update.Update, "step"),
     (adam.Adam, "_move"),
     (diagnostics.EpisodeReturns, "add"),
     (algorithm.DistributionalPPO, "collect_rollouts"),

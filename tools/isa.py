@@ -14,6 +14,7 @@ import numpy as np
 AVX2 = {
     "OPENBLAS_CORETYPE": "Haswell",
     "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "+avx2,+fma",  # otherwise this CPU's own, which numba adds to those of the named one
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",

@@ -39,3 +39,17 @@ def decorators(fastmath: frozenset[str] = frozenset()) -> tuple[Decorator, Decor
         return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath=set(fastmath))(function))
 
     return compiled, inlined
+
+
+def separate(fastmath: frozenset[str] = frozenset()) -> Decorator:
+    """Return the decorator of functions that only compiled ones call, and that are too long to be part of each of them.
+
+    They are not kept on disk by themselves: so each caller there has been compiled together with them.
+
+    :param fastmath: as in :func:`decorators`.
+    """
+
+    def called(function: Function) -> Function:
+        return cast(Function, numba.njit(error_model="numpy", fastmath=set(fastmath))(function))
+
+    return called

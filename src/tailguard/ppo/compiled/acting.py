@@ -42,14 +42,15 @@ class CompiledActing(Acting):
         if policy.actor_trunk is not None:
             size = policy.actor_trunk.hidden_size
             self._trunk = [weight.numpy() for weight in lstm_weights(flat.tensor.detach(), flat, "actor_trunk", size)]
-            shapes = PackedWeights.shapes(n_envs, self._trunk[0].shape[1], size)
+            shapes = PackedWeights.shapes(self._trunk[0].shape[1], size)
             self._packed = PackedWeights(*(torch.empty(shape).numpy() for shape in shapes))
-            self._gates = torch.empty(n_envs, 4 * size).numpy()
+            self._gates = torch.empty(n_envs, 4, size).numpy()
 
     @override
     def begin(self, rollout: Rollout) -> None:
         super().begin(rollout)
         self._noise_rows = self._noise.numpy()
+        self._head.pack(rollout.n_envs)
         if self._trunk is not None:
             self._packed.fill(*self._trunk)
 
@@ -63,7 +64,7 @@ class CompiledActing(Acting):
             hidden, cell = after.numpy()[:, 0]
             kernels.lstm_step(features, *before, *self._packed, self._gates, cell, hidden)
             features, state = hidden, (after[0], after[1])
-        raw, dist_params = self._head.forward(features), self._dist_params[t]
+        raw, dist_params = self._head.forward_packed(features), self._dist_params[t]
         if self._log_std is not None:
             kernels.draw_gaussian(raw, self._log_std, self._noise_rows[t], dist_params, self._actions[t])
         else:

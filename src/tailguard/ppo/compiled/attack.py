@@ -28,9 +28,8 @@ from torch import Tensor
 from tailguard.jit import SHARE_DIVISIONS, decorators
 from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.actions import Categorical, CensoredGaussian
-from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled.applies import acting_applies
-from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Workspace, padded
+from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Workspace
 from tailguard.ppo.networks import State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.robust.attacks import DifferentiableObjective
@@ -165,41 +164,6 @@ def compiled_actor(policy: DistributionalPolicy, flat: FlatParameters) -> "Attac
     return AttackedActor(policy, flat)
 
 
-class InputMlp(CompiledMlp):
-    """A feed-forward head that can compute the gradient of its inputs alone."""
-
-    def _allocate(self, rows: int) -> None:
-        super()._allocate(rows)
-        self._layers, start = [], 0
-        for at, _, n_in, n_out in self._table.tolist():
-            weights = self._flat[at : at + n_in * n_out].reshape(n_out, n_in)
-            here = slice(start, start + rows * n_out)
-            self._layers.append(
-                (weights, self._values[here].reshape(rows, n_out), self._grad_values[here].reshape(rows, n_out))
-            )
-            start += padded(rows * n_out)
-
-    def input_gradient(self, grad_inputs: Array) -> None:
-        """Fill the gradient of the inputs ``[M, F]``, given :attr:`grad_outputs`."""
-        for layer in range(len(self._layers) - 1, 0, -1):
-            weights, _, grad = self._layers[layer]
-            _, values, grad_below = self._layers[layer - 1]
-            np.dot(grad, weights, out=grad_below)
-            kernels.activation_backward(values, self._activation, grad_below)
-        weights, _, grad = self._layers[0]
-        np.dot(grad, weights, out=grad_inputs)
-
-
-class InputLstm(CompiledLstm):
-    """An LSTM layer that can compute the gradient of its inputs alone."""
-
-    def input_gradient(self, grad_inputs: Tensor) -> None:
-        """Fill the gradient of the inputs ``[L B, D]``, given :attr:`grad_features`."""
-        self._backward_to_gates()
-        gates = torch.from_numpy(self._gates).view(-1, 4 * self._size)
-        torch.mm(gates, torch.from_numpy(self._weights[0]), out=grad_inputs)
-
-
 class View(NamedTuple):
     """The context in which an actor sees inputs ``[..., D]``.
 
@@ -227,9 +191,9 @@ class AttackedActor:
         workspace, beside = Workspace(), copy.copy(flat)
         beside.gradient = torch.zeros_like(flat.gradient)
         self.gradient = beside.gradient
-        self.head = InputMlp(beside, "actor", policy.actor, workspace)
+        self.head = CompiledMlp(beside, "actor", policy.actor, workspace)
         trunk = policy.actor_trunk
-        self.trunk = None if trunk is None else InputLstm(beside, "actor_trunk", trunk.hidden_size, workspace)
+        self.trunk = None if trunk is None else CompiledLstm(beside, "actor_trunk", trunk.hidden_size, workspace)
 
     def forward(self, inputs: Tensor, view: View) -> Array:
         """Return the outputs ``[M, n]`` of the last layer for inputs ``[..., D]``; the next pass overwrites them."""
@@ -250,7 +214,7 @@ class AttackedActor:
             self.head.input_gradient(rows.numpy())
         else:
             self.head.input_gradient(self.trunk.grad_features)
-            self.trunk.input_gradient(rows)
+            self.trunk.input_gradient(rows.numpy())
         return grad_inputs
 
     def backward(self) -> None:

@@ -1,31 +1,39 @@
-"""Compiled kernels on float32 arrays: LSTM over sequences with resets, feed-forward heads, parameters of Gaussians.
+"""Compiled kernels on float32 arrays: matrix products, LSTM over sequences with resets, feed-forward heads, Gaussians.
 
 Everything compiled that calls each other lives in this one file, because numba's cache on disk looks at the file of a function
-only. Three facts shape the code. BLAS multiplies small matrices twice as fast where they are contiguous, begin at a multiple of
-64 bytes and have rows of whole cache lines, and where a product is small enough not to be repacked: so weights are copied
-into such arrays, transposed, once per pass, and long products are made in blocks of rows. The compiler uses vector
-instructions in a loop only where it can check that the arrays in it do not overlap, which it gives up for more than a few: so
-loops are short. And an array that is allocated anew costs as much as a pass over it: so callers bring all of them.
+only. Two facts shape the code. The compiler uses vector instructions in a loop only where it can check that the arrays in it
+do not overlap, which it gives up for more than a few: so loops are short. And an array that is allocated anew costs as much as
+a pass over it: so callers bring all of them.
+
+**Products** are our own, since those of BLAS reach a quarter to a half of the CPU's speed on the sizes of these networks, and
+no more than ours on larger ones (benchmarks/products.py). A *tile* is a few rows times a strip of columns, whose sums stay in
+registers; the right factor is *packed* into such strips beforehand. Each number of a product is one sum in the order of the
+inner index, each term added by a fused multiply-add: so results depend neither on the tiles nor on the vector width, on how
+many rows there are, on where arrays begin, nor on which thread takes which rows.
 """
 
 from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.jit import SHARE_DIVISIONS, decorators
+from tailguard.jit import SHARE_DIVISIONS, decorators, separate
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 compiled, inlined = decorators(SHARE_DIVISIONS)
+called = separate(SHARE_DIVISIONS)
 
-# Floats in a cache line; rows are padded to multiples of it.
+# Floats in a cache line; parts of larger arrays begin at multiples of it.
 LINE = 16
-# The most multiplications of a product that BLAS does not repack.
-SMALL = 1_000_000
 TANH, RELU = 0, 1
 ONE, HALF, QUARTER, ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.25), np.float32(0.0)
 # tanh(x) = x P(x^2) / Q(x^2) for |x| <= 9: the rational function of these degrees with the smallest largest relative error
@@ -45,6 +53,258 @@ def as_array(tensor: Tensor, dtype: torch.dtype) -> NDArray[Any]:
     return tensor.detach().to("cpu", dtype).contiguous().numpy()
 
 
+# -------------------------------------------------------------------------------------------------------------- products
+
+# What the registers hold: tiles of up to `TALLEST` rows by a strip of two vectors, in 32 registers of 16 floats (AVX-512) or
+# in 16 registers of 8 (AVX2).
+LANES, TALLEST = (16, 8) if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else (8, 6)
+STRIP = 2 * LANES
+# Rows that are multiplied by one strip after the other, so that both stay in the fastest cache; whole tiles of either height.
+BLOCK = 48
+# Rows of a long sum over samples that are packed together.
+CHUNK = 128
+# A product of fewer columns than this is a dot product for each of its numbers.
+NARROW = 5
+
+_FLOAT, _INT = ir.FloatType(), ir.IntType(64)
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+
+
+def _emit_tile(function: ir.Function, rows: int, strips: int) -> None:
+    """Write the body of a tile: for each row, ``out = initial + sum over k of left[k] * right[k, :]``, with sums in registers.
+
+    numba's loops cannot say this: the compiler does not keep an array in registers.
+    """
+    left, left_row, left_inner, right, right_strip, initial, initial_row, out, out_row, depth = function.args
+    module, builder = function.module, ir.IRBuilder(function.append_basic_block("entry"))
+    name = f"llvm.fma.v{LANES}f32"
+    fma = module.globals.get(name) or ir.Function(module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), name)
+    cells = [(row, vector) for row in range(rows) for vector in range(2 * strips)]
+
+    def vector_at(base: ir.Value, offset: ir.Value) -> ir.Value:
+        return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
+
+    def at(row: int, stride: ir.Value, vector: int) -> ir.Value:
+        return builder.add(builder.mul(_INT(row), stride), _INT(vector * LANES))
+
+    sums = {cell: builder.alloca(_VECTOR) for cell in cells}
+    for row, vector in cells:
+        builder.store(builder.load(vector_at(initial, at(row, initial_row, vector)), align=4), sums[row, vector])
+    with cgutils.for_range(builder, depth) as loop:
+        here = builder.mul(loop.index, _INT(STRIP))
+        factors = []
+        for vector in range(2 * strips):
+            in_strip = builder.add(here, _INT(vector % 2 * LANES))
+            offset = builder.add(builder.mul(_INT(vector // 2), right_strip), in_strip)
+            factors.append(builder.load(vector_at(right, offset), align=4))
+        inner = builder.mul(loop.index, left_inner)
+        for row in range(rows):
+            number = builder.load(builder.gep(left, [builder.add(builder.mul(_INT(row), left_row), inner)]))
+            undefined = ir.Constant(_VECTOR, ir.Undefined)
+            first = builder.insert_element(undefined, number, ir.IntType(32)(0))
+            zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+            everywhere = builder.shuffle_vector(first, undefined, zeros)
+            for vector, factor in enumerate(factors):
+                total = builder.call(fma, [everywhere, factor, builder.load(sums[row, vector])])
+                builder.store(total, sums[row, vector])
+    for row, vector in cells:
+        builder.store(builder.load(sums[row, vector]), vector_at(out, at(row, out_row, vector)), align=4)
+    builder.ret_void()
+
+
+def _tiles(tallest: int, strips: int) -> Any:
+    """Return a function for compiled code that multiplies up to `tallest` rows by some strips."""
+
+    @intrinsic
+    def multiply(
+        _: Any,
+        rows: Any,
+        left: Any,
+        left_row: Any,
+        left_inner: Any,
+        right: Any,
+        right_strip: Any,
+        initial: Any,
+        initial_row: Any,
+        out: Any,
+        out_row: Any,
+        depth: Any,
+    ) -> Any:
+        """Take 1-D arrays that begin where the tile does, and the distances between rows, inner indices and strips in them."""
+        size = types.intp
+        return types.void(size, left, size, size, right, size, initial, size, out, size, size), call
+
+    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = [_FLOAT.as_pointer() if isinstance(kind, types.Array) else _INT for kind in signature.args[1:]]
+        values = [
+            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args[1:], arguments[1:], strict=True)
+        ]
+        end = builder.append_basic_block("multiplied")
+        switch = builder.switch(arguments[0], end)
+        for rows in range(1, tallest + 1):
+            block = builder.append_basic_block(f"rows_{rows}")
+            switch.add_case(_INT(rows), block)
+            with builder.goto_block(block):
+                builder.call(_tile(builder.module, kinds, rows, strips), values)
+                builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return multiply
+
+
+def _tile(module: ir.Module, kinds: list[ir.Type], rows: int, strips: int) -> ir.Function:
+    """Return a tile of a module, which is written where it is first needed."""
+    name = f"tile_{rows}_{strips}"
+    if name not in module.globals:
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
+        function.linkage = "internal"
+        function.attributes.add("noinline")  # merged with other tiles, it would run out of registers
+        _emit_tile(function, rows, strips)
+    return module.globals[name]
+
+
+_rows_by_strip = _tiles(TALLEST, 1)
+# The sums of one row in one strip would wait for one another: it takes several strips at once.
+ABREAST = 4
+_row_by_strips = _tiles(1, ABREAST)
+
+
+def packed_shape(depth: int, columns: int) -> tuple[int, int, int]:
+    """Return the shape of a packed right factor ``[K, N]``: strips of columns, the last one filled up with zeros."""
+    return -(-columns // STRIP), depth, STRIP
+
+
+@inlined
+def _strips(columns: int) -> int:
+    return (columns + STRIP - 1) // STRIP
+
+
+@called
+def _pack(matrix: Floats, packed: Floats) -> None:
+    """Pack ``[K, N]``."""
+    depth, columns = matrix.shape
+    for strip in range(len(packed)):
+        left = strip * STRIP
+        width = min(STRIP, columns - left)
+        for k in range(depth):
+            row, to = matrix[k, left : left + width], packed[strip, k]
+            for j in range(width):
+                to[j] = row[j]
+            for j in range(width, STRIP):
+                to[j] = ZERO
+
+
+@called
+def _pack_transposed(matrix: Floats, packed: Floats) -> None:
+    """Pack the transpose of ``[N, K]``, in small squares, each of which stays in the fastest cache."""
+    columns, depth = matrix.shape
+    for strip in range(len(packed)):
+        for top in range(0, depth, LINE):
+            for j in range(STRIP):
+                n = strip * STRIP + j
+                for k in range(top, min(top + LINE, depth)):
+                    packed[strip, k, j] = matrix[n, k] if n < columns else ZERO
+
+
+@called
+def _multiply(
+    left: Floats,
+    left_row: int,
+    left_inner: int,
+    rows: int,
+    packed: Floats,
+    initial: Floats,
+    initial_row: int,
+    out: Floats,
+    columns: int,
+) -> None:
+    """Compute ``out = initial + left @ packed`` for some rows of 1-D arrays.
+
+    :param left_row: distance between the rows of `left`; `left_inner`: between the numbers of a row.
+    :param initial: may be `out`; `initial_row`: distance between its rows, 0 for one row that is added to all.
+    :param columns: of `out`, N.
+    """
+    depth, whole = packed.shape[1], columns // STRIP
+    strips, strip_size, width = packed.reshape(packed.size), depth * STRIP, columns - whole * STRIP
+    edge = np.empty(TALLEST * STRIP if width else 0, np.float32)
+    for top in range(0, rows, BLOCK):
+        end = min(top + BLOCK, rows)
+        tiles = -(-(end - top) // TALLEST)
+        strip = 0
+        while end - top == 1 and strip + ABREAST <= whole:
+            x, y, z = left[top * left_row :], initial[top * initial_row + strip * STRIP :], out[top * columns + strip * STRIP :]
+            _row_by_strips(1, x, 0, left_inner, strips[strip * strip_size :], strip_size, y, 0, z, 0, depth)
+            strip += ABREAST
+        while strip < whole:
+            first, right = top, strips[strip * strip_size :]
+            for tile in range(tiles):
+                height = (end - first) // (tiles - tile)  # as even as possible
+                x, y = left[first * left_row :], initial[first * initial_row + strip * STRIP :]
+                z = out[first * columns + strip * STRIP :]
+                _rows_by_strip(height, x, left_row, left_inner, right, 0, y, initial_row, z, columns, depth)
+                first += height
+            strip += 1
+        if width:
+            first, right = top, strips[whole * strip_size :]
+            for tile in range(tiles):
+                height = (end - first) // (tiles - tile)
+                for i in range(height):
+                    for j in range(width):
+                        edge[i * STRIP + j] = initial[(first + i) * initial_row + whole * STRIP + j]
+                x = left[first * left_row :]
+                _rows_by_strip(height, x, left_row, left_inner, right, 0, edge, STRIP, edge, STRIP, depth)
+                for i in range(height):
+                    for j in range(width):
+                        out[(first + i) * columns + whole * STRIP + j] = edge[i * STRIP + j]
+                first += height
+
+
+@inlined
+def _product(left: Floats, packed: Floats, initial: Floats, initial_row: int, out: Floats) -> None:
+    """Compute ``out = initial + left @ packed`` of ``left[M, K]`` and a packed ``[K, N]``."""
+    rows, depth = left.shape
+    flat, to = left.reshape(left.size), out.reshape(out.size)
+    _multiply(flat, depth, 1, rows, packed, initial.reshape(initial.size), initial_row, to, out.shape[1])
+
+
+@compiled
+def product(left: Floats, right: Floats, packed: Floats, out: Floats) -> None:
+    """Compute ``out = left @ right`` of ``[M, K]`` and ``[K, N]``; `packed` is scratch for the right one."""
+    _pack(right, packed)
+    _product(left, packed, np.zeros(out.shape[1], np.float32), 0, out)
+
+
+@called
+def _narrow_product(left: Floats, weights: Floats, bias: Floats, out: Floats) -> None:
+    """Compute ``out = left @ weights.T + bias`` of ``left[M, K]`` and few rows of ``weights[N, K]``."""
+    for m in range(len(left)):
+        x = left[m]
+        for n in range(len(weights)):
+            w, total = weights[n], ZERO
+            for k in range(len(x)):
+                total += x[k] * w[k]
+            out[m, n] = total + bias[n]
+
+
+@called
+def _outer(left: Floats, right: Floats, first: int, last: int, out: Floats) -> None:
+    """Compute rows `first` to `last` of ``out = left.T @ right`` of ``left[M, I]`` and ``right[M, J]``, a long sum over M."""
+    (samples, n_left), n_right = left.shape, right.shape[1]
+    packed = np.empty(_strips(n_right) * CHUNK * STRIP, np.float32)
+    out[first:last] = ZERO
+    numbers, sums = left.reshape(left.size), out.reshape(out.size)[first * n_right :]
+    for top in range(0, samples, CHUNK):
+        end = min(top + CHUNK, samples)
+        strips = packed[: _strips(n_right) * (end - top) * STRIP].reshape(_strips(n_right), end - top, STRIP)
+        _pack(right[top:end], strips)
+        _multiply(numbers[top * n_left + first :], 1, n_left, last - first, strips, sums, n_right, sums, n_right)
+
+
+# ---------------------------------------------------------------------------------------------------------- elementwise
+
+
 @inlined
 def _tanh(x: Any) -> Any:
     """Return the hyperbolic tangent in a dozen operations that vectorise; NaN stays NaN."""
@@ -56,43 +316,45 @@ def _tanh(x: Any) -> Any:
 
 
 @inlined
-def _product(left: Floats, right: Floats, out: Floats) -> None:
-    """Compute ``out = left @ right`` in even blocks of rows that BLAS does not repack, where such blocks are worth having."""
-    most = SMALL // max(right.shape[0] * right.shape[1], 1)
-    if most < 8 or most >= len(left):
-        np.dot(left, right, out)
-        return
-    blocks = -(-len(left) // most)
-    rows = -(-len(left) // blocks)
-    for first in range(0, len(left), rows):
-        last = min(first + rows, len(left))
-        np.dot(left[first:last], right, out[first:last])
+def _flat(array: Any) -> Any:
+    return array.reshape(array.size)
 
 
 @inlined
-def _transpose(matrix: Floats, out: Floats) -> None:
-    """Compute ``out = matrix.T`` in small squares, each of which stays in the fastest cache."""
-    rows, columns = matrix.shape
-    for top in range(0, rows, LINE):
-        for left in range(0, columns, LINE):
-            for j in range(left, min(left + LINE, columns)):
-                for i in range(top, min(top + LINE, rows)):
-                    out[j, i] = matrix[i, j]
+def _activate(values: Floats, activation: int) -> None:
+    if activation == TANH:
+        for j in range(len(values)):
+            values[j] = _tanh(values[j])
+    else:
+        for j in range(len(values)):
+            values[j] = ZERO if values[j] < ZERO else values[j]
 
 
 @inlined
-def columns_sum(matrix: Floats, out: Floats) -> None:
-    """Sum the columns of ``[M, N]``, four rows at a time."""
-    whole = len(matrix) // 4 * 4
-    out[:] = ZERO
+def _times_derivative(grad: Floats, values: Floats, activation: int) -> None:
+    """Multiply a gradient by the derivative of the activation whose outputs are `values`."""
+    if activation == TANH:
+        for j in range(len(grad)):
+            grad[j] *= ONE - values[j] * values[j]
+    else:
+        for j in range(len(grad)):
+            grad[j] = grad[j] if values[j] > ZERO else ZERO
+
+
+@inlined
+def _columns_sum(matrix: Floats, first: int, last: int, out: Floats) -> None:
+    """Sum the columns `first` to `last` of ``[M, N]``, four rows at a time."""
+    whole, sums = len(matrix) // 4 * 4, out[first:last]
+    sums[:] = ZERO
     for m in range(0, whole, 4):
-        row0, row1, row2, row3 = matrix[m], matrix[m + 1], matrix[m + 2], matrix[m + 3]
-        for j in range(len(out)):
-            out[j] += (row0[j] + row1[j]) + (row2[j] + row3[j])
+        row0, row1 = matrix[m, first:last], matrix[m + 1, first:last]
+        row2, row3 = matrix[m + 2, first:last], matrix[m + 3, first:last]
+        for j in range(len(sums)):
+            sums[j] += (row0[j] + row1[j]) + (row2[j] + row3[j])
     for m in range(whole, len(matrix)):
-        row = matrix[m]
-        for j in range(len(out)):
-            out[j] += row[j]
+        row = matrix[m, first:last]
+        for j in range(len(sums)):
+            sums[j] += row[j]
 
 
 # ------------------------------------------------------------------------------------------------------------------ LSTM
@@ -113,36 +375,24 @@ def _sigmoid_grad(tangent: Any) -> Any:
     return QUARTER * (ONE - tangent * tangent)
 
 
-@inlined
-def _halve(weights: Floats) -> None:
-    """Halve the weights of the three gates with a sigmoid, in ``[M, 4, H]``."""
-    for m in range(len(weights)):
-        for gate in (0, 1, 3):
-            for j in range(weights.shape[2]):
-                weights[m, gate, j] *= HALF
-
-
 @compiled
 def pack_lstm(
     w_input: Floats, w_hidden: Floats, b_input: Floats, b_hidden: Floats, inward: Floats, recurrent: Floats, bias: Floats
 ) -> None:
-    """Fill weights ``[D, 4 H]`` and ``[H, 4 H]``, and the bias of every environment ``[B, 4 H]``, for :func:`lstm_forward`."""
+    """Pack the weights ``[4 H, D]`` and ``[4 H, H]``, and add up the biases ``[4 H]``, for :func:`lstm_forward`."""
     size = w_hidden.shape[1]
-    _transpose(w_input, inward)
-    _transpose(w_hidden, recurrent)
-    for b in range(len(bias)):
-        for j in range(4 * size):
-            bias[b, j] = b_input[j] + b_hidden[j]
-    _halve(inward.reshape(len(inward), 4, size))
-    _halve(recurrent.reshape(size, 4, size))
-    _halve(bias.reshape(len(bias), 4, size))
-
-
-@inlined
-def _activate_gates(gates: Floats, part: Floats, bias: Floats) -> None:
-    """Turn the pre-activations of a step into its gates, in place."""
-    for j in range(len(gates)):
-        gates[j] = _tanh(gates[j] + part[j] + bias[j])
+    factors = np.full(_strips(4 * size) * STRIP, HALF)
+    factors[2 * size : 3 * size] = ONE
+    for weights, packed in ((w_input, inward), (w_hidden, recurrent)):
+        _pack_transposed(weights, packed)
+        for strip in range(len(packed)):
+            by = factors[strip * STRIP : (strip + 1) * STRIP]
+            for k in range(packed.shape[1]):
+                row = packed[strip, k]
+                for j in range(STRIP):
+                    row[j] *= by[j]
+    for j in range(4 * size):
+        bias[j] = factors[j] * (b_input[j] + b_hidden[j])
 
 
 @inlined
@@ -163,16 +413,17 @@ def lstm_step(
     inward: Floats,
     recurrent: Floats,
     bias: Floats,
-    part: Floats,
     gates: Floats,
     cell: Floats,
     hidden: Floats,
 ) -> None:
-    """Run one step of B environments, for acting; `part` and `gates`, ``[B, 4 H]``, are scratch."""
-    _product(inputs, inward, gates)
-    _product(old_hidden, recurrent, part)
-    _activate_gates(gates.reshape(gates.size), part.reshape(gates.size), bias.reshape(gates.size))
-    _lstm_cell(gates.reshape(len(cell), 4, cell.shape[1]), old_cell, cell, hidden)
+    """Run one step of B environments, for acting; `gates`, ``[B, 4, H]``, are scratch."""
+    envs, n = len(gates), bias.size
+    by_env = gates.reshape(envs, n)
+    _product(inputs, inward, bias, 0, by_env)
+    _product(old_hidden, recurrent, by_env, n, by_env)
+    _activate(_flat(gates), TANH)
+    _lstm_cell(gates, old_cell, cell, hidden)
 
 
 @compiled
@@ -182,30 +433,32 @@ def lstm_forward(
     inward: Floats,
     recurrent: Floats,
     bias: Floats,
-    part: Floats,
+    first: int,
+    last: int,
     gates: Floats,
     cells: Floats,
     hidden: Floats,
 ) -> None:
-    """Run L steps: fill `gates`, and `cells` and `hidden` below row 0.
+    """Run L steps of the environments `first` to `last`: fill `gates`, and `cells` and `hidden` below row 0.
 
     :param resets: ``[L, B]``, not 0 at reset steps, after which both states are 0.
-    :param part: ``[B, 4 H]``, scratch.
     :param gates: where no gradient is needed, a few rows are enough, which are used again and again.
     """
     (rows, envs, n_inputs), (kept, _, _, size) = inputs.shape, gates.shape
-    n, x, by_env = envs * 4 * size, inputs.reshape(rows * envs, n_inputs), gates.reshape(kept * envs, 4 * size)
-    by_step, parts, shift = gates.reshape(kept, n), part.reshape(n), bias.reshape(n)
-    together = min(max(SMALL // (n * n_inputs), 1), kept)  # steps whose inputs are one small product
-    for first in range(0, rows, together):
-        last, place = min(first + together, rows), first if kept == rows else 0
-        _product(x[first * envs : last * envs], inward, by_env[place * envs : (place + last - first) * envs])
-        for t in range(first, last):
-            k = place + t - first
-            _product(hidden[t], recurrent, part)
-            _activate_gates(by_step[k], parts, shift)
-            _lstm_cell(gates[k], cells[t], cells[t + 1], hidden[t + 1])
-            for b in range(envs):
+    n, x, by_env = 4 * size, inputs.reshape(rows * envs, n_inputs), gates.reshape(kept * envs, 4 * size)
+    # The inputs of some steps are one product, where they are rows without gaps.
+    together = min(max(BLOCK // envs, 1), kept) if last - first == envs else 1
+    for top in range(0, rows, together):
+        end, place = min(top + together, rows), top if kept == rows else 0
+        before = by_env[place * envs + first : (place + end - top - 1) * envs + last]
+        _product(x[top * envs + first : (end - 1) * envs + last], inward, bias, 0, before)
+        for t in range(top, end):
+            k = place + t - top
+            step = by_env[k * envs + first : k * envs + last]
+            _product(hidden[t, first:last], recurrent, step, n, step)
+            _activate(_flat(step), TANH)
+            _lstm_cell(gates[k, first:last], cells[t, first:last], cells[t + 1, first:last], hidden[t + 1, first:last])
+            for b in range(first, last):
                 if resets[t, b] != ZERO:
                     gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
                     cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
@@ -213,21 +466,19 @@ def lstm_forward(
 
 @inlined
 def _lstm_cell_backward(
-    gates: Floats, old: Floats, cell: Floats, grad_output: Floats, grad_hidden: Floats, grad_cell: Floats, scratch: Floats
+    gates: Floats, old: Floats, cell: Floats, grad_hidden: Floats, grad_cell: Floats, scratch: Floats
 ) -> None:
     """Replace the gates ``[B, 4, H]`` of :func:`_lstm_cell` by the gradient of their pre-activations.
 
     A loop that writes to one gate and reads another is not vectorised, since over all environments the two overlap.
 
-    :param grad_output: gradient of the hidden state from the layer above, ``[B, H]``.
-    :param grad_hidden: gradient of the hidden state from the next step, ``[B, H]``.
+    :param grad_hidden: gradient of the hidden state after the step, ``[B, H]``.
     :param grad_cell: gradient of the cell state, first after the step, then before it, ``[B, H]``.
     :param scratch: ``[3, H]``.
     """
     total, tanh_cell, through = scratch[0], scratch[1], scratch[2]
     for b in range(len(old)):
-        for j in range(len(through)):
-            total[j] = grad_output[b, j] + grad_hidden[b, j]
+        total[:] = grad_hidden[b]
         for j in range(len(through)):
             tanh_cell[j] = _tanh(cell[b, j])  # again: cheaper than to keep it
         for j in range(len(through)):
@@ -252,29 +503,61 @@ def _lstm_cell_backward(
 def lstm_backward(
     grad_output: Floats,
     w_hidden: Floats,
+    packed: Floats,
+    first: int,
+    last: int,
     gates: Floats,
     cells: Floats,
     grad_hidden: Floats,
     grad_cell: Floats,
-    grad_bias: Floats,
 ) -> None:
-    """Replace `gates` by the gradient of their pre-activations, given that of the hidden states, `grad_output`.
+    """Replace `gates` by the gradient of their pre-activations in the environments `first` to `last`.
 
     At a reset step all gates are closed, which stops every gradient of its own accord.
 
-    :param grad_output: ``[L, B, H]``.
+    :param grad_output: gradient of the hidden states, ``[L, B, H]``.
     :param w_hidden: ``[4 H, H]``.
+    :param packed: scratch for these weights.
     :param grad_hidden: ``[B, H]``, filled with the gradient of the hidden state before the first step.
     :param grad_cell: ``[B, H]``, filled with that of the cell state before it.
-    :param grad_bias: ``[4 H]``, filled with that of each of the two biases.
     """
     rows, envs, size = grad_output.shape
-    by_step, scratch = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32)
-    grad_hidden[:], grad_cell[:] = ZERO, ZERO
+    by_step, scratch, zeros = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32), np.zeros(size, np.float32)
+    _pack(w_hidden, packed)
+    grad, through = grad_hidden[first:last], grad_cell[first:last]
+    grad[:], through[:] = grad_output[rows - 1, first:last], ZERO
     for t in range(rows - 1, -1, -1):
-        _lstm_cell_backward(gates[t], cells[t], cells[t + 1], grad_output[t], grad_hidden, grad_cell, scratch)
-        _product(by_step[t], w_hidden, grad_hidden)
-    columns_sum(gates.reshape(rows * envs, 4 * size), grad_bias)
+        _lstm_cell_backward(gates[t, first:last], cells[t, first:last], cells[t + 1, first:last], grad, through, scratch)
+        if t > 0:
+            _product(by_step[t, first:last], packed, grad_output[t - 1, first:last], size, grad)
+        else:
+            _product(by_step[t, first:last], packed, zeros, 0, grad)
+
+
+@compiled
+def lstm_weight_gradients(
+    grad_gates: Floats,
+    inputs: Floats,
+    hidden: Floats,
+    part: int,
+    parts: int,
+    grad_w_input: Floats,
+    grad_w_hidden: Floats,
+    grad_b_input: Floats,
+    grad_b_hidden: Floats,
+) -> None:
+    """Fill the gradients of weights and biases, given that of the gates' pre-activations, ``[L B, 4 H]``.
+
+    :param inputs: ``[L B, D]``.
+    :param hidden: before each step, ``[L B, H]``.
+    :param part: the share of the gates whose weights to take, among `parts`.
+    """
+    n = len(grad_b_input)
+    first, last = n * part // parts, n * (part + 1) // parts
+    _outer(grad_gates, inputs, first, last, grad_w_input)
+    _outer(grad_gates, hidden, first, last, grad_w_hidden)
+    _columns_sum(grad_gates, first, last, grad_b_input)
+    grad_b_hidden[first:last] = grad_b_input[first:last]
 
 
 # ----------------------------------------------------------------------------------------------------------------- heads
@@ -290,123 +573,110 @@ def _padded(count: int) -> int:
     return (count + LINE - 1) // LINE * LINE
 
 
+@inlined
+def _layer_of(packed: Any, start: int, n_in: int, n_out: int) -> Any:
+    size = _strips(n_out) * n_in * STRIP
+    return packed[start : start + size].reshape(_strips(n_out), n_in, STRIP)
+
+
 @compiled
-def mlp_forward(flat: Floats, table: Integers, activation: int, inputs: Floats, values: Floats, scratch: Floats) -> None:
-    """Run a feed-forward head on the rows of `inputs` ``[M, n]``.
+def pack_mlp(flat: Floats, table: Integers, packed: Floats) -> None:
+    """Pack the weights of all layers of a head one after the other, for :func:`mlp_forward`."""
+    start = 0
+    for layer in range(len(table)):
+        at, _, n_in, n_out = table[layer]
+        to = _layer_of(packed, start, n_in, n_out)
+        _pack_transposed(_rows_of(flat, at, n_out, n_in), to)
+        start += to.size
+
+
+@compiled
+def mlp_forward(
+    flat: Floats, table: Integers, activation: int, packed: Floats, inputs: Floats, first: int, last: int, values: Floats
+) -> None:
+    """Run a feed-forward head on the rows `first` to `last` of `inputs` ``[M, n]``.
 
     :param flat: all parameters.
     :param table: a row for each layer: where its weights and its bias begin, how many inputs and outputs it has.
+    :param packed: filled by :func:`pack_mlp`.
     :param values: the outputs of all layers one after the other, ``[M, n]`` each, each at a multiple of a cache line.
-    :param scratch: as large as the largest layer's weights.
     """
-    rows, start, x = len(inputs), 0, inputs
-    for layer in range(len(table)):
-        at, bias_at, n_in, n_out = table[layer]
-        weights = _rows_of(scratch, 0, n_in, n_out)
-        _transpose(_rows_of(flat, at, n_out, n_in), weights)
-        bias, y = flat[bias_at : bias_at + n_out], _rows_of(values, start, rows, n_out)
-        _product(x, weights, y)
-        if layer == len(table) - 1:
-            for m in range(rows):
-                row = y[m]
-                for j in range(n_out):
-                    row[j] += bias[j]
-        elif activation == TANH:
-            for m in range(rows):
-                row = y[m]
-                for j in range(n_out):
-                    row[j] = _tanh(row[j] + bias[j])
-        else:
-            for m in range(rows):
-                row = y[m]
-                for j in range(n_out):
-                    value = row[j] + bias[j]
-                    row[j] = ZERO if value < ZERO else value
-        x, start = y, start + _padded(rows * n_out)
-
-
-@inlined
-def _outer(grad_outputs: Floats, inputs: Floats, out: Floats, scratch: Floats) -> None:
-    """Compute ``out = grad_outputs.T @ inputs``, in blocks of rows whose products are added up in `scratch`."""
-    n_out, n_in = out.shape
-    rows = max(SMALL // (n_in * n_out), LINE)
-    part = _rows_of(scratch, 0, n_out, n_in)
-    out[:] = ZERO
-    for first in range(0, len(grad_outputs), rows):
-        last = min(first + rows, len(grad_outputs))
-        np.dot(grad_outputs[first:last].T, inputs[first:last], part)
-        for i in range(n_out):
-            total, added = out[i], part[i]
-            for j in range(n_in):
-                total[j] += added[j]
+    rows = len(inputs)
+    for top in range(first, last, BLOCK):  # through all layers, while the cache holds them
+        end, start, packed_at, x = min(top + BLOCK, last), 0, 0, inputs
+        for layer in range(len(table)):
+            at, bias_at, n_in, n_out = table[layer]
+            weights, bias = _layer_of(packed, packed_at, n_in, n_out), flat[bias_at : bias_at + n_out]
+            y = _rows_of(values, start, rows, n_out)
+            if n_out < NARROW:
+                _narrow_product(x[top:end], _rows_of(flat, at, n_out, n_in), bias, y[top:end])
+            else:
+                _product(x[top:end], weights, bias, 0, y[top:end])
+            if layer < len(table) - 1:
+                _activate(_flat(y[top:end]), activation)
+            x, start, packed_at = y, start + _padded(rows * n_out), packed_at + weights.size
 
 
 @compiled
 def mlp_backward(
     flat: Floats,
-    gradient: Floats,
     table: Integers,
     activation: int,
     inputs: Floats,
+    first: int,
+    last: int,
     values: Floats,
     grad_values: Floats,
     grad_inputs: Floats,
     add: bool,
     scratch: Floats,
 ) -> None:
-    """Write the gradient of a head's parameters into `gradient`, which is laid out as `flat`.
+    """Fill the gradients of the outputs of a head's layers in the rows `first` to `last`, given those of the last layer.
 
-    :param grad_values: as `values`; the gradient of the last layer's outputs is given, those of the others are filled in.
+    :param grad_values: as `values`.
     :param grad_inputs: ``[M, n]``, filled with the gradient of the inputs; of no rows where it is not needed.
     :param add: add to `grad_inputs` instead of overwriting it.
+    :param scratch: as large as the packed weights of the largest layer.
     """
-    rows, last = len(inputs), len(table) - 1
-    start = 0
-    for layer in range(last):
-        start += _padded(rows * table[layer, 3])
-    for layer in range(last, -1, -1):
-        at, bias_at, n_in, n_out = table[layer]
-        grad = _rows_of(grad_values, start, rows, n_out)
-        below = start if layer == 0 else start - _padded(rows * n_in)
-        x = inputs if layer == 0 else _rows_of(values, below, rows, n_in)
-        _outer(grad, x, _rows_of(gradient, at, n_out, n_in), scratch)
-        columns_sum(grad, gradient[bias_at : bias_at + n_out])
-        weights = _rows_of(scratch, 0, n_out, n_in)
-        weights[:] = _rows_of(flat, at, n_out, n_in)
+    rows, above = len(inputs), 0
+    for layer in range(len(table) - 1):
+        above += _padded(rows * table[layer, 3])
+    for layer in range(len(table) - 1, -1, -1):
+        at, _, n_in, n_out = table[layer]
+        grad = _rows_of(grad_values, above, rows, n_out)
+        weights, zeros = _layer_of(scratch, 0, n_out, n_in), np.zeros(n_in, np.float32)
+        if layer > 0 or len(grad_inputs):
+            _pack(_rows_of(flat, at, n_out, n_in), weights)
         if layer > 0:
-            grad_below = _rows_of(grad_values, below, rows, n_in)
-            _product(grad, weights, grad_below)
-            for m in range(rows):
-                row, y = grad_below[m], x[m]
-                if activation == TANH:
-                    for j in range(n_in):
-                        row[j] *= ONE - y[j] * y[j]
-                else:
-                    for j in range(n_in):
-                        row[j] = row[j] if y[j] > ZERO else ZERO
-        elif len(grad_inputs) and not add:
-            _product(grad, weights, grad_inputs)
+            above -= _padded(rows * n_in)
+            grad_below, y = _rows_of(grad_values, above, rows, n_in), _rows_of(values, above, rows, n_in)
+            for top in range(first, last, BLOCK):
+                end = min(top + BLOCK, last)
+                _product(grad[top:end], weights, zeros, 0, grad_below[top:end])
+                _times_derivative(_flat(grad_below[top:end]), _flat(y[top:end]), activation)
+        elif len(grad_inputs) and add:
+            _product(grad[first:last], weights, grad_inputs[first:last], n_in, grad_inputs[first:last])
         elif len(grad_inputs):
-            grad_below = _rows_of(scratch, _padded(n_in * n_out), rows, n_in)
-            _product(grad, weights, grad_below)
-            for m in range(rows):
-                total, added = grad_inputs[m], grad_below[m]
-                for j in range(n_in):
-                    total[j] += added[j]
-        start = below
+            _product(grad[first:last], weights, zeros, 0, grad_inputs[first:last])
 
 
 @compiled
-def activation_backward(values: Floats, activation: int, grad_values: Floats) -> None:
-    """Multiply ``grad_values[M, n]`` by the derivative of the activation whose outputs are ``values[M, n]``."""
-    for m in range(len(values)):
-        y, grad = values[m], grad_values[m]
-        if activation == RELU:
-            for j in range(len(y)):
-                grad[j] = grad[j] if y[j] > ZERO else ZERO
-        else:
-            for j in range(len(y)):
-                grad[j] *= ONE - y[j] * y[j]
+def mlp_weight_gradients(
+    table: Integers, inputs: Floats, values: Floats, grad_values: Floats, part: int, parts: int, gradient: Floats
+) -> None:
+    """Write the gradient of a head's parameters into `gradient`, given that of the outputs of all layers.
+
+    :param part: the share of every layer's outputs whose parameters to take, among `parts`.
+    :param gradient: laid out as the parameters.
+    """
+    rows, start, x = len(inputs), 0, inputs
+    for layer in range(len(table)):
+        at, bias_at, n_in, n_out = table[layer]
+        grad = _rows_of(grad_values, start, rows, n_out)
+        first, last = n_out * part // parts, n_out * (part + 1) // parts
+        _outer(grad, x, first, last, _rows_of(gradient, at, n_out, n_in))
+        _columns_sum(grad, first, last, gradient[bias_at : bias_at + n_out])
+        x, start = _rows_of(values, start, rows, n_out), start + _padded(rows * n_out)
 
 
 # ------------------------------------------------------------------------------------ Gaussians with a free log_std

@@ -81,32 +81,48 @@ class CompiledMlp:
         self._rows = -1
 
     def _allocate(self, rows: int) -> None:
-        sizes, n_in, n_out = [padded(rows * n) for n in self._table[:, 3]], self._table[0, 2], self._table[-1, 3]
-        weights = padded(int((self._table[:, 2] * self._table[:, 3]).max()))
-        self._values, self._grad_values = (self._workspace.array(name, sum(sizes)) for name in ("values", "grad_values"))
-        self._scratch = self._workspace.array("scratch", weights + rows * int(n_in))
-        last = slice(sum(sizes[:-1]), sum(sizes[:-1]) + rows * int(n_out))
+        table, take = self._table.tolist(), self._workspace
+        sizes, n_out = [padded(rows * layer[3]) for layer in table], table[-1][3]
+        self._values, self._grad_values = (take.array(name, sum(sizes)) for name in ("values", "grad_values"))
+        self._packed = take.array("packed", sum(math.prod(kernels.packed_shape(n, m)) for _, _, n, m in table))
+        self._scratch = take.array("scratch", max(math.prod(kernels.packed_shape(m, n)) for _, _, n, m in table))
+        last = slice(sum(sizes[:-1]), sum(sizes[:-1]) + rows * n_out)
         self.outputs: Array = self._values[last].reshape(rows, n_out)
         self.grad_outputs: Array = self._grad_values[last].reshape(rows, n_out)
         self._rows = rows
 
     def forward(self, inputs: Array) -> Array:
         """Return outputs ``[M, n]`` for inputs ``[M, F]``, which must not change until the backward pass."""
-        if len(inputs) != self._rows:
-            self._allocate(len(inputs))
+        self.pack(len(inputs))
+        return self.forward_packed(inputs)
+
+    def pack(self, rows: int) -> None:
+        """Lay out the weights as they are now for the kernel, and provide for so many rows."""
+        if rows != self._rows:
+            self._allocate(rows)
+        kernels.pack_mlp(self._flat, self._table, self._packed)
+
+    def forward_packed(self, inputs: Array) -> Array:
+        """Run :meth:`forward` with the weights of the last :meth:`pack`."""
         self._inputs = inputs
-        kernels.mlp_forward(self._flat, self._table, self._activation, inputs, self._values, self._scratch)
+        parameters = self._flat, self._table, self._activation, self._packed
+        kernels.mlp_forward(*parameters, inputs, 0, len(inputs), self._values)
         return self.outputs
 
-    def backward(self, grad_inputs: Array, add: bool = False) -> None:
-        """Write the gradient of the parameters into the flat gradient, given :attr:`grad_outputs`.
+    def input_gradient(self, grad_inputs: Array, add: bool = False) -> None:
+        """Compute the gradients of all layers' outputs and of the inputs, given :attr:`grad_outputs`.
 
         :param grad_inputs: ``[M, F]``, filled with the gradient of the inputs; of no rows where it is not needed.
         :param add: add to `grad_inputs` instead of overwriting it.
         """
-        parameters = self._flat, self._gradient, self._table, self._activation
+        layers = self._flat, self._table, self._activation, self._inputs
+        kernels.mlp_backward(*layers, 0, self._rows, self._values, self._grad_values, grad_inputs, add, self._scratch)
+
+    def backward(self, grad_inputs: Array, add: bool = False) -> None:
+        """Run :meth:`input_gradient`, and write the gradient of the parameters into the flat gradient."""
+        self.input_gradient(grad_inputs, add)
         passed = self._inputs, self._values, self._grad_values
-        kernels.mlp_backward(*parameters, *passed, grad_inputs, add, self._scratch)
+        kernels.mlp_weight_gradients(self._table, *passed, 0, 1, self._gradient)
 
 
 # ------------------------------------------------------------------------------------------------------------ LSTM
@@ -132,58 +148,25 @@ class LstmBuffers(NamedTuple):
 
 
 class PackedWeights(NamedTuple):
-    """Weights in the layout of the kernel, and its scratch.
+    """Weights in the layout of the kernel.
 
-    :param inward: ``[D, 4 H]``.
-    :param recurrent: ``[H, 4 H]``.
-    :param bias: ``[B, 4 H]``, the same for every environment.
-    :param part: ``[B, 4 H]``, scratch.
+    :param inward: those of the inputs, packed.
+    :param recurrent: those of the hidden state, packed.
+    :param bias: ``[4 H]``.
     """
 
     inward: Array
     recurrent: Array
     bias: Array
-    part: Array
 
     @staticmethod
-    def shapes(envs: int, n_inputs: int, size: int) -> tuple[tuple[int, ...], ...]:
+    def shapes(n_inputs: int, size: int) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of the arrays."""
-        return (n_inputs, 4 * size), (size, 4 * size), (envs, 4 * size), (envs, 4 * size)
+        return kernels.packed_shape(n_inputs, 4 * size), kernels.packed_shape(size, 4 * size), (4 * size,)
 
     def fill(self, w_input: Array, w_hidden: Array, b_input: Array, b_hidden: Array) -> None:
         """Copy the weights from the layout of ``nn.LSTM``."""
         kernels.pack_lstm(w_input, w_hidden, b_input, b_hidden, self.inward, self.recurrent, self.bias)
-
-
-class WeightGradients:
-    """The step from the gradient of the gates' pre-activations to that of the two weight matrices.
-
-    One product for both: torch's BLAS, which is the faster one where a product is a long sum, likes it wide.
-
-    :param buffers: of L steps of B environments, after the backward pass.
-    :param scratch: of the shape that :meth:`scratch_shape` returns.
-    """
-
-    def __init__(self, buffers: LstmBuffers, scratch: Tensor) -> None:
-        size, before = buffers.hidden.shape[-1], buffers.hidden[:-1].flatten(0, 1)
-        self._gates, self._before = buffers.gates.flatten(2).flatten(0, 1).T, before  # [4 H, L B], [L B, H]
-        self._z, self._both = scratch[: len(before)], scratch[len(before) :]
-        self._of_hidden, self._of_input = self._both[:, :size], self._both[:, size:]
-
-    @staticmethod
-    def scratch_shape(rows: int, envs: int, n_inputs: int, size: int) -> tuple[int, int]:
-        """Return the shape of both inputs of every step side by side, and below them the gradient of both matrices."""
-        return rows * envs + 4 * size, size + n_inputs
-
-    def fill(self, inputs: Tensor, grad_w_input: Tensor, grad_w_hidden: Tensor) -> None:
-        """Fill the gradients of the weights.
-
-        :param inputs: ``[L B, D]``.
-        """
-        torch.cat((self._before, inputs), dim=1, out=self._z)
-        torch.mm(self._gates, self._z, out=self._both)
-        grad_w_input.copy_(self._of_input)
-        grad_w_hidden.copy_(self._of_hidden)
 
 
 def lstm_weights(numbers: Tensor, flat: FlatParameters, trunk: str, size: int) -> list[Tensor]:
@@ -207,24 +190,22 @@ class CompiledLstm:
     def __init__(self, flat: FlatParameters, name: str, size: int, workspace: Workspace) -> None:
         self._workspace = workspace
         self._weights = [weight.numpy() for weight in lstm_weights(flat.tensor.detach(), flat, name, size)]
-        *self._grad_weights, grad_b_input, grad_b_hidden = lstm_weights(flat.gradient, flat, name, size)
-        self._grad_b_input, self._grad_b_hidden = grad_b_input.numpy(), grad_b_hidden.numpy()
+        self._grad_weights = [gradient.numpy() for gradient in lstm_weights(flat.gradient, flat, name, size)]
         self._size, self._n_inputs = size, self._weights[0].shape[1]
         self._shape: tuple[int, ...] = (-1, -1)
 
     def _allocate(self, rows: int, envs: int) -> None:
         take, size = self._workspace, self._size
         named = zip(LstmBuffers._fields, LstmBuffers.shapes(rows, rows, envs, size), strict=True)
-        buffers = LstmBuffers(*(take.tensor(name, *shape) for name, shape in named))
-        self._gates, self._cells, self._hidden = (buffer.numpy() for buffer in buffers)
-        packed = zip(PackedWeights._fields, PackedWeights.shapes(envs, self._n_inputs, size), strict=True)
+        self._gates, self._cells, self._hidden = (take.array(name, *shape) for name, shape in named)
+        packed = zip(PackedWeights._fields, PackedWeights.shapes(self._n_inputs, size), strict=True)
         self._packed = PackedWeights(*(take.array(name, *shape) for name, shape in packed))
-        scratch = take.tensor("both", *WeightGradients.scratch_shape(rows, envs, self._n_inputs, size))
-        self._weight_gradients = WeightGradients(buffers, scratch)
-        self._aligned = take.array("aligned", 4 * size, size)
+        self._packed_hidden = take.array("packed hidden", *kernels.packed_shape(4 * size, size))
         self._grad_state = take.array("grad_hidden", envs, size), take.array("grad_cell", envs, size)
         self.grad_features: Array = take.array("grad_features", rows * envs, size)
         self._grad_output = self.grad_features.reshape(rows, envs, size)
+        self._grad_gates: Array = self._gates.reshape(rows * envs, 4 * size)
+        self._before: Array = self._hidden[:-1].reshape(rows * envs, size)
         self._features: Array = self._hidden[1:].reshape(rows * envs, size)
         self._shape = rows, envs
 
@@ -234,20 +215,26 @@ class CompiledLstm:
             self._allocate(*resets.shape)
         self._packed.fill(*self._weights)
         self._inputs, self._cells[0], self._hidden[0] = inputs, cell, hidden
-        kernels.lstm_forward(inputs, resets, *self._packed, self._gates, self._cells, self._hidden)
+        buffers = self._gates, self._cells, self._hidden
+        kernels.lstm_forward(inputs, resets, *self._packed, 0, self._shape[1], *buffers)
         return self._features
 
     def _backward_to_gates(self) -> None:
         """Replace the gates by the gradient of their pre-activations, given :attr:`grad_features`."""
-        self._aligned[:] = self._weights[1]
-        kernels.lstm_backward(self._grad_output, self._aligned, self._gates, self._cells, *self._grad_state, self._grad_b_input)
+        weights, passed = (self._weights[1], self._packed_hidden), (self._gates, self._cells)
+        kernels.lstm_backward(self._grad_output, *weights, 0, self._shape[1], *passed, *self._grad_state)
 
     def backward(self) -> None:
         """Write the gradient of the weights into the flat gradient, given :attr:`grad_features`."""
         self._backward_to_gates()
-        self._grad_b_hidden[:] = self._grad_b_input
-        inputs = torch.from_numpy(self._inputs.reshape(-1, self._n_inputs))
-        self._weight_gradients.fill(inputs, *self._grad_weights)
+        inputs = self._inputs.reshape(-1, self._n_inputs)
+        kernels.lstm_weight_gradients(self._grad_gates, inputs, self._before, 0, 1, *self._grad_weights)
+
+    def input_gradient(self, grad_inputs: Array) -> None:
+        """Fill the gradient of the inputs ``[L B, D]`` alone, given :attr:`grad_features`."""
+        self._backward_to_gates()
+        packed = self._workspace.array("packed input", *kernels.packed_shape(4 * self._size, self._n_inputs))
+        kernels.product(self._grad_gates, self._weights[0], packed, grad_inputs)
 
 
 def lstm_layer(inputs: Tensor, resets: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -282,11 +269,11 @@ class _Layer(torch.autograd.Function):
         needs_grad, x = any(ctx.needs_input_grad), inputs.contiguous()
         shapes = LstmBuffers.shapes(rows, rows if needs_grad else min(FEW, rows), envs, size)
         buffers = LstmBuffers(*map(torch.empty, shapes))
-        packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(envs, n_inputs, size))))
+        packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(n_inputs, size))))
         packed.fill(*_arrays(*(weight.contiguous() for weight in (w_input, w_hidden, b_input, b_hidden))))
         buffers.cells[0], buffers.hidden[0] = cell, hidden
         sequences = _arrays(x, resets.reshape(rows, envs).contiguous())
-        kernels.lstm_forward(*sequences, *packed, *_arrays(*buffers))  # type: ignore[call-arg]  # mypy cannot count them
+        kernels.lstm_forward(*sequences, *packed, 0, envs, *_arrays(*buffers))  # type: ignore[call-arg]  # mypy cannot count them
         ctx.save_for_backward(w_input, w_hidden, x, *(buffers if needs_grad else ()))
         after = buffers.hidden[1:], buffers.cells[1:]
         ctx.mark_non_differentiable(after[1])
@@ -300,20 +287,24 @@ class _Layer(torch.autograd.Function):
         if ctx.spent:
             raise RuntimeError("the gradient of this sequence has been taken already; run it forward again to take another")
         ctx.spent = True  # the gates are overwritten
-        buffers, size, n_inputs = LstmBuffers(*saved), w_hidden.shape[1], w_input.shape[1]
-        grad_state = torch.empty(2, *buffers.cells.shape[1:]).unbind()
-        grad_bias = torch.empty(4 * size)
-        outer = grad_output.contiguous(), w_hidden.contiguous()
-        kernels.lstm_backward(*_arrays(*outer, buffers.gates, buffers.cells, *grad_state, grad_bias))
-        grad_inputs = None
+        buffers, size, (rows, envs, n_inputs) = LstmBuffers(*saved), w_hidden.shape[1], x.shape
+        grad_state = torch.empty(2, envs, size).unbind()
+        packed = torch.empty(kernels.packed_shape(4 * size, size))
+        outer = _arrays(grad_output.contiguous(), w_hidden.contiguous(), packed)
+        passed = _arrays(buffers.gates, buffers.cells, *grad_state)
+        kernels.lstm_backward(*outer, 0, envs, *passed)  # type: ignore[call-arg]  # mypy cannot count them
+        grad_gates, grad_inputs = buffers.gates.view(rows * envs, 4 * size), None
         if ctx.needs_input_grad[0]:
-            grad_inputs = (buffers.gates.flatten(2).flatten(0, 1) @ w_input).view(*grad_output.shape[:-1], n_inputs)
+            grad_inputs, packed = torch.empty(rows * envs, n_inputs), torch.empty(kernels.packed_shape(4 * size, n_inputs))
+            kernels.product(*_arrays(grad_gates, w_input.contiguous(), packed, grad_inputs))
+            grad_inputs = grad_inputs.view(x.shape)
         if not any(ctx.needs_input_grad[4:]):  # an adversary perturbs inputs and needs no other gradient
             return grad_inputs, None, *grad_state, None, None, None, None
-        grad_weights = torch.empty_like(w_input), torch.empty_like(w_hidden)
-        scratch = torch.empty(WeightGradients.scratch_shape(x.shape[0], x.shape[1], n_inputs, size))
-        WeightGradients(buffers, scratch).fill(x.flatten(0, 1), *grad_weights)
-        return grad_inputs, None, *grad_state, *grad_weights, grad_bias, grad_bias.clone()
+        grads = [torch.empty(shape) for shape in (w_input.shape, w_hidden.shape, 4 * size, 4 * size)]
+        before = buffers.hidden[:-1].view(rows * envs, size)
+        samples = _arrays(grad_gates, x.view(rows * envs, n_inputs), before)
+        kernels.lstm_weight_gradients(*samples, 0, 1, *_arrays(*grads))  # type: ignore[call-arg]  # mypy cannot count them
+        return grad_inputs, None, *grad_state, *grads
 
 
 def _arrays(*tensors: Tensor) -> Any:
