@@ -3,13 +3,17 @@
 Work (work.py): 64 envs x 128 steps, 4 epochs, minibatches of 1,024 samples, LSTM 64 and one layer of 64 per head (or two of
 64 without memory), Adam, one thread. Equal networks, samples and gradient steps. The engines take turns; medians of rounds.
 "torch": networks and autograd are torch's (``compiled=False``). "compiled": the compiled update and acting step. On a machine
-that others use as well, ``--clock cpu`` counts processor time instead of time.
+that others use as well, ``--clock cpu`` counts processor time instead of time. ``--isa native avx2`` prints a table for each
+instruction set (tools/isa.py). The product bound is the time that all matrix products take at the speed of torch's largest.
 """
 
 import argparse
 import platform
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import stable_baselines3
@@ -19,6 +23,7 @@ from stable_baselines3 import PPO
 from work import WorkEnv
 
 from tailguard import DistributionalPPO
+from tailguard.ppo.diagnostics import StageProfile
 
 try:
     from jax_peer import JaxPPO
@@ -35,6 +40,7 @@ DEEP = {"pi": [64, 64], "vf": [64, 64]}
 
 TORCH, KERNEL = {"compiled": False}, {"compiled": True}
 FULL = {"optimizer": {"name": "adaptive_upgd"}, "vgs": {"enabled": True}}
+ISA = Path(__file__).parent.parent / "tools" / "isa.py"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 LSTM = {"lstm_hidden_size": 64, "net_arch": HEADS}
 SHARED = {**LSTM, "shared_lstm": True}
@@ -109,14 +115,16 @@ RATIOS = [
 ]
 
 
-def gemm_flops() -> float:
-    """Multiply-adds x 2 per second of a matrix product of a minibatch's size."""
+def gemm_flops(now) -> float:
+    """Multiply-adds x 2 per second of a matrix product of a minibatch's size, at its fastest: others may use this machine."""
     a, b = torch.randn(1024, 96), torch.randn(96, 256)
-    torch.mm(a, b)
-    start, n = time.perf_counter(), 2000
-    for _ in range(n):
-        torch.mm(a, b)
-    return n * 2 * 1024 * 96 * 256 / (time.perf_counter() - start)
+    out, seconds = torch.mm(a, b), []
+    for _ in range(100):
+        start = now()
+        for _ in range(20):
+            torch.mm(a, b, out=out)
+        seconds.append((now() - start) / 20)
+    return 2 * 1024 * 96 * 256 / min(seconds)
 
 
 def share_of_gemm(model, stages, flops_per_second):
@@ -138,7 +146,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the engines whose name contains this")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--adversary", action="store_true", help="only what state-adversarial training costs")
+    parser.add_argument("--isa", nargs="+", choices=["native", "avx2"], default=[], help="run once for each, in its own process")
     options = parser.parse_args()
+    if options.isa:
+        given = [f"--rounds={options.rounds}", f"--only={options.only}", f"--clock={options.clock}"]
+        for isa in options.isa:
+            print(f"\n## {isa}\n", flush=True)
+            words = [*given, *["--adversary"] * options.adversary]
+            subprocess.run([sys.executable, ISA, isa, sys.executable, __file__, *words], check=True)
+        return
     now = CLOCKS[options.clock]
     torch.set_num_threads(1)
     pairs = {f"{name}, {what}": partial(attacked, name, share) for name in ATTACKED for what, share in SHARES.items()}
@@ -150,6 +166,8 @@ def main() -> None:
     models = {name: make() for name, make in engines.items()}
     samples = STEPS * ENVS
     for model in models.values():
+        if isinstance(model, DistributionalPPO):
+            model.profile = StageProfile(now)
         model.learn(samples)
     times = {name: [] for name in models}
     stages = {name: [] for name in models if name.startswith("Tailguard")}
@@ -161,7 +179,7 @@ def main() -> None:
             if name in stages:
                 stages[name].append(model.profile.last)
 
-    peak = gemm_flops()
+    peak = gemm_flops(now)
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, SB3 {stable_baselines3.__version__}"
     print(f"{platform.machine()}, {versions},")
     print(f"one thread, {options.clock} clock, {options.rounds} rounds of {samples} steps, seed 0;")

@@ -33,7 +33,7 @@ def decorators(fastmath: frozenset[str] = frozenset()) -> tuple[Decorator, Decor
     """
 
     def compiled(function: Function) -> Function:
-        return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath=set(fastmath))(function))
+        return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))(function))
 
     def inlined(function: Function) -> Function:
         return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath=set(fastmath))(function))

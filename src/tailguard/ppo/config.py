@@ -66,6 +66,8 @@ class NetworkConfig(BaseModel):
         shapes what the actor remembers.
     :param compiled: act and learn in compiled passes where they cover the networks, which is faster; False leaves everything to
         PyTorch, with the same results up to rounding.
+    :param threads: 1, or 2 to learn with two threads where the passes are compiled: actor and critics side by side, a shared
+        LSTM in two halves. The results are the same to the bit. Leave it at 1 where several runs fill the cores.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -82,6 +84,7 @@ class NetworkConfig(BaseModel):
     lstm_forget_bias: float = 0.0
     shared_lstm: bool = False
     compiled: bool = True
+    threads: Literal[1, 2] = 1
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -8,7 +8,7 @@ can be chance.
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,20 +43,24 @@ Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 class _Stage:
     """A timer that counts the time inside ``with`` towards its name; made once and entered at every step."""
 
-    def __init__(self, name: str, seconds: dict[str, float]) -> None:
-        self._name, self._seconds, self._start = name, seconds, 0.0
+    def __init__(self, name: str, seconds: dict[str, float], clock: Callable[[], float]) -> None:
+        self._name, self._seconds, self._clock, self._start = name, seconds, clock, 0.0
 
     def __enter__(self) -> None:
-        self._start = time.perf_counter()
+        self._start = self._clock()
 
     def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] += time.perf_counter() - self._start
+        self._seconds[self._name] += self._clock() - self._start
 
 
 class StageProfile:
-    """The time that each stage of an iteration takes; always on, since it costs a few microseconds."""
+    """The time that each stage of an iteration takes; always on, since it costs a few microseconds.
 
-    def __init__(self) -> None:
+    :param clock: what to measure, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.last: Metrics = {}
         self._stages: dict[str, _Stage] = {}
@@ -64,7 +68,7 @@ class StageProfile:
     def stage(self, name: str) -> _Stage:
         """Count the time inside ``with`` towards `name`."""
         if name not in self._stages:
-            self._stages[name] = _Stage(name, self.seconds)
+            self._stages[name] = _Stage(name, self.seconds, self._clock)
         return self._stages[name]
 
     def take(self) -> Metrics:

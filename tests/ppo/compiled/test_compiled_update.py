@@ -18,6 +18,7 @@ from tailguard.market import SignalMarket
 from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.compiled import kernels as kernels
 from tailguard.ppo.compiled.acting import CompiledActing, acting_of
+from tailguard.ppo.compiled.threads import Threads
 from tailguard.ppo.compiled.applies import update_applies
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.loss import Coefficients
@@ -199,6 +200,31 @@ def test_the_same_batch_gives_the_same_bits():
     both_ways(update, other)  # leaves its numbers in the workspace
     again = both_ways(update, batch)[0]
     assert all(torch.equal(one, same) for one, same in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("envs", [1, 2, 5, 8])
+@pytest.mark.parametrize("critic", [SCALAR, {}], ids=["scalar", "twin"])
+@pytest.mark.parametrize("kind", ["lstm", "shared lstm", "mlp"])
+def test_two_threads_give_the_same_bits(kind, critic, envs):
+    """Halves of a shared LSTM's environments and of its gates, odd ones too; actor and critics side by side."""
+    found = []
+    for threads in (1, 2):
+        policy, _, update = build(kind, BOX, critic, 5, threads=threads)
+        batch = random_batch(policy, 23, envs, policy.return_dist.n_outputs)
+        found.append([both_ways(update, batch)[0] for _ in range(3)])
+    for one, two in zip(*found, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_an_error_in_either_thread_is_raised():
+    def fail():
+        raise FloatingPointError("wrong")
+
+    threads = Threads(2)
+    for tasks in ((fail, lambda: 1), (lambda: 1, fail)):
+        with pytest.raises(FloatingPointError, match="wrong"):
+            threads.run(*tasks)
+    assert threads.run(lambda: 1, lambda: 2) == (1, 2)
 
 
 # Who goes which way.

@@ -261,6 +261,12 @@ def _multiply(
                 first += height
 
 
+@compiled
+def pack(matrix: Floats, packed: Floats) -> None:
+    """Pack a right factor ``[K, N]``."""
+    _pack(matrix, packed)
+
+
 @inlined
 def _product(left: Floats, packed: Floats, initial: Floats, initial_row: int, out: Floats) -> None:
     """Compute ``out = initial + left @ packed`` of ``left[M, K]`` and a packed ``[K, N]``."""
@@ -502,7 +508,6 @@ def _lstm_cell_backward(
 @compiled
 def lstm_backward(
     grad_output: Floats,
-    w_hidden: Floats,
     packed: Floats,
     first: int,
     last: int,
@@ -516,14 +521,12 @@ def lstm_backward(
     At a reset step all gates are closed, which stops every gradient of its own accord.
 
     :param grad_output: gradient of the hidden states, ``[L, B, H]``.
-    :param w_hidden: ``[4 H, H]``.
-    :param packed: scratch for these weights.
+    :param packed: the weights of the hidden state, ``[4 H, H]``, packed.
     :param grad_hidden: ``[B, H]``, filled with the gradient of the hidden state before the first step.
     :param grad_cell: ``[B, H]``, filled with that of the cell state before it.
     """
     rows, envs, size = grad_output.shape
     by_step, scratch, zeros = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32), np.zeros(size, np.float32)
-    _pack(w_hidden, packed)
     grad, through = grad_hidden[first:last], grad_cell[first:last]
     grad[:], through[:] = grad_output[rows - 1, first:last], ZERO
     for t in range(rows - 1, -1, -1):
@@ -539,8 +542,8 @@ def lstm_weight_gradients(
     grad_gates: Floats,
     inputs: Floats,
     hidden: Floats,
-    part: int,
-    parts: int,
+    first: int,
+    last: int,
     grad_w_input: Floats,
     grad_w_hidden: Floats,
     grad_b_input: Floats,
@@ -550,10 +553,8 @@ def lstm_weight_gradients(
 
     :param inputs: ``[L B, D]``.
     :param hidden: before each step, ``[L B, H]``.
-    :param part: the share of the gates whose weights to take, among `parts`.
+    :param first: of the pre-activations whose weights to take, up to `last`.
     """
-    n = len(grad_b_input)
-    first, last = n * part // parts, n * (part + 1) // parts
     _outer(grad_gates, inputs, first, last, grad_w_input)
     _outer(grad_gates, hidden, first, last, grad_w_hidden)
     _columns_sum(grad_gates, first, last, grad_b_input)
@@ -592,9 +593,9 @@ def pack_mlp(flat: Floats, table: Integers, packed: Floats) -> None:
 
 @compiled
 def mlp_forward(
-    flat: Floats, table: Integers, activation: int, packed: Floats, inputs: Floats, first: int, last: int, values: Floats
+    flat: Floats, table: Integers, activation: int, packed: Floats, inputs: Floats, values: Floats
 ) -> None:
-    """Run a feed-forward head on the rows `first` to `last` of `inputs` ``[M, n]``.
+    """Run a feed-forward head on the rows of `inputs` ``[M, n]``.
 
     :param flat: all parameters.
     :param table: a row for each layer: where its weights and its bias begin, how many inputs and outputs it has.
@@ -602,8 +603,8 @@ def mlp_forward(
     :param values: the outputs of all layers one after the other, ``[M, n]`` each, each at a multiple of a cache line.
     """
     rows = len(inputs)
-    for top in range(first, last, BLOCK):  # through all layers, while the cache holds them
-        end, start, packed_at, x = min(top + BLOCK, last), 0, 0, inputs
+    for top in range(0, rows, BLOCK):  # through all layers, while the cache holds them
+        end, start, packed_at, x = min(top + BLOCK, rows), 0, 0, inputs
         for layer in range(len(table)):
             at, bias_at, n_in, n_out = table[layer]
             weights, bias = _layer_of(packed, packed_at, n_in, n_out), flat[bias_at : bias_at + n_out]
@@ -623,15 +624,13 @@ def mlp_backward(
     table: Integers,
     activation: int,
     inputs: Floats,
-    first: int,
-    last: int,
     values: Floats,
     grad_values: Floats,
     grad_inputs: Floats,
     add: bool,
     scratch: Floats,
 ) -> None:
-    """Fill the gradients of the outputs of a head's layers in the rows `first` to `last`, given those of the last layer.
+    """Fill the gradients of the outputs of a head's layers, given those of the last one.
 
     :param grad_values: as `values`.
     :param grad_inputs: ``[M, n]``, filled with the gradient of the inputs; of no rows where it is not needed.
@@ -650,32 +649,28 @@ def mlp_backward(
         if layer > 0:
             above -= _padded(rows * n_in)
             grad_below, y = _rows_of(grad_values, above, rows, n_in), _rows_of(values, above, rows, n_in)
-            for top in range(first, last, BLOCK):
-                end = min(top + BLOCK, last)
+            for top in range(0, rows, BLOCK):
+                end = min(top + BLOCK, rows)
                 _product(grad[top:end], weights, zeros, 0, grad_below[top:end])
                 _times_derivative(_flat(grad_below[top:end]), _flat(y[top:end]), activation)
         elif len(grad_inputs) and add:
-            _product(grad[first:last], weights, grad_inputs[first:last], n_in, grad_inputs[first:last])
+            _product(grad, weights, grad_inputs, n_in, grad_inputs)
         elif len(grad_inputs):
-            _product(grad[first:last], weights, zeros, 0, grad_inputs[first:last])
+            _product(grad, weights, zeros, 0, grad_inputs)
 
 
 @compiled
-def mlp_weight_gradients(
-    table: Integers, inputs: Floats, values: Floats, grad_values: Floats, part: int, parts: int, gradient: Floats
-) -> None:
+def mlp_weight_gradients(table: Integers, inputs: Floats, values: Floats, grad_values: Floats, gradient: Floats) -> None:
     """Write the gradient of a head's parameters into `gradient`, given that of the outputs of all layers.
 
-    :param part: the share of every layer's outputs whose parameters to take, among `parts`.
     :param gradient: laid out as the parameters.
     """
     rows, start, x = len(inputs), 0, inputs
     for layer in range(len(table)):
         at, bias_at, n_in, n_out = table[layer]
         grad = _rows_of(grad_values, start, rows, n_out)
-        first, last = n_out * part // parts, n_out * (part + 1) // parts
-        _outer(grad, x, first, last, _rows_of(gradient, at, n_out, n_in))
-        _columns_sum(grad, first, last, gradient[bias_at : bias_at + n_out])
+        _outer(grad, x, 0, n_out, _rows_of(gradient, at, n_out, n_in))
+        _columns_sum(grad, 0, n_out, gradient[bias_at : bias_at + n_out])
         x, start = _rows_of(values, start, rows, n_out), start + _padded(rows * n_out)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.compiled import kernels
+from tailguard.ppo.compiled.threads import Threads
 
 Array = NDArray[np.float32]
 ACTIVATION_CODES: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
@@ -106,7 +107,7 @@ class CompiledMlp:
         """Run :meth:`forward` with the weights of the last :meth:`pack`."""
         self._inputs = inputs
         parameters = self._flat, self._table, self._activation, self._packed
-        kernels.mlp_forward(*parameters, inputs, 0, len(inputs), self._values)
+        kernels.mlp_forward(*parameters, inputs, self._values)
         return self.outputs
 
     def input_gradient(self, grad_inputs: Array, add: bool = False) -> None:
@@ -115,14 +116,14 @@ class CompiledMlp:
         :param grad_inputs: ``[M, F]``, filled with the gradient of the inputs; of no rows where it is not needed.
         :param add: add to `grad_inputs` instead of overwriting it.
         """
-        layers = self._flat, self._table, self._activation, self._inputs
-        kernels.mlp_backward(*layers, 0, self._rows, self._values, self._grad_values, grad_inputs, add, self._scratch)
+        passed = self._inputs, self._values, self._grad_values
+        kernels.mlp_backward(self._flat, self._table, self._activation, *passed, grad_inputs, add, self._scratch)
 
     def backward(self, grad_inputs: Array, add: bool = False) -> None:
         """Run :meth:`input_gradient`, and write the gradient of the parameters into the flat gradient."""
         self.input_gradient(grad_inputs, add)
         passed = self._inputs, self._values, self._grad_values
-        kernels.mlp_weight_gradients(self._table, *passed, 0, 1, self._gradient)
+        kernels.mlp_weight_gradients(self._table, *passed, self._gradient)
 
 
 # ------------------------------------------------------------------------------------------------------------ LSTM
@@ -185,10 +186,13 @@ class CompiledLstm:
     :param name: of the trunk among them.
     :param size: of the hidden state, H.
     :param workspace: shared with other trunks.
+    :param threads: to divide the work among.
     """
 
-    def __init__(self, flat: FlatParameters, name: str, size: int, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(
+        self, flat: FlatParameters, name: str, size: int, workspace: Workspace, threads: Threads | None = None
+    ) -> None:
+        self._workspace, self._threads = workspace, threads or Threads(1)
         self._weights = [weight.numpy() for weight in lstm_weights(flat.tensor.detach(), flat, name, size)]
         self._grad_weights = [gradient.numpy() for gradient in lstm_weights(flat.gradient, flat, name, size)]
         self._size, self._n_inputs = size, self._weights[0].shape[1]
@@ -215,20 +219,21 @@ class CompiledLstm:
             self._allocate(*resets.shape)
         self._packed.fill(*self._weights)
         self._inputs, self._cells[0], self._hidden[0] = inputs, cell, hidden
-        buffers = self._gates, self._cells, self._hidden
-        kernels.lstm_forward(inputs, resets, *self._packed, 0, self._shape[1], *buffers)
+        passed, buffers = (inputs, resets, *self._packed), (self._gates, self._cells, self._hidden)
+        self._threads.split(self._shape[1], lambda first, last: kernels.lstm_forward(*passed, first, last, *buffers))
         return self._features
 
     def _backward_to_gates(self) -> None:
         """Replace the gates by the gradient of their pre-activations, given :attr:`grad_features`."""
-        weights, passed = (self._weights[1], self._packed_hidden), (self._gates, self._cells)
-        kernels.lstm_backward(self._grad_output, *weights, 0, self._shape[1], *passed, *self._grad_state)
+        kernels.pack(self._weights[1], self._packed_hidden)
+        given, buffers = (self._grad_output, self._packed_hidden), (self._gates, self._cells, *self._grad_state)
+        self._threads.split(self._shape[1], lambda first, last: kernels.lstm_backward(*given, first, last, *buffers))
 
     def backward(self) -> None:
         """Write the gradient of the weights into the flat gradient, given :attr:`grad_features`."""
         self._backward_to_gates()
-        inputs = self._inputs.reshape(-1, self._n_inputs)
-        kernels.lstm_weight_gradients(self._grad_gates, inputs, self._before, 0, 1, *self._grad_weights)
+        given, grads = (self._grad_gates, self._inputs.reshape(-1, self._n_inputs), self._before), self._grad_weights
+        self._threads.split(4 * self._size, lambda first, last: kernels.lstm_weight_gradients(*given, first, last, *grads))
 
     def input_gradient(self, grad_inputs: Array) -> None:
         """Fill the gradient of the inputs ``[L B, D]`` alone, given :attr:`grad_features`."""
@@ -290,7 +295,8 @@ class _Layer(torch.autograd.Function):
         buffers, size, (rows, envs, n_inputs) = LstmBuffers(*saved), w_hidden.shape[1], x.shape
         grad_state = torch.empty(2, envs, size).unbind()
         packed = torch.empty(kernels.packed_shape(4 * size, size))
-        outer = _arrays(grad_output.contiguous(), w_hidden.contiguous(), packed)
+        kernels.pack(*_arrays(w_hidden.contiguous(), packed))
+        outer = _arrays(grad_output.contiguous(), packed)
         passed = _arrays(buffers.gates, buffers.cells, *grad_state)
         kernels.lstm_backward(*outer, 0, envs, *passed)  # type: ignore[call-arg]  # mypy cannot count them
         grad_gates, grad_inputs = buffers.gates.view(rows * envs, 4 * size), None
@@ -303,7 +309,7 @@ class _Layer(torch.autograd.Function):
         grads = [torch.empty(shape) for shape in (w_input.shape, w_hidden.shape, 4 * size, 4 * size)]
         before = buffers.hidden[:-1].view(rows * envs, size)
         samples = _arrays(grad_gates, x.view(rows * envs, n_inputs), before)
-        kernels.lstm_weight_gradients(*samples, 0, 1, *_arrays(*grads))  # type: ignore[call-arg]  # mypy cannot count them
+        kernels.lstm_weight_gradients(*samples, 0, 4 * size, *_arrays(*grads))  # type: ignore[call-arg]  # mypy cannot count them
         return grad_inputs, None, *grad_state, *grads
 
 

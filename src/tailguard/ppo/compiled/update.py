@@ -14,6 +14,7 @@ that equal q_i count in neither. Samples of weight 0 are skipped. Every target m
 slower, since its steps cannot be predicted, and a vector unit does eight pairs meanwhile.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from tailguard.jit import REORDER_SUMS, decorators
 from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled.networks import CompiledLstm, CompiledMlp, Workspace
+from tailguard.ppo.compiled.threads import Threads
 from tailguard.ppo.critic import QuantileReturns
 from tailguard.ppo.loss import Coefficients, policy_rows
 from tailguard.ppo.policy import DistributionalPolicy
@@ -153,17 +155,21 @@ class CompiledGradient:
     """
 
     def __init__(self, policy: DistributionalPolicy, flat: FlatParameters) -> None:
-        self._policy = policy
-        workspace = Workspace()
-        self._actor_trunk, self._critic_trunk = (
-            None if trunk is None else CompiledLstm(flat, name, trunk.hidden_size, workspace)
-            for name, trunk in (("actor_trunk", policy.actor_trunk), ("critic_trunk", policy.critic_trunk))
-        )
-        self._actor = CompiledMlp(flat, "actor", policy.actor, workspace)
+        self._policy, self._threads = policy, Threads(policy.threads)
+        workspaces = [Workspace() for _ in range(policy.threads)]  # one for all, or one each for what runs side by side
+        of_actor, of_critics = workspaces[0], workspaces[-1]
+        self._actor_trunk = self._critic_trunk = None
+        if policy.actor_trunk is not None:
+            divided = self._threads if policy.critic_trunk is None else None
+            self._actor_trunk = CompiledLstm(flat, "actor_trunk", policy.actor_trunk.hidden_size, of_actor, divided)
+        if policy.critic_trunk is not None:
+            self._critic_trunk = CompiledLstm(flat, "critic_trunk", policy.critic_trunk.hidden_size, of_critics)
+        self._actor = CompiledMlp(flat, "actor", policy.actor, of_actor)
         named = {f"critics.{k}": head for k, head in enumerate(policy.critics) if isinstance(head, nn.Sequential)}
-        self._critics = [CompiledMlp(flat, name, head, workspace) for name, head in named.items()]
+        self._critics = [CompiledMlp(flat, name, head, of_critics) for name, head in named.items()]
         self._log_std = None if policy.log_std is None else policy.log_std.detach().numpy()
         self._grad_log_std = flat.gradient[flat.slices["log_std"]].numpy() if policy.log_std is not None else None
+        self._shared_grad = EMPTY
         return_dist = policy.return_dist
         self._levels = return_dist.levels.numpy() if isinstance(return_dist, QuantileReturns) else None
         self._masses = return_dist.masses.numpy()
@@ -175,23 +181,50 @@ class CompiledGradient:
         :param vf_coef: weight of the critics' loss.
         """
         rows = Rows.of(batch, total_weight)
-        actor, critic = self._actor_trunk, self._critic_trunk
-        features, grad_features = rows.obs, EMPTY
-        if actor is not None:
-            features, grad_features = actor.forward(rows.obs, rows.resets, *rows.states[:2]), actor.grad_features
+        shared = self._actor_trunk if self._critic_trunk is None else None
+        features, grads = rows.obs, (EMPTY, EMPTY)
+        if shared is not None:
+            features = shared.forward(rows.obs, rows.resets, *rows.states[:2])
+            grads = shared.grad_features, self._grad_of_critics(shared.grad_features)
+        measures, critic_loss = self._threads.run(
+            partial(self._actor_pass, rows, features, grads[0], coefficients),
+            partial(self._critic_pass, rows, features, grads[1], vf_coef),
+        )
+        if shared is not None:
+            np.add(*grads, out=grads[0])
+            shared.backward()
+        return [*measures.tolist(), critic_loss]
+
+    def _grad_of_critics(self, like: Array) -> Array:
+        """Return scratch for the critics' part of the gradient of shared features."""
+        if self._shared_grad.shape != like.shape:
+            self._shared_grad = np.empty_like(like)
+        return self._shared_grad
+
+    def _actor_pass(
+        self, rows: Rows, features: Array, grad_features: Array, coefficients: Coefficients
+    ) -> NDArray[np.float64]:
+        """Fill the gradient of the actor, but for a trunk that it shares; return the metrics of its loss."""
+        own = self._actor_trunk if self._critic_trunk is not None else None
+        if own is not None:
+            features, grad_features = own.forward(rows.obs, rows.resets, *rows.states[:2]), own.grad_features
         measures = self._policy_loss(rows, features, coefficients)
         self._actor.backward(grad_features)
-        if critic is not None and actor is not None:
-            actor.backward()
-            features, grad_features = critic.forward(rows.obs, rows.resets, *rows.states[2:]), critic.grad_features
-        critic_loss = 0.0
+        if own is not None:
+            own.backward()
+        return measures
+
+    def _critic_pass(self, rows: Rows, features: Array, grad_features: Array, vf_coef: float) -> float:
+        """Fill the gradient of the critics, but for a trunk that they share; return their loss."""
+        own, total = self._critic_trunk, 0.0
+        if own is not None:
+            features, grad_features = own.forward(rows.obs, rows.resets, *rows.states[2:]), own.grad_features
         for k, head in enumerate(self._critics):
-            critic_loss += self._critic_loss(head, features, rows.targets[k], rows.share, vf_coef / len(self._critics))
-            head.backward(grad_features, add=k > 0 or critic is None)
-        last = critic or actor
-        if last is not None:
-            last.backward()
-        return [*measures.tolist(), critic_loss / len(self._critics)]
+            total += self._critic_loss(head, features, rows.targets[k], rows.share, vf_coef / len(self._critics))
+            head.backward(grad_features, add=k > 0)
+        if own is not None:
+            own.backward()
+        return total / len(self._critics)
 
     def _policy_loss(self, rows: Rows, features: Array, coefficients: Coefficients) -> NDArray[np.float64]:
         """Run the actor's head and its loss: return the metrics, and fill the gradient of the head's outputs."""
