@@ -146,7 +146,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the engines whose name contains this")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--adversary", action="store_true", help="only what state-adversarial training costs")
-    parser.add_argument("--isa", nargs="+", choices=["native", "avx2"], default=[], help="run once for each, in its own process")
+    parser.add_argument(
+        "--isa", nargs="+", choices=["native", "avx2"], default=[], help="run once for each, in its own process"
+    )
     options = parser.parse_args()
     if options.isa:
         given = [f"--rounds={options.rounds}", f"--only={options.only}", f"--clock={options.clock}"]

@@ -18,8 +18,8 @@ from tailguard.market import SignalMarket
 from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.compiled import kernels as kernels
 from tailguard.ppo.compiled.acting import CompiledActing, acting_of
-from tailguard.ppo.compiled.threads import Threads
 from tailguard.ppo.compiled.applies import update_applies
+from tailguard.ppo.compiled.threads import Threads
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.loss import Coefficients
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy

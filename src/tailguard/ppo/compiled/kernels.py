@@ -592,9 +592,7 @@ def pack_mlp(flat: Floats, table: Integers, packed: Floats) -> None:
 
 
 @compiled
-def mlp_forward(
-    flat: Floats, table: Integers, activation: int, packed: Floats, inputs: Floats, values: Floats
-) -> None:
+def mlp_forward(flat: Floats, table: Integers, activation: int, packed: Floats, inputs: Floats, values: Floats) -> None:
     """Run a feed-forward head on the rows of `inputs` ``[M, n]``.
 
     :param flat: all parameters.
