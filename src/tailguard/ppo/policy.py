@@ -20,6 +20,7 @@ from stable_baselines3.common.utils import get_device
 from torch import Tensor, nn
 
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
+from tailguard.ppo.compiled.networks import has_kernel, head_outputs
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
 from tailguard.ppo.networks import LstmTrunk, State, mlp, reset_state
@@ -365,7 +366,15 @@ class DistributionalPolicy(BasePolicy):
 
     def critic_outputs(self, features: Tensor) -> Tensor:
         """Return the outputs of the critics, ``[K, ..., n]``, for trunk features ``[..., F]``."""
-        return torch.stack([critic(features) for critic in self.critics])
+        compiled = self.compiled and not torch.is_grad_enabled() and features.dtype == torch.float32 and features.is_cpu
+        return torch.stack(
+            [
+                head_outputs(critic, features)
+                if compiled and isinstance(critic, nn.Sequential) and has_kernel(critic)
+                else critic(features)
+                for critic in self.critics
+            ]
+        )
 
     def raw_atoms(self, features: Tensor) -> Tensor:
         """Return the atoms of the return in raw units, on the CPU, ``[K, ..., M]``, for trunk features ``[..., F]``."""

@@ -21,8 +21,8 @@ from tailguard.ppo.compiled.threads import Threads
 
 Array = NDArray[np.float32]
 ACTIVATION_CODES: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
-# Rows of gates in a pass without a gradient: few enough to stay in the cache.
-FEW = 8
+# Rows of gates in a pass without a gradient, and of a head's layers: few enough to stay in the cache.
+FEW, MANY = 8, 512
 
 
 class Workspace:
@@ -124,6 +124,29 @@ class CompiledMlp:
         self.input_gradient(grad_inputs, add)
         passed = self._inputs, self._values, self._grad_values
         kernels.mlp_weight_gradients(self._table, *passed, self._gradient)
+
+
+def head_outputs(head: nn.Sequential, inputs: Tensor) -> Tensor:
+    """Return the outputs ``[..., n]`` of a head for inputs ``[..., F]``, without a gradient.
+
+    :param head: for which :func:`has_kernel`, in float32 on the CPU like the inputs.
+    """
+    layers = [cast(nn.Linear, layer) for layer in list(head)[::2]]
+    parts = [part.detach().reshape(-1) for layer in layers for part in (layer.weight, layer.bias)]
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    table = np.array([(starts[2 * k], starts[2 * k + 1], *reversed(layer.weight.shape)) for k, layer in enumerate(layers)])
+    flat, activation = torch.cat(parts).numpy(), ACTIVATION_CODES[type(head[1])] if len(head) > 1 else kernels.TANH
+    packed = torch.empty(sum(math.prod(kernels.packed_shape(n, m)) for _, _, n, m in table.tolist())).numpy()
+    kernels.pack_mlp(flat, table, packed)
+    x = inputs.detach().reshape(-1, inputs.shape[-1]).contiguous().numpy()
+    outputs = torch.empty(len(x), layers[-1].out_features)
+    values = torch.empty(sum(padded(MANY * layer.out_features) for layer in layers)).numpy()
+    for first in range(0, len(x), MANY):
+        rows = x[first : first + MANY]
+        before = sum(padded(len(rows) * layer.out_features) for layer in layers[:-1])
+        kernels.mlp_forward(flat, table, activation, packed, rows, values)
+        outputs[first : first + MANY].view(-1).numpy()[:] = values[before : before + len(rows) * layers[-1].out_features]
+    return outputs.view(*inputs.shape[:-1], -1)
 
 
 # ------------------------------------------------------------------------------------------------------------ LSTM

@@ -201,9 +201,7 @@ class CompiledGradient:
             self._shared_grad = np.empty_like(like)
         return self._shared_grad
 
-    def _actor_pass(
-        self, rows: Rows, features: Array, grad_features: Array, coefficients: Coefficients
-    ) -> NDArray[np.float64]:
+    def _actor_pass(self, rows: Rows, features: Array, grad_features: Array, coefficients: Coefficients) -> NDArray[np.float64]:
         """Fill the gradient of the actor, but for a trunk that it shares; return the metrics of its loss."""
         own = self._actor_trunk if self._critic_trunk is not None else None
         if own is not None:
