@@ -52,6 +52,7 @@ def test_every_statistic_is_that_of_the_excess_returns(record):
     agent, market, periods = record.agent, record.history("buy_and_hold"), record.periods_per_year
     excess, relation = agent.excess, statistics.alpha_beta(agent.excess, market.excess, record.periods_per_year)
     assert agent.riskless.min() > 0.0
+    inflation = statistics.variance_inflation(excess)
     expected = {
         "sharpe": statistics.sharpe(excess, periods),
         "sortino": statistics.sortino(excess, periods),
@@ -62,9 +63,9 @@ def test_every_statistic_is_that_of_the_excess_returns(record):
         "alpha": relation.alpha,
         "alpha_t": relation.alpha_t,
         "beta": relation.beta,
-        "probabilistic_sharpe": statistics.probabilistic_sharpe(excess),
-        "deflated_sharpe": statistics.deflated_sharpe(excess, 1),
-        "minimum_track_record": statistics.minimum_track_record(excess),
+        "probabilistic_sharpe": statistics.probabilistic_sharpe(excess, inflation=inflation),
+        "deflated_sharpe": statistics.deflated_sharpe(excess, 1, inflation=inflation),
+        "minimum_track_record": statistics.minimum_track_record(excess, inflation=inflation),
         "cost_share": 0.0,
         "total_return": np.prod(1.0 + agent.returns) - 1.0,  # these five are of the account as it is
         "cagr": statistics.cagr(agent.equity, periods),

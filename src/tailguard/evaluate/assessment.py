@@ -17,6 +17,7 @@ from tailguard.evaluate.ledger import Ledger, Trial, count_trials, data_key, sha
 from tailguard.evaluate.record import AccountHistory, CriticCalibration, Dispersion, Estimate, Evaluation, Provenance, Sanity
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import METRICS, Bootstrap, bootstrap
+from tailguard.evaluate.stats.dependence import variance_inflation
 from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.stats.significance import deflated_sharpe, minimum_track_record, overfitting, probabilistic_sharpe
@@ -309,7 +310,7 @@ def account_statistics(
     intervals = {metric: resamples.interval(metric, history.name) for metric in METRICS}
     table = {metric: Estimate(interval.estimate, interval.low, interval.high) for metric, interval in intervals.items()}
     excess = history.excess
-    moves = float(np.std(excess)) > ROUNDING
+    moves, inflation = float(np.std(excess)) > ROUNDING, variance_inflation(excess)
     relation = _relation(history, market, periods)
     table |= {
         "total_return": Estimate(history.total_return),
@@ -320,9 +321,9 @@ def account_statistics(
         "alpha": Estimate(relation.alpha if relation else math.nan),
         "alpha_t": Estimate(relation.alpha_t if relation else math.nan),
         "beta": Estimate(relation.beta if relation else math.nan),
-        "probabilistic_sharpe": Estimate(probabilistic_sharpe(excess) if moves else math.nan),
-        "deflated_sharpe": Estimate(deflated_sharpe(excess, trials) if moves else math.nan),
-        "minimum_track_record": Estimate(minimum_track_record(excess) if moves else math.nan),
+        "probabilistic_sharpe": Estimate(probabilistic_sharpe(excess, inflation=inflation) if moves else math.nan),
+        "deflated_sharpe": Estimate(deflated_sharpe(excess, trials, inflation=inflation) if moves else math.nan),
+        "minimum_track_record": Estimate(minimum_track_record(excess, inflation=inflation) if moves else math.nan),
     }
     if history.name != AGENT:
         lead = resamples.difference("sharpe", AGENT, history.name)

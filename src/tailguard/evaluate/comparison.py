@@ -10,6 +10,7 @@ import pandas as pd
 from tailguard.evaluate.ledger import count_different
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.stats.bootstrap import Difference, Interval, bootstrap
+from tailguard.evaluate.stats.dependence import variance_inflation
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.stats.significance import deflated_sharpe, overfitting
 from tailguard.evaluate.stats.superiority import SuperiorAbility, superior_ability, superior_strategies
@@ -109,7 +110,7 @@ def compare_runs(
         ),
         different=different,
         trials=trials,
-        deflated=deflated_sharpe(excess[:, best], trials) if moves else None,
+        deflated=deflated_sharpe(excess[:, best], trials, inflation=variance_inflation(excess[:, best])) if moves else None,
         superior=superior_ability(np.zeros(len(table)), leads, draws=draws, seed=seed),
         pbo=overfitting(excess).probability,
     )
