@@ -100,7 +100,7 @@ def test_psr_and_dsr_hold_their_size_for_smoothed_returns_when_told_of_it():
     returns = returns[0]
     bars = statistics.minimum_track_record(np.abs(returns), inflation=3.0)
     assert bars - 1.0 == pytest.approx(3.0 * (statistics.minimum_track_record(np.abs(returns)) - 1.0))
-    with pytest.raises(ValueError, match="inflation is 0.5"):
+    with pytest.raises(ValueError, match=r"inflation is 0\.5"):
         statistics.deflated_sharpe(returns, 2, inflation=0.5)
 
 
