@@ -72,7 +72,7 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
         levels: pd.Series = values.rename(what).set_axis(_month_ends(pd.DatetimeIndex(values.index)))
         return levels
     returns = read_returns(values.to_frame(), None, what)
-    start = pd.Series([1.0], index=[returns.index[0] - usual_step(returns.index)])
+    start = pd.Series([1.0], index=[first_start(pd.DatetimeIndex(returns.index))])
     index: pd.Series = pd.concat([start, (1.0 + returns).cumprod()]).rename(what)
     return index
 
@@ -130,6 +130,12 @@ def rates_at(rates: float | pd.Series, starts: pd.DatetimeIndex) -> Floats:
     if known[0] < 0:
         raise DataError(f"cash_rate: begins at {rates.index[0]}, after the first bar, {starts[0]}; give earlier rates as well")
     return rates.to_numpy(dtype=np.float64)[known]
+
+
+def first_start(times: pd.DatetimeIndex) -> pd.Timestamp:
+    """Return when the first bar began: the end of the month before where bars end with months, else the usual step before."""
+    ends = bool(times.is_month_end.all()) and len(times) > 2
+    return times[0] - pd.offsets.MonthEnd(1) if ends else times[0] - usual_step(times)
 
 
 def usual_step(index: pd.Index) -> pd.Timedelta:
