@@ -224,7 +224,7 @@ def run_trials(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show the ledger of trials: what was evaluated on which data, and how many different trials that makes."""
-    from tailguard.evaluate.ledger import OFF, VARIABLE, count_trials, user_ledger
+    from tailguard.evaluate.ledger import OFF, VARIABLE, count_each, user_ledger
     from tailguard.evaluate.report.formatting import source_name
 
     ledger = user_ledger()
@@ -237,7 +237,6 @@ def run_trials(
     if not trials:
         say(f"no trials yet in {ledger.path}")
         return
-    different = {data: count_trials([trial for trial in trials if trial.data == data]) for data in {t.data for t in trials}}
     rows = [
         {
             "date": trial.date,
@@ -249,9 +248,9 @@ def run_trials(
             "strategy": trial.title,
             "config": trial.config,
             "sharpe": round(trial.sharpe, 4),
-            "different trials on these data": different[trial.data],
+            "different trials over its bars": different,
         }
-        for trial in trials
+        for trial, different in zip(trials, count_each(trials), strict=True)
     ]
     print_rows(f"{ledger.path} ({VARIABLE} moves it, or switches it off)", rows, output)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from tailguard.evaluate import sanity
 from tailguard.evaluate.backtest_window import BacktestWindow, closes
-from tailguard.evaluate.ledger import Ledger, Trial, count_trials, data_key, shared_returns
+from tailguard.evaluate.ledger import RETURNS, Ledger, Trial, count_trials, data_key, shared_returns
 from tailguard.evaluate.record import AccountHistory, CriticCalibration, Dispersion, Estimate, Evaluation, Provenance, Sanity
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import METRICS, Bootstrap, bootstrap
@@ -147,8 +147,7 @@ def assess_returns(
     cash = replace(agent, name=sanity.CASH, returns=agent.riskless)
     market = cash if benchmark is None else benchmark
     accounts = Accounts(agent, [], [cash] if benchmark is None else [benchmark, cash], market)
-    key = data_key(agent.times)
-    context, verdict, figures = _tested(accounts, periods, context, rules, effort or Effort(), (ledger, key))
+    context, verdict, figures = _tested(accounts, periods, context, rules, effort or Effort(), (ledger, RETURNS))
     checks = Sanity([], None, None, sanity.regimes(market.returns, agent, market, periods), None, None, None)
     prices = pd.DataFrame(index=agent.times)
     return _record(accounts, periods, prices, context, verdict, figures, checks)
@@ -191,6 +190,7 @@ def _tested(
         seed=effort.seed,
     )
     returns = context.trial_returns
+    pbo = None if returns is None or returns.shape[1] < 2 else overfitting(returns).probability
     verdict = judge(
         agent.excess,
         {history.name: history.excess for history in baselines},
@@ -198,7 +198,7 @@ def _tested(
         market=None if market.name == sanity.CASH else market.name,
         rules=rules,
         trials=provenance.trials,
-        pbo=None if returns is None or returns.shape[1] < 2 else overfitting(returns).probability,
+        pbo=pbo,
         rivals=[history.name for history in baselines if history.name not in sanity.CHANCE],
         resamples=resamples,
         **evidence,
@@ -208,6 +208,8 @@ def _tested(
     figures = {
         history.name: account_statistics(history, market, periods, provenance.trials, resamples) for history in histories
     }
+    if pbo is not None:
+        figures[AGENT]["pbo"] = Estimate(pbo)
     return context, verdict, figures
 
 
@@ -229,14 +231,16 @@ def _with_counted_trials(agent: AccountHistory, periods: float, context: Context
         times=agent.times,
         excess=agent.excess,
     )
-    trials = [*ledger.related(own), own]
-    counted = count_trials(trials)
     try:
-        ledger.append(own)
+        others = ledger.append(own)
     except OSError as error:  # hours of training are not lost for it
         warnings.warn(f"{ledger.path}: the trial could not be recorded ({error.strerror})", UserWarning, stacklevel=2)
-    said = f"The ledger counts {counted:,} different trials on these data, this one included; {provenance.trials:,} stated"
-    returns = context.trial_returns if context.trial_returns is not None else shared_returns(trials)
+        others = ledger.related(own)
+    counted = count_trials([*others, own])
+    where = "over these times" if key == RETURNS else "on these data"
+    trials = f"{counted:,} different trials" if counted > 1 else "1 trial"
+    said = f"The ledger counts {trials} {where}, this one included; {provenance.trials:,} stated"
+    returns = context.trial_returns if context.trial_returns is not None else shared_returns(own, others)
     provenance = replace(provenance, trials=max(counted, provenance.trials), ledger=said)
     return replace(context, provenance=provenance, trial_returns=returns)
 
