@@ -12,7 +12,7 @@ from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.judge import LookAheadError, require_causal
 from tailguard.evaluate.record import load_record
-from tailguard.market import TradingRules, ar1_returns, load_bars, random_walk, simulate
+from tailguard.market import TradingRules, ar1_returns, load_bars, load_dataset, random_walk, simulate
 from tailguard.market.baselines import STRATEGIES
 from tailguard.market.data import DataError
 
@@ -142,6 +142,12 @@ def test_the_benchmark_may_have_other_bars():
     assert (part.agent.times[0], part.agent.times[-1]) == (market.index[302], market.index[701])
     with pytest.raises(DataError, match="0 bars inside the benchmark; at least 8 are needed"):
         tailguard.judge(market.iloc[:100], benchmark=market.iloc[300:])
+
+
+def test_the_benchmark_may_be_a_shipped_set():
+    market = load_dataset("nasdaq-1d")["close"].iloc[-400:]
+    found = tailguard.judge(market.pct_change().iloc[1:], benchmark="nasdaq-1d", effort=Effort(draws=50))
+    assert found.statistics["agent"]["beta"].value == pytest.approx(1.0)
 
 
 def test_a_benchmark_belongs_to_its_day_whatever_its_time_of_day():
@@ -316,6 +322,9 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         ({"weights": 60.0 * weights, "bars": bars}, "they sum to 60, and shares of equity are meant, 0.5 for half of it"),
         ({"weights": weights, "bars": bars, "trading": {"fees": 1}}, "fees: unknown key"),
         ({"returns": drifting(0), "trials": 0}, "trials is 0"),
+        ({"returns": drifting(0), "cash_rate": 3}, "cash_rate is 3, but it must be a fraction per year: 0.03 is 3 %"),
+        ({"weights": weights, "bars": bars, "cash_rate": 3.0}, "cash_rate is 3.0, but it must be a fraction"),
+        ({"returns": drifting(0), "benchmark": "nasdaq"}, "nasdaq: no such file"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             tailguard.judge(**arguments)

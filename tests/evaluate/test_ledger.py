@@ -86,12 +86,17 @@ def test_correlations_are_over_the_bars_that_two_trials_share():
     table = correlations([one, late, idle])
     assert table[0, 1] == pytest.approx(np.corrcoef(one.excess[100:], late.excess)[0, 1])
     assert (table[2, :2] == 0.0).all()
-    near = trial(3, first=20, n=280)
-    both = shared_returns(one, [late, near, idle])  # the late one covers two thirds only
-    np.testing.assert_array_equal(both, np.stack([one.excess[20:], near.excess, idle.excess[20:]], axis=1))
-    np.testing.assert_array_equal(shared_returns(late, [one]), np.stack([late.excess, one.excess[100:]], axis=1))
-    assert shared_returns(one, []) is None
-    assert shared_returns(trial(1, first=290, n=10), [one]) is None
+
+
+def test_overfitting_is_of_choosing_among_different_trials_over_the_same_bars():
+    one, late, idle = trial(0), trial(1, first=100, n=200), replace(trial(2), excess=np.zeros(300))
+    near, another, copy = trial(3, first=20, n=280), trial(4), trial(5, like=one, noise=0.01)
+    found = shared_returns(one, [late, near, copy, idle, another])  # the late one covers two thirds only
+    expected = [one.excess[20:], near.excess, idle.excess[20:], another.excess[20:]]
+    np.testing.assert_array_equal(found, np.stack(expected, axis=1))
+    assert shared_returns(one, [near, idle, copy]) is None
+    few = [trial(seed, first=290, n=10) for seed in range(1, 6)]
+    assert shared_returns(few[0], few[1:]) is None
 
 
 def test_the_key_of_the_data_stays_when_bars_are_added_or_adjusted():

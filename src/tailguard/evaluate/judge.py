@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tailguard.evaluate.assessment import Context, Effort, assess, assess_returns
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.inputs import (
+    MOST_RATE,
     TableSource,
     first_start,
     rates_at,
@@ -33,8 +34,9 @@ from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules
 from tailguard.market.bars import YEAR, DataError, periods_per_year, symbols_of, timeframe_text
 from tailguard.market.baselines import Strategy
-from tailguard.market.data import load_bars, load_source
+from tailguard.market.data import load_bars, load_dataset, load_source
 from tailguard.market.rules import TradingRules
+from tailguard.market.shipped import list_datasets
 from tailguard.validation import build, require
 
 REPORT_FILE = "report.html"
@@ -121,8 +123,8 @@ def judge(
     :param weights: target weights by symbol, as shares of equity, at the close of the bar when they were decided; they are
         traded as `trading` says, at the next open by default. Where a bar has no row, the position is held.
     :param bars: what the weights trade: the name of a shipped set, or anything that :func:`tailguard.market.load_bars` takes.
-    :param benchmark: returns or prices of the market. With `returns` it is what alpha is measured over; with `weights` it is a
-        further baseline that has to be beaten.
+    :param benchmark: returns or prices of the market, or the name of a shipped set. With `returns` it is what alpha is measured
+        over; with `weights` it is a further baseline that has to be beaten.
     :param trials: strategies that this one was chosen from by looking at these bars; the ledger may know of more.
     :param cash_rate: interest per year that idle cash earns, a number or a table of rates; it is taken out of every ratio. None
         takes that of `trading`, which is 0 by default.
@@ -281,6 +283,7 @@ def _name(table: Any) -> str:
 
 def _rate(rate: Any) -> float | pd.Series:
     if isinstance(rate, int | float):
+        require(rate < MOST_RATE, "cash_rate", rate, "a fraction per year: 0.03 is 3 %")
         return float(rate)
     return read_rates(rate)
 
@@ -312,7 +315,9 @@ def _levels(benchmark: TableSource, times: pd.DatetimeIndex) -> pd.Series:
 
     :raises DataError: if the benchmark has fewer values than there are bars.
     """
-    levels = read_levels(benchmark)
+    names = {info.name for info in list_datasets()}
+    shipped = isinstance(benchmark, str) and benchmark in names and not Path(benchmark).exists()
+    levels = read_levels(load_dataset(str(benchmark)) if shipped else benchmark)
     if bool((times == times.normalize()).all()):  # the close of a day, whatever time of day its value has
         levels = levels.groupby(pd.DatetimeIndex(levels.index).normalize()).last()
     own, other = usual_step(times), usual_step(levels.index)
@@ -399,12 +404,12 @@ def _known_at(times: pd.DatetimeIndex, bars: pd.DatetimeIndex) -> NDArray[np.int
 
 
 def _window(bars: pd.DataFrame, costs: TradingRules, span: tuple[int, int], cash_rate: Any) -> BacktestWindow:
-    if cash_rate is None or isinstance(cash_rate, int | float):
-        rate = costs.cash_rate if cash_rate is None else float(cash_rate)
+    rate = _rate(costs.cash_rate if cash_rate is None else cash_rate)
+    if not isinstance(rate, pd.Series):
         return BacktestWindow(bars, build(TradingRules, _fields(costs) | {"cash_rate": rate}), span)
     starts = pd.DatetimeIndex(bars.index[span[0] : span[1] - 1])
     free = build(TradingRules, _fields(costs) | {"cash_rate": 0.0})
-    return BacktestWindow(bars, free, span, rates_at(read_rates(cash_rate), starts))
+    return BacktestWindow(bars, free, span, rates_at(rate, starts))
 
 
 def _fields(costs: TradingRules) -> dict[str, Any]:

@@ -30,7 +30,8 @@ KEY_BARS = 100  # bars that identify the data; a file that has grown since has t
 SAME = 0.95  # trials whose returns are correlated by more than this count as one
 TEXTS = ("data", "fingerprint", "config", "title", "source", "date", "sharpe")
 FEWEST_SHARED = 32  # bars over which a correlation, or the probability of overfitting, is worth computing
-COVERED = 0.9  # share of its bars that other trials have to cover to be compared in the probability of overfitting
+# The probability of overfitting is that of choosing among different trials that cover this share of a trial's bars.
+COVERED, FEWEST_TRIALS = 0.9, 4
 RETURNS = "returns"  # key of all trials of which only the returns are known: nobody knows what they traded
 
 
@@ -211,15 +212,20 @@ def correlations(trials: Sequence[Trial]) -> Floats:
 
 
 def shared_returns(trial: Trial, others: Sequence[Trial]) -> Floats | None:
-    """Return the excess returns ``[n, N]`` of a trial and of those that cover its bars; None if there are too few of either.
+    """Return the excess returns ``[n, N]`` of a trial and of different ones over its bars; None if there are too few of either.
 
     :param trial: in the first column.
-    :param others: those that cover less than :data:`COVERED` of its bars are left out.
+    :param others: those that cover less than :data:`COVERED` of its bars are left out, and near copies of one another.
     """
     covering = [other for other in others if len(trial.times.intersection(other.times)) >= COVERED * len(trial.times)]
     series = [pd.Series(each.excess, each.times) for each in (trial, *covering)]
     columns = pd.concat(series, axis=1, join="inner").to_numpy(dtype=np.float64)
-    return columns if covering and len(columns) >= FEWEST_SHARED else None
+    if len(columns) < FEWEST_SHARED:
+        return None
+    close, kept = correlations([trial, *covering]) > SAME, [0]
+    for column in range(1, len(close)):
+        kept += [] if close[column, kept].any() else [column]
+    return columns[:, kept] if len(kept) >= FEWEST_TRIALS else None
 
 
 def _overlap(trial: Trial, other: Trial) -> bool:

@@ -359,7 +359,7 @@ def load_record(folder: Path) -> Evaluation:
     :raises ValueError: if the folder holds no record, or one of an unknown format.
     """
     if not (folder / METRICS_FILE).exists():
-        advice = "`tailguard evaluate` and `tailguard walkforward` write it"
+        advice = "`tailguard evaluate`, `walkforward` and `judge` write it"
         raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}; {advice}")
     numbers = _numbered(json.loads((folder / METRICS_FILE).read_text(encoding="utf-8")))
     if numbers.get("format") != FORMAT:
