@@ -172,6 +172,16 @@ def test_a_benchmark_whose_times_are_shifted_is_refused(shift, when):
         tailguard.judge(hourly, benchmark=days)
 
 
+def test_minutes_and_single_gains_can_be_judged():
+    """Figures per year of a few minutes are infinite, and no error; one gain after nothing is no cumulated return."""
+    minutes = pd.date_range("2020-01-01 09:30", periods=400, freq="min")
+    found = tailguard.judge(pd.Series(drifting(0).to_numpy()[:400] + 0.002, minutes), effort=Effort(draws=50))
+    assert found.statistics["agent"]["cagr"].value == found.statistics["agent"]["calmar"].value == np.inf
+    assert found.verdict.outcome == "evidence of skill"
+    last = pd.Series(np.r_[np.zeros(399), 0.9], drifting(0).index[:400])
+    assert tailguard.judge(last, effort=Effort(draws=50)).verdict.outcome != "evidence of skill"
+
+
 def test_percentages_that_could_be_returns_get_a_word():
     small = 100.0 * drifting(0, years=4).clip(-0.009, 0.009)
     assert "A volatility of 1" in tailguard.judge(small, effort=Effort(draws=50)).verdict.reasons[-1]
@@ -325,6 +335,11 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         ({"returns": drifting(0), "cash_rate": 3}, "cash_rate is 3, but it must be a fraction per year: 0.03 is 3 %"),
         ({"weights": weights, "bars": bars, "cash_rate": 3.0}, "cash_rate is 3.0, but it must be a fraction"),
         ({"returns": drifting(0), "benchmark": "nasdaq"}, "nasdaq: no such file"),
+        ({"returns": drifting(0), "benchmark": 0.0 * drifting(0) + 100.0}, "benchmark: does not move from"),
+        (
+            {"returns": 0.0 * drifting(0) + 0.0001},
+            "returns: each is 0.0001, without any risk .* name its rate with --cash-rate",
+        ),
     ):
         with pytest.raises(ValueError, match=message) as error:
             tailguard.judge(**arguments)

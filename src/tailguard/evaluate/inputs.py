@@ -344,4 +344,5 @@ def _cumulated(values: Floats) -> bool:
     move = float(np.diff(values).std())
     if move <= CUMULATED_MOVE or abs(float(values[0])) > 6.0 * move:
         return False
-    return float(np.corrcoef(values[1:], values[:-1])[0, 1]) > CUMULATED_CORRELATION
+    centred = values - values.mean()
+    return float(centred[1:] @ centred[:-1]) > CUMULATED_CORRELATION * float(centred @ centred)

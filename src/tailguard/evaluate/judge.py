@@ -304,7 +304,12 @@ def _accounts(
         raise DataError(f"returns: {len(times)} bars{which}; at least {FEWEST_BARS} are needed")
     riskless = rates_at(rate, starts) * ((times - starts) / YEAR).to_numpy()
     agent = _untraded(AGENT, times, series.to_numpy(dtype=np.float64), riskless)
+    if float(agent.excess.std()) <= ROUNDING < abs(float(agent.excess.mean())):
+        remedy = "such interest is cash: name its rate with --cash-rate (cash_rate=)"
+        raise DataError(f"returns: each is {agent.returns[0]:g}, without any risk that they could be held against; {remedy}")
     market = None if levels is None else _benchmark(levels, times, starts[0], riskless)
+    if market is not None and float(market.excess.std()) <= ROUNDING:
+        raise DataError(f"benchmark: does not move from {times[0]} to {times[-1]}; give that of the market, or none")
     if market is not None:
         _require_unshifted(agent.returns, market.returns)
     return agent, market
