@@ -447,8 +447,8 @@ def made_up(**changes):
         Candidate(LSTM, 8192, 4.0, 0.2, 0.02, 40.0, -0.3, 2),
     )
     values = {
-        "policy": MLP, "steps": 8192, "core": (0.3, 0.3), "active": 0.4, "mix_growth": 0.05, "candidates": candidates,
-        "features": {"return_1": 0.9, "lag_2": 0.3},
+        "policy": MLP, "steps": 8192, "core": (0.3, 0.3), "active": 0.4, "forecast_t": 2.1, "mix_growth": 0.05,
+        "candidates": candidates, "features": {"return_1": 0.9, "lag_2": 0.3},
     }  # fmt: skip
     return Selection(**values | changes)
 
@@ -457,6 +457,13 @@ def test_a_selection_survives_a_file(tmp_path, once):
     for number, each in enumerate((made_up(), once)):
         save_selection(each, tmp_path / f"{number}.json")
         assert load_selection(tmp_path / f"{number}.json") == each
+
+
+def test_files_from_before_there_was_a_forecast_are_read(tmp_path):
+    path = tmp_path / "selection.json"
+    old = {name: value for name, value in made_up().tree().items() if name != "forecast_t"}
+    path.write_text(json.dumps(old))
+    assert load_selection(path) == made_up(forecast_t=0.0)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +512,7 @@ def test_the_table_has_a_row_per_fold_and_candidate():
 def test_the_reason_names_the_figures_that_decided(active, says):
     reason = made_up(active=active).reason
     assert reason.startswith("MlpPolicy after 8,192 steps grew most on held-out blocks (+12.0% a year, the constant mix +5.0%)")
-    assert "t-statistic of 1.4" in reason
+    assert "t-statistic of 1.4, a linear forecast of the returns 2.1" in reason
     assert reason.endswith(says)
 
 

@@ -338,7 +338,7 @@ class _Trials:
         """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts."""
         products = []
         for market, (first, last) in zip(self.markets, self.blocks, strict=True):
-            columns, fill = market.features.by_instrument(), self.config.trading.fill
+            columns, fill = market.features.by_instrument().astype(np.float64), self.config.trading.fill
             seen = np.concatenate([np.arange(*span) for span in market.spans])
             earned = np.concatenate([fill_returns(market.bars.iloc[slice(*span)], fill) for span in market.spans])
             unseen_earned = fill_returns(market.bars.iloc[first:last], fill)

@@ -87,7 +87,7 @@ def forecast_products(values: Floats, earned: Floats, unseen: Floats, unseen_ear
     groups = [list(range(assets))] if len(values) > 1 else [[asset] for asset in range(assets)]
     products: Floats = np.zeros(unseen.shape[1])
     for group in groups:
-        columns = np.concatenate(values[: len(group)]).astype(np.float64)  # [instruments * n, F]
+        columns = np.concatenate(values[: len(group)])  # [instruments * n, F]
         centre = columns.mean(axis=0)
         columns = columns - centre
         moments = columns.T @ columns / len(columns) + PENALTY * np.eye(columns.shape[1])
