@@ -261,8 +261,8 @@ class Evaluation:
     :param attack: one row per attack and strength: `attack`, `epsilon`, `statistic`, `value`, `low`, `high`; None if none ran.
     :param lineage: entries of a population's lineage.jsonl; None without a population.
     :param selection: one row per fold and candidate that the agent was selected from, inside the training bars: `fold`,
-        `policy`, `steps`, `in_sample_sharpe`, `sharpe`, `growth`, `turnover`, `t_statistic`, `chosen`, `active`, `mix_growth`,
-        `reason`; see :class:`tailguard.experiments.selection.Candidate`. None without a selection.
+        `policy`, `steps`, `in_sample_sharpe`, `sharpe`, `growth`, `turnover`, `t_statistic`, `chosen`, `active`,
+        `forecast_t`, `mix_growth`, `reason`; see :class:`tailguard.experiments.selection.Candidate`. None without a selection.
     :param instruments: one row per instrument of a pool, each traded alone with the whole account: `symbol`, `sharpe`,
         `growth`, `turnover`, `market_sharpe`. None without a pool.
     :param provenance: config, data, versions, seeds, trials, date.
