@@ -33,13 +33,14 @@ def same(found, expected=RETURNS):
         pd.DataFrame({"Fund": RETURNS, "Benchmark": 0.01}),
         RETURNS.map(lambda value: f"{100.0 * value:+.15f}%"),
         pd.DataFrame({"Daily Return [%]": 100.0 * RETURNS, "id": 1.0}),
+        RETURNS.map(lambda value: f"{100.0 * value:.15f}%").rename("Return %"),
         RETURNS.set_axis(DAYS.strftime("%d.%m.%Y")),
         RETURNS.set_axis(DAYS.strftime("%m/%d/%Y")),
         RETURNS.map(lambda value: f"{value:.15f}" if value > 0.0 else f"({-value:.15f})"),
     ],
     ids=[
         *("series", "frame", "column", "text", "zone", "several", "epoch", "newest first", "any order", "with a benchmark"),
-        *("percent signs", "percent in the name", "day first", "month first", "brackets"),
+        *("percent signs", "percent in the name", "percent in both", "day first", "month first", "brackets"),
     ],
 )
 def test_returns_in_memory(frame):

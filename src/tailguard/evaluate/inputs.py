@@ -54,8 +54,6 @@ def read_returns(source: TableSource, column: str | None = None, what: str = "re
     values = values.set_axis(_month_ends(pd.DatetimeIndex(values.index)))
     if _kind(values) == "levels":
         return values.pct_change(fill_method=None).iloc[1:].rename(what)
-    if "%" in str(values.name):
-        values = values / 100.0
     _require_returns(values, what)
     return values.rename(what)
 
@@ -165,12 +163,19 @@ def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
     if index.has_duplicates:
         repeated = index[index.duplicated()][0]
         raise DataError(f"{what}: the time {repeated} is there more than once; drop all rows of it but one")
-    numbers = {name: as_numbers(frame[name]) for name in frame.columns}
+    numbers = {name: _fractions(frame[name]) for name in frame.columns}
     kept = {name: values for name, values in numbers.items() if np.isfinite(values).any()}
     if not kept or len(index) < 2:
         raise DataError(f"{what}: holds no numbers over time; needed are times and a column of numbers")
     table = pd.DataFrame(kept, index=index.rename("time")).sort_index()
     return table if holes else table.replace([np.inf, -np.inf], np.nan)
+
+
+def _fractions(column: pd.Series) -> Floats:
+    """Return a column as numbers; where its name has a percent sign and its cells have none, they are percentages."""
+    values = as_numbers(column)
+    marked = not pd.api.types.is_numeric_dtype(column) and bool(column.astype(str).str.contains("%", regex=False).any())
+    return values / 100.0 if "%" in str(column.name) and not marked else values
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -315,9 +320,7 @@ def _kind(values: pd.Series) -> Literal["levels", "returns"]:
     """Tell an equity curve from returns: it is positive, and larger than any usual return."""
     if not bool((values > 0.0).all()):
         return "returns"
-    if float(values.median()) >= LEVEL_FROM and "%" not in str(values.name):
-        return "levels"
-    return "levels" if _plain(values.name) in LEVEL_NAMES else "returns"
+    return "levels" if float(values.median()) >= LEVEL_FROM or _plain(values.name) in LEVEL_NAMES else "returns"
 
 
 def _require_returns(values: pd.Series, what: str) -> None:
