@@ -67,11 +67,14 @@ class Checkpoints:
         paths = self.paths()
         for path in reversed(paths):
             try:
-                return make(checkpoint.load(path, kind=self.kind, migrations=self.migrations))
+                tree = checkpoint.load(path, kind=self.kind, migrations=self.migrations)
+                with checkpoint.refusing(str(path)):
+                    return make(tree)
             except CheckpointError as error:
                 logger.warning("%s; going back to the one before", error)
+                reason = error
         if paths:
-            raise CheckpointError(f"{self.folder}: none of the {len(paths)} checkpoints can be used")
+            raise CheckpointError(f"{self.folder}: none of the {len(paths)} checkpoints can be used; the oldest: {reason}")
         return None
 
 
