@@ -17,6 +17,7 @@ Loaded = TypeVar("Loaded")
 
 PREFIX, SUFFIX = "step-", ".safetensors"
 BEST, BEST_SCORE = "best.safetensors", "best.json"
+IDENTITY = "identity"  # of the training, in the tree of a file
 
 
 class Checkpoints:
@@ -26,18 +27,23 @@ class Checkpoints:
     :param kind: kind of the files.
     :param keep: number of the newest files to keep; 2 or more, so that a damaged one costs an interval and not the run.
     :param migrations: see :func:`tailguard.io.checkpoint.load`.
+    :param identity: of the training. It is part of every file, and files of another one are not used; None has none.
     """
 
-    def __init__(self, folder: Path, kind: str, keep: int = 3, migrations: Migrations | None = None) -> None:
+    def __init__(
+        self, folder: Path, kind: str, keep: int = 3, migrations: Migrations | None = None, identity: str | None = None
+    ) -> None:
         require(keep >= 2, "keep", keep, "at least 2")
         self.folder, self.kind, self.keep, self.migrations = folder, kind, keep, migrations
+        self.identity = identity
 
     def save(self, step: int, tree: Mapping[str, Any], performance: float = math.nan) -> Path:
         """Write a checkpoint, whole or not at all; then delete the oldest.
 
         :param performance: performance of this model; if it is the highest so far, a copy is kept until a better one comes.
         """
-        data = checkpoint.to_bytes(tree, kind=self.kind)
+        owned = {} if self.identity is None else {IDENTITY: self.identity}
+        data = checkpoint.to_bytes({**tree, **owned}, kind=self.kind)
         path = self.folder / f"{PREFIX}{step:012d}{SUFFIX}"
         _write(path, data)
         if performance > self._best_performance():
@@ -68,6 +74,8 @@ class Checkpoints:
         for path in reversed(paths):
             try:
                 tree = checkpoint.load(path, kind=self.kind, migrations=self.migrations)
+                if tree.pop(IDENTITY, None) != self.identity:
+                    raise CheckpointError(f"{path}: belongs to another run")
                 with checkpoint.refusing(str(path)):
                     return make(tree)
             except CheckpointError as error:

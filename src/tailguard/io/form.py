@@ -107,7 +107,7 @@ def require_form(value: Any, form: Any, name: str) -> None:
 
     :param value: the tree.
     :param form: as the head of this module describes it.
-    :param name: of the tree, for the message.
+    :param name: of the tree, for the message; empty for a whole file.
     """
     if isinstance(form, Leaf):
         require(form.fits(value), name, _brief(value), form.legal)
@@ -116,12 +116,11 @@ def require_form(value: Any, form: Any, name: str) -> None:
             require_form(value, form.form, name)
     elif isinstance(form, Mapping):
         require(isinstance(value, Mapping), name, _brief(value), "a mapping")
-        different = sorted(map(str, set(value) ^ set(form)))
-        require(
-            not different, f"the keys of {name}", sorted(map(str, value))[:20], f"complete and known: {different[:5]} differ"
-        )
+        missing, unknown = (sorted(map(str, keys)) for keys in (set(form) - set(value), set(value) - set(form)))
+        require(not missing, name or "it", f"a mapping without {', '.join(missing[:5])}", "complete")
+        require(not unknown, name or "it", f"a mapping with {', '.join(unknown[:5])[:100]}", "one without")
         for key, part in form.items():
-            require_form(value[key], part, f"{name}.{key}")
+            require_form(value[key], part, f"{name}.{key}" if name else str(key))
     else:
         require(isinstance(value, list | tuple), name, _brief(value), "a list")
         forms = form if isinstance(form, tuple) else form * len(value)

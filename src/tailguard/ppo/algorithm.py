@@ -84,7 +84,7 @@ from tailguard.ppo.policy import (
     RecurrentDistributionalPolicy,
 )
 from tailguard.ppo.risk import RiskObjective
-from tailguard.ppo.rollout import Batch, Experience, Rollout, finite, prepare
+from tailguard.ppo.rollout import Batch, Experience, NotFinite, Rollout, finite, prepare
 from tailguard.ppo.saved_form import (
     require_optimizer_form,
     require_rollout_size,
@@ -316,6 +316,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
         self.rollout_buffer.evaluate = self._experience
         self._attack: AttackedRollout | None = None
+        self._sound_normalization: tuple[dict[str, Any], NDArray[Any]] | None = None
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.calibration = Calibration(self.n_envs, CALIBRATION_WINDOW, TAIL)
@@ -443,7 +444,23 @@ class DistributionalPPO(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> Self:
         """Train as SB3 does; TensorBoard gets the name of SB3's PPO unless another is given."""
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        self._keep_normalization()
+        try:
+            return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        except NotFinite:
+            # The user's VecNormalize has seen the NaN before we have, and would return nothing else from now on.
+            if self._vec_normalize_env is not None and self._sound_normalization is not None:
+                statistics, returns = self._sound_normalization
+                load_normalization_state(self._vec_normalize_env, statistics)
+                self._vec_normalize_env.returns = returns
+            raise
+
+    def _keep_normalization(self) -> None:
+        """Keep the statistics of a user's ``VecNormalize`` as they are, unless they are not finite."""
+        env = self._vec_normalize_env
+        statistics = {} if env is None else normalization_state(env)
+        if env is not None and all(np.isfinite(part["mean"]).all() for part in statistics.values()):
+            self._sound_normalization = statistics, env.returns.copy()
 
     # ------------------------------------------------------------------------------------------------ collecting
 
@@ -465,6 +482,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.episode_returns.begin(starts)
         rollout_buffer.reset(starts)
         before = self._observation_moments()
+        self._keep_normalization()
         callback.on_rollout_start()
         self.acting.begin(rollout_buffer)
         attack = self._attack = attacked_rollout(self.adversary, self._horizon(), rollout_buffer)
@@ -1030,7 +1048,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 raise ValueError(" ".join(text.split()))  # long ones are printed in several lines
         model._setup_model()
         with checkpoint.refusing(name):
-            model._require_state_form(tree)
+            model._require_state_form(tree, changes)
             model._restore(tree, force_reset, changes)
             unchanged = {setting: value for setting, value in settings.items() if setting not in changes}
             require_same_settings(unchanged, model._constructor_arguments())
@@ -1051,13 +1069,16 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if "n_steps" not in changes:
             require_rollout_size(sketch.n_steps, tree["run"]["n_envs"], ObservationRows(saved[0], True).size)
 
-    def _require_state_form(self, tree: Mapping[str, Any]) -> None:
-        """Raise for states that a model that was built like this one cannot have."""
+    def _require_state_form(self, tree: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+        """Raise for states that a model that was built like this one cannot have; those of changed parts are not used."""
         agent, run = tree["agent"], tree["run"]
-        require_form(agent["vgs"], form_of(self.vgs.state_dict()), "agent.vgs")
-        version = self.vgs.state_dict()["vgs_version"]  # every version of the file has it
-        require(agent["vgs"]["vgs_version"] == version, "agent.vgs.vgs_version", agent["vgs"]["vgs_version"], version)
-        require_optimizer_form(agent["optimizer"], self.actor_critic.optimizer, self._optimizer_example())
+        if "vgs" not in changes:
+            require_form(agent["vgs"], form_of(self.vgs.state_dict()), "agent.vgs")
+            twice = {**self.vgs.config.model_dump(), "vgs_version": self.vgs.state_dict()["vgs_version"]}
+            for name, value in twice.items():  # the file says it twice; every version of the file has the same vgs_version
+                require(agent["vgs"][name] == value, f"agent.vgs.{name}", agent["vgs"][name], f"{value!r}")
+        if "optimizer" not in changes:
+            require_optimizer_form(agent["optimizer"], self.actor_critic.optimizer, self._optimizer_example())
         states = (*self.actor_critic.initial_state(run["n_envs"]), *self.actor_critic.initial_critic_state(run["n_envs"]))
         space = self.observation_space
         plain = np.zeros((run["n_envs"], *space.shape), space.dtype) if isinstance(space, spaces.Box) else None

@@ -119,9 +119,9 @@ def require_saved_form(tree: Mapping[str, Any]) -> None:
     :param tree: of a file of the present version.
     """
     parts = {"settings": MAPPING, "spaces": {"observation": MAPPING, "action": MAPPING}, "agent": AGENT, "run": RUN}
-    optional = {"functions": [TEXT]}  # files of earlier versions have none
+    optional = {"functions": [TEXT], "identity": TEXT}  # not in files of earlier versions, nor in those that are no checkpoints
     present = {name: form for name, form in optional.items() if name in tree}
-    require_form(tree, parts | present | {"vec_normalize": Maybe(MAPPING)}, "the file")
+    require_form(tree, parts | present | {"vec_normalize": Maybe(MAPPING)}, "")
     settings = tree["settings"]
     required = {"policy", "policy_kwargs", "n_steps", "critic", "risk", "optimizer", "normalize_obs"}  # save(exclude=...)
     kept = {name: form for name, form in EVERY_SETTING.items() if name in required or name in settings}
@@ -193,6 +193,7 @@ def require_optimizer_form(state: Mapping[str, Any], optimizer: Optimizer, known
     extra = {name: form_of(value) for name, value in fresh.items() if name not in ("state", "param_groups")}
     require_form(state, {"state": MAPPING, "param_groups": [MAPPING], **extra}, "agent.optimizer")
     for saved, group in zip(state["param_groups"], fresh["param_groups"], strict=True):
+        require("lr" in saved and "params" in saved, "agent.optimizer.param_groups", sorted(saved), "complete")
         both = {name: form_of(group[name]) for name in group if name in saved}  # other versions of torch know other options
         require_form({name: saved[name] for name in both}, both, "agent.optimizer.param_groups")
     shapes = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
