@@ -21,7 +21,7 @@ from tailguard.config import Config
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
 from tailguard.experiments.run import Run
-from tailguard.io.atomic import atomic
+from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine, Extinct
@@ -155,6 +155,7 @@ class PopulationRun:
         """
         torch.set_num_threads(1)
         with self.run.locked(), _logged_to(self.folder / LOG):
+            clear_unfinished(self.run.path)
             factory = self._factory()
             with self._engine(engine, factory, FileStore(store or self.folder / STATES), address, parallel) as running:
                 self._begin_or_resume(running)

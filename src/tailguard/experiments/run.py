@@ -41,7 +41,7 @@ from tailguard.experiments.prepared_market import (
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
-from tailguard.io.atomic import atomic
+from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.bars import timeframe
@@ -275,6 +275,7 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     """
     torch.set_num_threads(1)  # small networks are slower on more
     with run.locked():
+        clear_unfinished(run.path)
         run.select(report)
         steps = run.config.training.steps
         market = run.market()

@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -156,8 +157,9 @@ def to_bytes(tree: Mapping[str, Any], *, kind: str) -> bytes:
     return bytes(safetensors_bytes(tensors, {FORMAT: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"}))
 
 
+@cache
 def libraries() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that affect what is saved."""
+    """Return the versions of Python and of the libraries that affect what is saved; finding them takes longer than to save."""
     return {"python": platform.python_version()} | {name: version_of(name) for name in LIBRARIES}
 
 

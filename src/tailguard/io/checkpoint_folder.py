@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tailguard.io import checkpoint
-from tailguard.io.atomic import UNFINISHED, atomic
+from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.checkpoint import CheckpointError, Migrations
 from tailguard.validation import require
 
@@ -17,7 +17,7 @@ Loaded = TypeVar("Loaded")
 
 PREFIX, SUFFIX = "step-", ".safetensors"
 BEST, BEST_SCORE = "best.safetensors", "best.json"
-IDENTITY = "identity"  # of the training, in the tree of a file
+IDENTITY, PERFORMANCE = "identity", "performance"  # of the training and of the model, in the tree of a file
 
 
 class Checkpoints:
@@ -42,22 +42,29 @@ class Checkpoints:
 
         :param performance: performance of this model; if it is the highest so far, a copy is kept until a better one comes.
         """
-        owned = {} if self.identity is None else {IDENTITY: self.identity}
-        data = checkpoint.to_bytes({**tree, **owned}, kind=self.kind)
-        path = self.folder / f"{PREFIX}{step:012d}{SUFFIX}"
-        _write(path, data)
+        facts: dict[str, Any] = {} if self.identity is None else {IDENTITY: self.identity}
+        facts |= {} if math.isnan(performance) else {PERFORMANCE: performance}
+        data = checkpoint.to_bytes({**tree, **facts}, kind=self.kind)
+        # The copy first: a training that is killed in between comes to this step again, but never to one that has its file.
         if performance > self._best_performance():
             _write(self.folder / BEST, data)
             _write(self.folder / BEST_SCORE, json.dumps({"step": step, "performance": performance}).encode())
+        path = self.folder / f"{PREFIX}{step:012d}{SUFFIX}"
+        _write(path, data)
         for old in self.paths()[: -self.keep]:
             old.unlink()
-        for unfinished in self.folder.glob(f".*{UNFINISHED}"):  # of a process that was killed while it wrote
-            unfinished.unlink()
+        clear_unfinished(self.folder)
         return path
 
     def _best_performance(self) -> float:
+        """Return the performance of the best model, from its own file: one that stands beside it may be older or newer."""
         try:
-            return float(json.loads((self.folder / BEST_SCORE).read_text())["performance"])
+            best = checkpoint.load(self.folder / BEST, kind=self.kind)
+            if best.get(IDENTITY) != self.identity:
+                return -math.inf
+            if PERFORMANCE in best:
+                return float(best[PERFORMANCE])
+            return float(json.loads((self.folder / BEST_SCORE).read_text())["performance"])  # of an earlier version
         except (OSError, ValueError, KeyError, TypeError):
             return -math.inf
 
@@ -74,6 +81,7 @@ class Checkpoints:
         for path in reversed(paths):
             try:
                 tree = checkpoint.load(path, kind=self.kind, migrations=self.migrations)
+                tree.pop(PERFORMANCE, None)
                 if tree.pop(IDENTITY, None) != self.identity:
                     raise CheckpointError(f"{path}: belongs to another run")
                 with checkpoint.refusing(str(path)):

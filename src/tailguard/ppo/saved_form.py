@@ -119,7 +119,8 @@ def require_saved_form(tree: Mapping[str, Any]) -> None:
     :param tree: of a file of the present version.
     """
     parts = {"settings": MAPPING, "spaces": {"observation": MAPPING, "action": MAPPING}, "agent": AGENT, "run": RUN}
-    optional = {"functions": [TEXT], "identity": TEXT}  # not in files of earlier versions, nor in those that are no checkpoints
+    # Not in files of earlier versions, nor in those that are no checkpoints of a run.
+    optional = {"functions": [TEXT], "identity": TEXT, "performance": EXTENDED}
     present = {name: form for name, form in optional.items() if name in tree}
     require_form(tree, parts | present | {"vec_normalize": Maybe(MAPPING)}, "")
     settings = tree["settings"]
