@@ -282,6 +282,8 @@ def says_so(path: Path, state: bytes) -> bool:
     file = Forgery.of(path.read_bytes())
     loaded = checkpoint.from_bytes(state, kind="model", name="loaded")
     told = checkpoint._decode(file.manifest["tree"], file.tensors)
+    if "adversary" not in told["settings"]:
+        told["run"]["adversary"] = loaded["run"]["adversary"]
     told["settings"] = _named(loaded["settings"], told["settings"])
     return same(told, loaded)
 

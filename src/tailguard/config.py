@@ -345,7 +345,11 @@ def dump_config(config: Config) -> str:
 
 
 def changed_settings(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, by their keys such as ``training.learning_rate``, with the old and the new value."""
+    """Return the settings that differ, by their keys such as ``training.learning_rate``, with the old and the new value.
+
+    :param before: the old settings.
+    :param after: the new ones.
+    """
     old, new = (_flat(config.model_dump(mode="json")) for config in (before, after))
     keys = dict.fromkeys([*old, *new])
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}

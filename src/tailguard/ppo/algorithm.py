@@ -1019,7 +1019,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """Return the model of a :meth:`state_tree`; the arguments are those of :meth:`load`.
 
         :param name: of the file, for errors.
-        :raises CheckpointError: for a tree that is not that of a model. Sizes are checked before memory is taken for them.
+        :raises CheckpointError: for a tree that is not that of a model. Sizes are checked before RAM is taken for them.
         """
         changes = dict(changes or {})
         if "policy_class" in changes:  # SB3's name for it
@@ -1063,7 +1063,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """Raise for settings that are impossible, or whose networks and rollouts are not those of the saved weights."""
         sketch = cls(**settings, env=None, device="cpu", _init_setup_model=False)
         sketch.observation_space, sketch.action_space = saved
-        own = isinstance(settings["policy"], str)  # a class of the user's may need memory, and is known to the user
+        own = isinstance(settings["policy"], str)  # a class of the user's may need real tensors, and is known to the user
         if own:
             require_sizes(sketch._build_policy, tree["agent"]["policy"], sketch.policy_kwargs)
         if "n_steps" not in changes:
@@ -1074,7 +1074,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         agent, run = tree["agent"], tree["run"]
         if "vgs" not in changes:
             require_form(agent["vgs"], form_of(self.vgs.state_dict()), "agent.vgs")
-            twice = {**self.vgs.config.model_dump(), "vgs_version": self.vgs.state_dict()["vgs_version"]}
+            twice = {"vgs_version": self.vgs.state_dict()["vgs_version"]}
+            twice |= self.vgs.config.model_dump() if "vgs" in tree["settings"] else {}
             for name, value in twice.items():  # the file says it twice; every version of the file has the same vgs_version
                 require(agent["vgs"][name] == value, f"agent.vgs.{name}", agent["vgs"][name], f"{value!r}")
         if "optimizer" not in changes:

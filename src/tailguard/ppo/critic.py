@@ -215,7 +215,7 @@ def build_return_distribution(config: CriticConfig) -> ReturnDistribution:
     if config.num_quantiles == 1:
         return MeanReturn()
     kind = MonotoneQuantileReturns if config.distribution == "monotone" else QuantileReturns
-    with torch.device("cpu"):  # also of a policy that has shapes and no memory: levels are checked
+    with torch.device("cpu"):  # also of a policy that has shapes and no storage: levels are checked
         return kind(quantile_levels(config), config.huber_kappa)
 
 

@@ -529,7 +529,7 @@ class DistributionalPolicy(BasePolicy):
         with refusing("the policy" if isinstance(path, BufferedIOBase) else str(path)):
             saved = read_policy(path, arguments)
             spaces_of_env = saved.observation_space, saved.action_space
-            if cls in OWN_POLICIES:  # a subclass may need memory, and is known to the user
+            if cls in OWN_POLICIES:  # a subclass may need real tensors, and is known to the user
                 require_sizes(lambda: cls(*spaces_of_env, **saved.arguments), saved.weights, saved.arguments)
             policy = cls(*spaces_of_env, **saved.arguments)
             policy.load_state_dict(saved.weights)

@@ -1,7 +1,7 @@
 """The form of a saved model: what its tree must hold before anything is built from it.
 
 Checksums say that a file is as it was written, not that Tailguard wrote it. So every part is checked for its type, and every
-size that the settings name against the tensors that the file really has, on a policy without memory (torch's device ``meta``).
+size that the settings name against the tensors that the file really has, on a policy without storage (torch's device ``meta``).
 """
 
 from collections.abc import Callable, Mapping
@@ -151,9 +151,9 @@ def require_same_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> N
 
 
 def require_sizes(sketch: Callable[[], nn.Module], weights: Mapping[str, Any], network: Mapping[str, Any]) -> None:
-    """Raise a :class:`ValueError` where settings and weights belong to networks of different sizes; no memory is taken.
+    """Raise a :class:`ValueError` where settings and weights belong to networks of different sizes; no RAM is taken.
 
-    :param sketch: builds the policy; called where tensors have shapes and no memory.
+    :param sketch: builds the policy; called where tensors have shapes and no storage.
     :param weights: of the file.
     :param network: the policy's settings: they must not name more layers than there are weights.
     """
@@ -213,14 +213,14 @@ def _moments(known: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
     return forms
 
 
-def require_run_form(run: Mapping[str, Any], memory: tuple[Tensor, ...], observation: np.ndarray[Any, Any] | None) -> None:
+def require_run_form(run: Mapping[str, Any], states: tuple[Tensor, ...], observation: np.ndarray[Any, Any] | None) -> None:
     """Raise a :class:`ValueError` for recurrent states or observations that this model cannot have.
 
     :param run: the part ``run`` of a file.
-    :param memory: the recurrent states of a new model of as many environments.
+    :param states: the recurrent states of a new model of as many environments.
     :param observation: observations of as many environments; None does not check them.
     """
-    require_form(run["memory"], form_of(memory), "run.memory")
+    require_form(run["memory"], form_of(states), "the recurrent states")
     starts = np.zeros(run["n_envs"], np.bool_)
     require_form(run["last_episode_starts"], Maybe(array_like(starts)), "run.last_episode_starts")
     if observation is not None:
