@@ -6,6 +6,7 @@ import resource
 import forge
 import numpy as np
 import pytest
+import torch
 
 from tailguard import DistributionalPPO
 from tailguard.io import checkpoint
@@ -65,6 +66,15 @@ def test_what_is_wrong_is_said(tmp_path, original, change, message):
     assert message in str(error.value)
     assert str(error.value).startswith(f"{path}: ")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
+
+
+@pytest.mark.parametrize("raw", [torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 4, dtype=torch.int8)])
+def test_an_array_is_made_of_bytes(raw):
+    """Other numbers in their place would be read as something else, of the right shape and type."""
+    forgery = forge.Forgery.of(checkpoint.to_bytes({"a": np.ones(3, np.float32)}, kind="test"))
+    forgery.tensors["a"] = raw
+    with pytest.raises(CheckpointError, match="the array a is '<f4', but it must be the bytes of numbers"):
+        checkpoint.from_bytes(forgery.signed(), kind="test", name="x")
 
 
 def test_accounts_stand_where_there_are_bars(tmp_path, original):
