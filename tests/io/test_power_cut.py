@@ -32,31 +32,36 @@ def count_calls(tmp_path, monkeypatch, work):
     return disk.calls
 
 
+def cuts(tmp_path, monkeypatch, work):
+    """Yield, for a cut at every call and for both worlds, a name of the case, what is left, and what was safe."""
+    for cut_at in range(count_calls(tmp_path, monkeypatch, work)):
+        root, done = tmp_path / f"{cut_at}", []
+        root.mkdir()
+        with Disk(root, cut_at).attached(monkeypatch) as disk, suppress(PowerCut):
+            work(root, done)
+        for world in WORLDS:
+            yield (cut_at, world), disk.after_the_cut(tmp_path / f"{cut_at}-{world}", world), done
+
+
 def best_of(steps):
     known = [PERFORMANCES[step] for step in steps if not math.isnan(PERFORMANCES[step])]
     return max(known, default=-math.inf)
 
 
 def test_checkpoints_survive_a_cut_at_every_call(tmp_path, monkeypatch):
-    calls = count_calls(tmp_path, monkeypatch, lambda root, done: saves(root / "run" / "checkpoints", done))
-    assert calls > 50
-    for cut_at in range(calls):
-        root, done = tmp_path / f"{cut_at}", []
-        root.mkdir()
-        with Disk(root, cut_at).attached(monkeypatch) as disk, suppress(PowerCut):
-            saves(root / "run" / "checkpoints", done)
-        for world in WORLDS:
-            left = Checkpoints(
-                disk.after_the_cut(tmp_path / f"{cut_at}-{world}", world) / "run" / "checkpoints", "test", 2, identity="run"
-            )
-            found = left.newest(lambda tree: tree["step"])
-            assert found in ({done[-1], done[-1] + 1} if done else {None, 0}), (cut_at, world)
-            # The best of what is safe is there, or a better one that was being saved.
-            performance = left._best_performance()
-            assert performance in (best_of(done), best_of(range(len(done) + 1))), (cut_at, world)
-            if done:
-                assert PERFORMANCES[checkpoint.load(left.folder / BEST, kind="test")["step"]] == performance
-            resume_and_finish(left, found)
+    cases = 0
+    for case, folder, done in cuts(tmp_path, monkeypatch, lambda root, done: saves(root / "run" / "checkpoints", done)):
+        cases += 1
+        left = Checkpoints(folder / "run" / "checkpoints", "test", 2, identity="run")
+        found = left.newest(lambda tree: tree["step"])
+        assert found in ({done[-1], done[-1] + 1} if done else {None, 0}), case
+        # The best of what is safe is there, or a better one that was being saved.
+        performance = left._best_performance()
+        assert performance in (best_of(done), best_of(range(len(done) + 1))), case
+        if done:
+            assert PERFORMANCES[checkpoint.load(left.folder / BEST, kind="test")["step"]] == performance
+        resume_and_finish(left, found)
+    assert cases > 100
 
 
 def resume_and_finish(files, found):
@@ -91,16 +96,10 @@ def test_sealed_files_are_old_or_new(tmp_path, monkeypatch):
             write_sealed(root / "run" / "run.json", {"version": version})
             done.append(version)
 
-    for cut_at in range(count_calls(tmp_path, monkeypatch, work)):
-        root, done = tmp_path / f"{cut_at}", []
-        root.mkdir()
-        with Disk(root, cut_at).attached(monkeypatch) as disk, suppress(PowerCut):
-            work(root, done)
-        for world in WORLDS:
-            path = disk.after_the_cut(tmp_path / f"{cut_at}-{world}", world) / "run" / "run.json"
-            if not done and not path.exists():
-                continue
-            assert read_sealed(path)["version"] in (len(done) - 1, len(done)), (cut_at, world)
+    for case, folder, done in cuts(tmp_path, monkeypatch, work):
+        path = folder / "run" / "run.json"
+        if done or path.exists():
+            assert read_sealed(path)["version"] in (len(done) - 1, len(done)), case
 
 
 def test_events_that_were_recorded_stay(tmp_path, monkeypatch):
@@ -111,13 +110,8 @@ def test_events_that_were_recorded_stay(tmp_path, monkeypatch):
             record({"event": "abandoned", "number": number})
             done.append(number)
 
-    for cut_at in range(count_calls(tmp_path, monkeypatch, work)):
-        root, done = tmp_path / f"{cut_at}", []
-        root.mkdir()
-        with Disk(root, cut_at).attached(monkeypatch) as disk, suppress(PowerCut):
-            work(root, done)
-        for world in WORLDS:
-            path = disk.after_the_cut(tmp_path / f"{cut_at}-{world}", world) / "population" / "lineage.jsonl"
-            known = [event["number"] for event in lineage.read(path)] if path.exists() else []
-            assert path.exists() or not done
-            assert known in (list(range(max(len(done) - 1, 0))), list(range(len(done)))), (cut_at, world)
+    for case, folder, done in cuts(tmp_path, monkeypatch, work):
+        path = folder / "population" / "lineage.jsonl"
+        known = [event["number"] for event in lineage.read(path)] if path.exists() else []
+        assert path.exists() or not done, case
+        assert known in (list(range(max(len(done) - 1, 0))), list(range(len(done)))), case
