@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-avx2 lint types pytest docs architecture bench bench-quick soak bench-env clean
+.PHONY: demo test test-avx2 lint types pytest docs architecture bench bench-quick soak forge mutants sbom bench-env clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
@@ -44,6 +44,19 @@ bench-quick: $(VENV)/.bench  # three minutes: does everything run?
 
 soak: $(VENV)/.runtime  # an hour of training under faults
 	$(BIN)/python benchmarks/soak.py --minutes 60
+
+forge: $(VENV)/.runtime  # 2,000 damaged and 500 forged checkpoints: none loads wrong, hangs or takes all memory
+	$(BIN)/python benchmarks/forge.py
+
+mutants: $(VENV)/.dev  # mistakes put into the code one by one: do the tests notice? Takes half an hour, and can be resumed
+	$(BIN)/python benchmarks/mutants.py
+
+sbom: $(VENV)/.runtime  # artifacts/sbom.cdx.json: what Tailguard is installed with (CycloneDX); its tool stays out of .venv
+	@$(PYTHON) -m venv $(VENV)/sbom
+	@$(VENV)/sbom/bin/pip --disable-pip-version-check -q install "cyclonedx-bom>=7,<8"
+	@mkdir -p artifacts
+	$(VENV)/sbom/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml \
+	  --output-format JSON --output-file artifacts/sbom.cdx.json
 
 bench-env: $(VENV)/.bench
 	$(BIN)/python benchmarks/env_speed.py

@@ -11,6 +11,7 @@ import sys
 import pandas as pd
 import pytest
 
+from tailguard.cli import main
 from tailguard.config import Config, load_config
 from tailguard.evaluate import backtest
 from tailguard.market import TradingRules, load_dataset, random_walk
@@ -400,3 +401,15 @@ def test_a_judged_strategy_has_a_report_and_is_in_the_ledger(own_file, tmp_path)
     off = run("judge", *arguments, "--no-ledger", **environment)
     assert "The ledger of trials was off" in off.stdout
     assert len(json.loads(run("trials", "--format", "json", **environment).stdout)) == 2
+
+
+def test_a_lack_of_memory_is_one_line(monkeypatch, capsys):
+    def starve(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("tailguard.config.load_config", starve)
+    with pytest.raises(SystemExit) as ended:
+        main(["config"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: out of memory: ")

@@ -308,3 +308,37 @@ def test_mistakes_in_arguments_of_the_model_name_the_argument():
 
 def test_a_population_may_search_what_a_model_can_change():
     assert set(ACCESSORS) | {"learning_rate"} == SEARCHABLE
+
+
+class TestLimits:
+    BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{chr(ord(previous) + 1)}: &{chr(ord(previous) + 1)} [{', '.join([f'*{previous}'] * 9)}]\n" for previous in "abcdefgh"
+    )
+
+    @pytest.mark.parametrize("text", [BOMB, "data: &a [*a]\n", "a: &a {b: *a}\n"])
+    def test_a_bomb_of_aliases_is_refused_at_once(self, tmp_path, text):
+        path = tmp_path / "bomb.yaml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"bomb.yaml: the configuration is .* values"):
+            load_config(path)
+
+    def test_a_few_aliases_are_allowed(self, tmp_path):
+        path = tmp_path / "config.yaml"
+        path.write_text("data: &names [x, y]\nstrategies: *names\n")
+        assert load_config(path).strategies == ("x", "y")
+
+    def test_large_files_and_devices_are_refused(self, tmp_path):
+        path = tmp_path / "large.yaml"
+        path.write_text("data: [" + "x, " * 200_000 + "]")
+        with pytest.raises(ValueError, match=r"large.yaml is 'more than 262,144 bytes', but it must be a file of settings"):
+            load_config(path)
+        with pytest.raises(ValueError, match=r"/dev/zero is 'more than"):
+            load_config(Path("/dev/zero"))
+
+    def test_deep_nesting_is_one_line(self, tmp_path):
+        path = tmp_path / "deep.yaml"
+        path.write_text("[" * 500)
+        with pytest.raises(ValueError, match=r"deep.yaml: is not YAML"):
+            load_config(path)
+        with pytest.raises(ValueError, match="is not a YAML value"):
+            load_config(None, ["data=" + "[" * 500])

@@ -1,6 +1,7 @@
 """What a package index, a librarian and a newcomer read: consistent, and true."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -55,3 +56,10 @@ def test_commands_that_contributors_are_told_exist():
 
 def _normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_bill_of_materials_is_made_by_a_tool_of_its_own():
+    """`make sbom` needs a network, so only its commands are looked at: the tool must not end up in the environment it lists."""
+    commands = subprocess.run(["make", "-n", "sbom"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert ".venv/sbom/bin/cyclonedx-py environment .venv/bin/python" in commands
+    assert "--output-file artifacts/sbom.cdx.json" in commands

@@ -4,7 +4,8 @@ A section is the settings class of its package, so every default stands exactly 
 constructor of :class:`tailguard.DistributionalPPO` takes the same classes. ``docs/config.md`` is made of their docstrings.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -59,9 +60,13 @@ __all__ = [
     "TrainingConfig",
     "VGSConfig",
     "WalkforwardConfig",
+    "changed_settings",
     "dump_config",
     "load_config",
 ]
+
+# Limits of what is read: all settings together have 10 kB and some 200 values.
+LARGEST_FILE, MOST_VALUES = 256 * 2**10, 20_000
 
 # What a population may search, by the names that experiments/population_member.py gives to the hyperparameters of a model.
 ADVERSARIAL = frozenset({"adversarial_epsilon", "adversarial_ratio", "robust_kl_coef"})
@@ -340,18 +345,63 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
+def changed_settings(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, by their keys such as ``training.learning_rate``, with the old and the new value.
+
+    :param before: the old settings.
+    :param after: the new ones.
+    """
+    old, new = (_flat(config.model_dump(mode="json")) for config in (before, after))
+    keys = dict.fromkeys([*old, *new])
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return a tree of settings as one mapping from whole keys to values."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return flat
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # bounded: it may be a device
+            data = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    require(len(data) <= LARGEST_FILE, str(path), f"more than {LARGEST_FILE:,} bytes", "a file of settings")
+    try:
+        values = _parse(data.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ValueError(f"{path}: must hold keys and values, got {type(values).__name__}")
     return values
+
+
+def _parse(text: str) -> Any:
+    """Return the values of a YAML text, unless its aliases stand for far more than it holds (a "billion laughs" bomb)."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None:
+        size = _expanded(root, {})
+        require(size <= MOST_VALUES, "the configuration", f"{size:.3g} values", f"at most {MOST_VALUES:,}, with its aliases")
+    return yaml.safe_load(text)
+
+
+def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
+    """Return how many values a node stands for when every alias in it is written out; infinite if it holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1.0
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is known: whoever asks is inside of it
+        parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1.0 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -360,8 +410,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not equals or not all(path):
         raise ValueError(f"--set {override!r}: must look like section.key=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _parse(text)
+    except (yaml.YAMLError, RecursionError):
         raise ValueError(f"--set {override!r}: {text!r} is not a YAML value") from None
     node = values
     for key in path[:-1]:

@@ -82,3 +82,10 @@ def test_scale_and_weights_of_features_are_part_of_the_graph(tmp_path, form):
     if form == "onnx":
         facts = {one.key: one.value for one in onnx.load(path).metadata_props}
         assert json.loads(facts["tailguard"])["columns"] == columns
+
+
+def test_a_missing_folder_is_not_made(tmp_path):
+    policy = trained("squashed").policy
+    with pytest.raises(ValueError, match="there is no folder"):
+        export(policy, tmp_path / "missing" / "agent", "torchscript")
+    assert not (tmp_path / "missing").exists()

@@ -13,6 +13,7 @@ import pytest
 
 from tailguard.config import load_config
 from tailguard.evaluate.play import play, return_gamma_of
+from tailguard.experiments import bar_stream
 from tailguard.experiments.bar_stream import bar_chunks
 from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
@@ -138,3 +139,27 @@ def test_the_command_reads_a_pipe_and_a_file_that_grows(tmp_path):
     process.kill()
     process.communicate()
     assert [line["weight"] for line in (first, *more)] == [decision.weights[0] for decision in expected[-3:]]
+
+
+class TestLimitsOfAStream:
+    def test_an_endless_line_is_refused(self):
+        with open("/dev/zero", "rb") as endless, pytest.raises(DataError, match="a line of more than"):
+            list(bar_chunks(endless))
+
+    def test_lines_without_a_bar_are_refused(self):
+        text = b"nothing to see\n" * 20_000
+        with pytest.raises(DataError, match="no bar in the first"):
+            list(bar_chunks(io.BytesIO(text)))
+
+    def test_a_compressed_file_without_an_end_is_refused(self, monkeypatch):
+        monkeypatch.setattr(bar_stream, "LARGEST_WHOLE", 2**21)
+        stream = io.BytesIO(b"\x1f\x8b" + bytes(2**22))
+        with pytest.raises(DataError, match="without an end"):
+            list(bar_chunks(stream))
+
+    def test_a_compressed_file_with_long_lines_is_read(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(bar_stream, "LONGEST_LINE", 64)
+        bars = random_walk(300, seed=0)
+        bars.to_csv(tmp_path / "bars.csv.gz")
+        (whole,) = bar_chunks(io.BytesIO((tmp_path / "bars.csv.gz").read_bytes()))
+        assert len(whole) == 300

@@ -189,7 +189,7 @@ class TestCheckpoints:
         for step, performance in enumerate([1.0, 3.0, 2.0, float("nan"), 0.0]):
             files.save(step, {"step": step}, performance)
         assert [path.name for path in files.paths()] == ["step-000000000003.safetensors", "step-000000000004.safetensors"]
-        assert checkpoint.load(tmp_path / "best.safetensors", kind="test") == {"step": 1}
+        assert checkpoint.load(tmp_path / "best.safetensors", kind="test") == {"step": 1, "performance": 3.0}
         assert files.newest(lambda tree: tree) == {"step": 4}
 
     def test_a_damaged_one_costs_an_interval_and_is_named(self, tmp_path, caplog):
@@ -212,3 +212,12 @@ class TestCheckpoints:
         assert files.newest(lambda tree: tree) is None
         files.save(2, {})
         assert len(os.listdir(tmp_path)) == 1
+
+    def test_the_best_of_an_earlier_version_has_its_performance_beside_it(self, tmp_path):
+        checkpoint.save(tmp_path / "best.safetensors", {"step": 1}, kind="test")
+        (tmp_path / "best.json").write_text('{"step": 1, "performance": 3.0}')
+        files = Checkpoints(tmp_path, "test")
+        files.save(2, {"step": 2}, 2.0)
+        assert checkpoint.load(tmp_path / "best.safetensors", kind="test")["step"] == 1
+        files.save(3, {"step": 3}, 4.0)
+        assert checkpoint.load(tmp_path / "best.safetensors", kind="test")["step"] == 3

@@ -1124,3 +1124,24 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_reported(kind):
     assert model.logger.name_to_value["warn/non_finite_gradient"] == 1.0
     assert weights(model.policy).isfinite().all()
     assert not torch.equal(weights(model.policy), before)
+
+
+@pytest.mark.parametrize("what", ["obs", "rewards"])
+@pytest.mark.parametrize("step", [0, T + 3])
+def test_nan_from_an_environment_does_not_poison_the_vec_normalize_of_the_user(what, step):
+    """VecNormalize sees the NaN first; its statistics go back to those at the start of the rollout."""
+    script = Script()
+    env = VecNormalize(script, norm_reward=False)
+    getattr(script, what)[step, 1] = np.nan
+    model = make(env=env)
+    with pytest.raises(ValueError, match="is not finite"):
+        model.learn(3 * T * B)
+    assert np.isfinite(env.obs_rms.mean).all()
+    assert np.isfinite(env.obs_rms.var).all()
+    assert np.isfinite(env.ret_rms.mean)
+    assert np.isfinite(env.returns).all()
+    whole = Script()
+    sound = VecNormalize(whole, norm_reward=False)
+    if step:
+        make(env=sound).learn(T * B)  # up to the rollout before
+        assert np.array_equal(env.obs_rms.mean, sound.obs_rms.mean)

@@ -238,6 +238,18 @@ class TestSRLambda:
             assert bool(((depth == n).double().mean(0) - expected).abs().max() <= 4 * error)
         assert bool(((depth >= 1) & (depth <= steps)).all())
 
+    def test_atoms_decide_independently(self):
+        """Two atoms look equally far ahead as often as two independent geometric depths are equal."""
+        steps, copies, lam = 6, 20_000, 0.6
+        rewards = torch.zeros(steps, copies)
+        quantiles = torch.arange(1.0, steps + 1)[:, None, None].expand(-1, copies, 3)
+        depth = sr_lambda_targets(rewards, quantiles, never(rewards), never(rewards), 1.0, lam, seeded())[0]
+        chances = [(1 - lam) * lam ** (n - 1) if n < steps else lam ** (n - 1) for n in range(1, steps + 1)]
+        expected = sum(chance**2 for chance in chances)
+        error = math.sqrt(expected * (1 - expected) / copies)
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            assert abs((depth[:, one] == depth[:, other]).double().mean() - expected) <= 4 * error
+
     @pytest.mark.parametrize("flag", ["terminated", "truncated"])
     def test_the_next_episode_never_leaks_back(self, flag):
         batch = rewards, _, quantiles, terminated, truncated = rollout(10, 2, atoms=4, ends=0.0)

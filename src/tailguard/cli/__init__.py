@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except ValueError as error:
         _fail(str(error))
+    except MemoryError:
+        _fail("out of memory: smaller data, networks, training.n_envs or training.n_steps need less")
     except Interrupted as stopped:
         sys.stderr.write(f"{stopped}\n")
         sys.exit(INTERRUPTED)

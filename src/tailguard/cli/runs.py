@@ -56,11 +56,21 @@ def run_train(
     _train(run, output, quiet)
 
 
-def run_resume(run: RunArgument, output: FormatOption = Format.TABLE, quiet: QuietOption = False) -> None:
+def run_resume(
+    run: RunArgument,
+    allow_config_change: Annotated[
+        bool, typer.Option("--allow-config-change", help="Train on with what was edited in RUN/config.yaml; it is listed.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
     """Resume a training that was stopped or killed; the result is the same as without the stop."""
     from tailguard.experiments.run import Run
 
-    _train(Run.open(run), output, quiet)
+    opened = Run.open(run, allow_config_change=allow_config_change)
+    if opened.changed:
+        say(f"changed settings: {opened.change_text()}", stderr=True)
+    _train(opened, output, quiet)
 
 
 def _train(run: "Run", output: Format, quiet: bool) -> None:

@@ -21,10 +21,12 @@ from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, Uni
 from tailguard.evaluate.stats.series import Floats, equity_of
 from tailguard.evaluate.verdict import Verdict
 from tailguard.io.atomic import atomic
+from tailguard.io.sealed import digest, read_sealed, write_sealed
 from tailguard.validation import require
 
 RECORD_FOLDER = "evaluation"  # inside the folder of the run
 METRICS_FILE = "metrics.json"
+CHECKSUMS = "checksums.json"
 FORMAT = 1
 # JSON has no infinity and no NaN; they are written as these strings.
 NOT_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
@@ -328,7 +330,7 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     # The old metrics go first: a folder that has them is complete.
     tables = ("attack.csv", "selection.csv", "instruments.csv", "trades.csv")
-    for name in (METRICS_FILE, "calibration.csv", *tables, "lineage.jsonl"):
+    for name in (METRICS_FILE, CHECKSUMS, "calibration.csv", *tables, "lineage.jsonl"):
         (folder / name).unlink(missing_ok=True)
     _write_table(folder / "tracks.csv", _histories_table(evaluation))
     _write_table(folder / "prices.csv", evaluation.prices.rename_axis("time").reset_index())
@@ -348,9 +350,22 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     if evaluation.lineage is not None:
         lines = "".join(json.dumps(entry) + "\n" for entry in evaluation.lineage)
         (folder / "lineage.jsonl").write_text(lines, encoding="utf-8")
+    metrics = metrics_text(evaluation).encode()
+    others = {path.name: digest(path.read_bytes()) for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".jsonl")}
+    write_sealed(folder / CHECKSUMS, {**others, METRICS_FILE: digest(metrics)})
     with atomic(folder / METRICS_FILE) as file:
-        file.write(metrics_text(evaluation).encode())
+        file.write(metrics)
     return folder
+
+
+def _require_unchanged(folder: Path) -> None:
+    """Raise a :class:`ValueError` if a file of a record is not as it was written; earlier versions wrote no checksums."""
+    if not (folder / CHECKSUMS).exists():
+        return
+    for name, expected in read_sealed(folder / CHECKSUMS).items():
+        path = folder / name
+        if not path.is_file() or digest(path.read_bytes()) != expected:
+            raise ValueError(f"{path} was changed since Tailguard wrote it; it is a record, not an input: evaluate again")
 
 
 def load_record(folder: Path) -> Evaluation:
@@ -361,6 +376,7 @@ def load_record(folder: Path) -> Evaluation:
     if not (folder / METRICS_FILE).exists():
         advice = "`tailguard evaluate`, `walkforward` and `judge` write it"
         raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}; {advice}")
+    _require_unchanged(folder)
     numbers = _numbered(json.loads((folder / METRICS_FILE).read_text(encoding="utf-8")))
     if numbers.get("format") != FORMAT:
         raise ValueError(f"{folder / METRICS_FILE} has format {numbers.get('format')!r}; this version reads {FORMAT}")

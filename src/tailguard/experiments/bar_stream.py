@@ -24,6 +24,8 @@ from tailguard.market.files import FileConfig, decode, recognise_layout
 POLL_SECONDS = 0.2
 # First bytes of files that cannot be read line by line: gzip, zip, Parquet, UTF-16.
 WHOLE = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"\xff\xfe", b"\xfe\xff")
+# Limits of what is read from somebody's pipe: a line, the lines before the first bar, lines that wait, a file without lines.
+LONGEST_LINE, MOST_HEADING, MOST_WAITING, LARGEST_WHOLE = 2**20, 10_000, 10_000, 2**28
 
 
 def file_chunks(path: Path, config: FileConfig, keep: Sequence[str] = (), follow: bool = False) -> Iterator[pd.DataFrame]:
@@ -69,6 +71,8 @@ def bar_chunks(
             waiting = []
             continue
         if heading is None:
+            if len(waiting) > MOST_HEADING:
+                raise DataError(f"no bar in the first {MOST_HEADING:,} lines")
             heading = _heading(waiting, config)
             waiting = waiting[len(heading or ()) :] if heading is not None else waiting
         if heading is not None and waiting:
@@ -109,20 +113,27 @@ def _parsed(line: str) -> dict[str, Any]:
 
 def _batches(stream: BinaryIO, follow: bool) -> Iterator[list[str] | bytes]:
     """Yield whole lines that are not empty, as many at a time as have arrived; or the bytes of a file that has no lines."""
-    arrived: queue.Queue[bytes | OSError | None] = queue.Queue()
+    arrived: queue.Queue[bytes | OSError | DataError | None] = queue.Queue(MOST_WAITING)
     threading.Thread(target=_read, args=(stream, follow, arrived), daemon=True).start()
     first = True
     while True:
         batch = [arrived.get()]
-        while not arrived.empty():
+        while not arrived.empty() and len(batch) < MOST_WAITING:
             batch.append(arrived.get())
         for entry in batch:
-            if isinstance(entry, OSError):
+            if isinstance(entry, OSError | DataError):
                 raise entry
         content = [entry for entry in batch if isinstance(entry, bytes)]
         if first and content and content[0].startswith(WHOLE):
-            while batch[-1] is not None:
-                batch.append(arrived.get())
+            size = sum(map(len, content))
+            while batch[-1] is not None and size <= LARGEST_WHOLE:
+                entry = arrived.get()
+                if isinstance(entry, OSError | DataError):
+                    raise entry
+                batch.append(entry)
+                size += len(entry or b"")
+            if size > LARGEST_WHOLE:
+                raise DataError(f"more than {LARGEST_WHOLE:,} bytes without an end: give a file with --bars")
             yield b"".join(entry for entry in batch if isinstance(entry, bytes))
             return
         text = [line for line in (decode(entry)[0] for entry in content) if line.strip()]
@@ -133,19 +144,24 @@ def _batches(stream: BinaryIO, follow: bool) -> Iterator[list[str] | bytes]:
             return
 
 
-def _read(stream: BinaryIO, follow: bool, arrived: "queue.Queue[bytes | OSError | None]") -> None:
-    unfinished = b""
+def _read(stream: BinaryIO, follow: bool, arrived: "queue.Queue[bytes | OSError | DataError | None]") -> None:
+    unfinished, whole = b"", None
     while True:
         try:
-            part = stream.readline()
+            part = stream.readline(LONGEST_LINE)
         except OSError as error:  # the reader of the queue raises it: here nobody would see it
             arrived.put(error)
             return
-        if part.endswith(b"\n") or (not part and unfinished and not follow):
+        if whole is None and part:
+            whole = part.startswith(WHOLE)
+        if part.endswith(b"\n") or (part and whole) or (not part and unfinished and not follow):
             arrived.put(unfinished + part)
             unfinished = b""
         elif part:
             unfinished += part
+            if len(unfinished) >= LONGEST_LINE:
+                arrived.put(DataError(f"a line of more than {LONGEST_LINE:,} bytes is not a bar"))
+                return
         elif follow:
             time.sleep(POLL_SECONDS)
         else:

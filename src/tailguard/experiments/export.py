@@ -94,9 +94,12 @@ def export(
     :param form: ``onnx`` needs the extra of that name.
     :param scaler: see :class:`ActingStep`.
     :param columns: names of the columns of an observation, written beside the graph.
+    :raises ValueError: when its folder does not exist.
     """
     path = Path(path)
     path = path if path.suffix else path.with_suffix(SUFFIXES[form])
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}; make it, or name another file")
     policy.set_training_mode(False)
     step = ActingStep(policy, scaler).eval()
     inputs, names = _example(policy)

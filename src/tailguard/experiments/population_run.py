@@ -5,23 +5,23 @@ RUN/population/lineage.jsonl  everything that happened, an event per line
 RUN/population/states/        the state of every member, and of the population
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger, configure
 
 from tailguard.config import Config
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
-from tailguard.experiments.run import INFO, Run
-from tailguard.io.atomic import atomic
+from tailguard.experiments.run import Run
+from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine, Extinct
@@ -33,6 +33,7 @@ from tailguard.population.store import FileStore
 
 logger = logging.getLogger(__name__)
 FOLDER, LINEAGE, STATES, FEATURES, LOG = "population", "lineage.jsonl", "states", "features.npy", "log.txt"
+Floats32 = NDArray[np.float32]
 EngineName = Literal["serial", "process", "ray"]
 
 
@@ -104,7 +105,7 @@ class PopulationRun:
         split, validation = split_off_validation(default_split(len(bars), config.training), population.validation_share)
         validation_blocks(validation, population)  # refuses more than there are bars for: no folder yet
         run = Run.create(path, config, source, prepare_market(bars, config, split))
-        _note(run, {"validation": list(validation)})
+        run.note({"validation": list(validation)})
         return cls(run)
 
     @classmethod
@@ -154,6 +155,7 @@ class PopulationRun:
         """
         torch.set_num_threads(1)
         with self.run.locked(), _logged_to(self.folder / LOG):
+            clear_unfinished(self.run.path)
             factory = self._factory()
             with self._engine(engine, factory, FileStore(store or self.folder / STATES), address, parallel) as running:
                 self._begin_or_resume(running)
@@ -180,7 +182,7 @@ class PopulationRun:
 
     def _factory(self) -> MarketFactory:
         market, path = self.run.market(), self.folder / FEATURES
-        if not path.exists():
+        if not _holds(path, market.features.values):
             with atomic(path) as file:
                 np.save(file, market.features.values)
         first, last = self.run.info["validation"]
@@ -236,8 +238,22 @@ class PopulationRun:
         learner.load(engine.store.read(best.checkpoint_path))
         self.run.checkpoints.save(learner.model.num_timesteps, learner.model_tree(), best.performance)
         winner = {"member": best.member_id, "score": best.performance, "hyperparams": dict(best.hyperparams)}
-        _note(self.run, {"trials": self.trials, "winner": winner})
+        self.run.note({"trials": self.trials, "winner": winner})
         logger.info("Member %d wins with %s %.6g", best.member_id, self.config.metric_name, best.performance)
+
+
+def _holds(path: Path, values: Floats32) -> bool:
+    """Return True if a file holds exactly these features; one that was damaged is written again."""
+    if not path.exists():
+        return False
+    try:
+        saved = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError):
+        saved = np.empty(0, values.dtype)
+    same = saved.dtype == values.dtype and np.array_equal(saved, values)
+    if not same:
+        logger.warning("%s is damaged; it is written again", path)
+    return same
 
 
 def _with_steps(config: Config) -> Config:
@@ -263,10 +279,3 @@ def _logged_to(path: Path) -> Iterator[None]:
         package.setLevel(before)
         package.removeHandler(handler)
         handler.close()
-
-
-def _note(run: Run, facts: dict[str, Any]) -> None:
-    """Add facts to ``run.json``."""
-    run.info.update(facts)
-    with atomic(run.path / INFO) as file:
-        file.write(json.dumps(run.info, indent=2).encode())

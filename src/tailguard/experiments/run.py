@@ -1,7 +1,7 @@
 """A run: one folder with every setting of a training, what it has learnt and how it went.
 
-    RUN/config.yaml           every setting
-    RUN/run.json              data and its fingerprint, rows of training and test, scale of the features, versions
+    RUN/config.yaml           every setting, as a record
+    RUN/run.json              data and its fingerprint, rows of training and test, scale of the features, versions, checksum
     RUN/selection.json        what was chosen on held-out blocks of the training bars, if anything was to choose
     RUN/checkpoints/          the last few models and the best
     RUN/metrics.jsonl         the metrics, a line per update
@@ -11,7 +11,7 @@ Nothing else is needed to resume, evaluate or deploy it.
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Self
 import pandas as pd
 import torch
 
-from tailguard.config import Config, dump_config, load_config
+from tailguard.config import Config, changed_settings, dump_config, load_config
 from tailguard.evaluate.play import ReportProgress
 from tailguard.experiments import Interrupted
 from tailguard.experiments.callbacks import (
@@ -41,16 +41,28 @@ from tailguard.experiments.prepared_market import (
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
-from tailguard.io.atomic import atomic
+from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
+from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.bars import timeframe
 from tailguard.market.data import source_parts
 from tailguard.market.features import FeatureScaler
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.rollout import NotFinite
 from tailguard.ppo.serialization import KIND, MIGRATIONS
+from tailguard.validation import build
 
 CONFIG, INFO, SELECTION, METRICS, LOCK = "config.yaml", "run.json", "selection.json", "metrics.jsonl", ".lock"
+# Settings that may change while a run is under way, if that is asked for. Of the training: names of the model's arguments.
+MODEL_SETTINGS = (
+    *("learning_rate", "n_epochs", "gae_lambda", "clip_range", "max_grad_norm", "vf_coef", "microbatch_size"),
+    *("entropy", "kl", "stats_window_size"),
+)
+CHANGEABLE = (
+    *("checkpoints", "walkforward", "strategies", "training.steps", "training.minutes", "training.tensorboard"),
+    *(f"trading.{name}" for name in ("fee", "half_spread", "slippage", "cash_rate", "borrow_rate")),
+    *(f"training.{name}" for name in MODEL_SETTINGS),
+)
 
 
 class Run:
@@ -65,10 +77,12 @@ class Run:
     def __init__(self, path: Path, config: Config, info: dict[str, Any], market: Market | None = None) -> None:
         self.path, self.config, self.info = path, config, info
         self._market = market
+        self.changed: dict[str, tuple[Any, Any]] = {}  # settings edited since the run began: key to old and new value
         self.selection: Selection | None = None
         if config.selects and (path / SELECTION).exists():
             self._apply(load_selection(path / SELECTION))
-        self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS)
+        # Runs of earlier versions have no identity, and neither have their checkpoints.
+        self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS, info.get("run_id"))
 
     @classmethod
     def create(cls, path: str | Path, config: Config, source: str, market: Market) -> Self:
@@ -91,25 +105,75 @@ class Run:
             "test": list(market.split.test),
             "features": market.scaler.state_dict(),
             "versions": checkpoint.libraries(),
+            "config": config.model_dump(mode="json"),
         }
+        # The same settings on the same data are the same run: its checkpoints are equal, bit for bit.
+        info["run_id"] = digest(sealed({name: value for name, value in info.items() if name not in ("data", "versions")}))
         with atomic(path / CONFIG) as file:
             file.write(dump_config(config).encode())
-        with atomic(path / INFO) as file:  # last: a folder with it is a run
-            file.write(json.dumps(info, indent=2).encode())
+        write_sealed(path / INFO, info)  # last: a folder with it is a run
         return cls(path, config, info, market)
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, *, allow_config_change: bool = False) -> Self:
         """Open the run in a folder.
 
-        :raises ValueError: when there is none.
+        :param allow_config_change: train on with the settings that were changed in ``config.yaml``, see :attr:`changed`.
+        :raises ValueError: when there is none, or when one of its files was changed since it was written.
         """
         path = Path(path)
         try:
-            info = json.loads((path / INFO).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            info = read_sealed(path / INFO)
+        except OSError:
             raise ValueError(f"{path} is not a run: it has no readable {INFO}; `tailguard train` makes one") from None
-        return cls(path, load_config(path / CONFIG), info)
+        config = load_config(path / CONFIG)
+        run = cls(path, config, info)
+        run.changed = changed_settings(build(Config, info["config"]), config) if "config" in info else {}
+        run._require_known_changes(allow_config_change)
+        return run
+
+    def _require_known_changes(self, allowed: bool) -> None:
+        """Raise for settings that were edited though nobody has asked for it, or that cannot change any more."""
+        if not self.changed:
+            return
+        record = f"{self.path / CONFIG} is a record of this run, not an input, and was edited: "
+        fixed = [key for key in self.changed if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE)]
+        fixed += ["training.steps"] if self.selection is not None and "training.steps" in self.changed else []
+        if fixed:
+            raise ValueError(
+                f"{record}{', '.join(fixed)} cannot change in a run that has begun; restore it, or start a new run"
+            )
+        if not allowed:
+            advice = f"restore it, start a new run, or use `tailguard resume {self.path} --allow-config-change`"
+            raise ValueError(f"{record}{self.change_text()}; {advice}")
+
+    def change_text(self) -> str:
+        """Return what was changed, such as ``training.learning_rate: 0.0003 -> 0.001``."""
+        return ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in self.changed.items())
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Add facts to ``run.json``."""
+        self.info.update(facts)
+        write_sealed(self.path / INFO, self.info)
+
+    def accept_changes(self, step: int) -> None:
+        """Make settings that were changed part of the record.
+
+        :param step: of the model that is trained on with them.
+        """
+        if not self.changed:
+            return
+        # Of the file as it is: a selection has replaced some of the settings of this object.
+        config = load_config(self.path / CONFIG)
+        history = [*self.info.get("config_changes", []), {"step": step, "settings": list(self.changed)}]
+        self.note({"config": config.model_dump(mode="json"), "config_changes": history})
+        self.changed = {}
+
+    def _changes_since(self, step: int) -> dict[str, Any]:
+        """Return the arguments of the model that were changed after a checkpoint was written."""
+        later = [change["settings"] for change in self.info.get("config_changes", []) if change["step"] >= step]
+        keys = {key.split(".")[1] for key in [*self.changed, *(key for keys in later for key in keys)] if "training." in key}
+        return {name: getattr(self.config.training, name) for name in MODEL_SETTINGS if name in keys}
 
     def select(self, report: ReportProgress) -> None:
         """Choose the agent inside the training bars, unless that is done or there is nothing to choose."""
@@ -157,13 +221,21 @@ class Run:
             self._market = prepare_market(bars, self.config, self.split)
         return self._market
 
-    def model(self, env: Any = None, force_reset: bool = True) -> DistributionalPPO | None:
-        """Return the newest model that is not damaged; None before the first was saved.
+    def model(self) -> DistributionalPPO | None:
+        """Return the newest model that is not damaged; None before the first was saved."""
+        return self.checkpoints.newest(DistributionalPPO.from_tree)
+
+    def resumed_model(self, env: Any) -> DistributionalPPO | None:
+        """Return the newest model in the middle of its training, with the settings that were changed since.
 
         :param env: environments to train in.
-        :param force_reset: as in :meth:`DistributionalPPO.load`.
         """
-        return self.checkpoints.newest(lambda tree: DistributionalPPO.from_tree(tree, env, "cpu", force_reset))
+
+        def resume(tree: dict[str, Any]) -> DistributionalPPO:
+            step = tree["run"]["counters"]["num_timesteps"]
+            return DistributionalPPO.from_tree(tree, env, "cpu", False, self._changes_since(step))
+
+        return self.checkpoints.newest(resume)
 
     def trained_model(self) -> DistributionalPPO:
         """Return the newest model.
@@ -203,11 +275,13 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     """
     torch.set_num_threads(1)  # small networks are slower on more
     with run.locked():
+        clear_unfinished(run.path)
         run.select(report)
         steps = run.config.training.steps
         market = run.market()
         env = market.training_env(run.config.training.n_envs, run.config.training.seed)
-        model = run.model(env, force_reset=False) or build_model(market, run.config.training, env)
+        model = run.resumed_model(env) or build_model(market, run.config.training, env)
+        run.accept_changes(model.num_timesteps)
         if model.num_timesteps >= steps:
             return model
         saving = SaveCheckpoints(run.checkpoints, run.config.checkpoints)

@@ -14,7 +14,6 @@ as it has not been seen to lose. Where nothing can be learnt, both are near 0 an
 trained on all training bars only after that.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from tailguard.experiments.callbacks import BetweenUpdates
 from tailguard.experiments.decisions import trade_market
 from tailguard.experiments.prepared_market import Split, prepare_market
 from tailguard.experiments.training import build_model, train_model
-from tailguard.io.atomic import atomic
+from tailguard.io.sealed import read_sealed, write_sealed
 from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.env import Rows
 from tailguard.market.features import FeatureSet
@@ -411,9 +410,8 @@ def t_statistic(returns: Floats) -> float:
 
 
 def save_selection(selection: Selection, path: Path) -> None:
-    """Write a selection as JSON."""
-    with atomic(path) as file:
-        file.write(json.dumps(selection.tree(), indent=2).encode())
+    """Write a selection as JSON, with a checksum."""
+    write_sealed(path, selection.tree())
 
 
 def load_selection(path: Path) -> Selection:
@@ -422,7 +420,7 @@ def load_selection(path: Path) -> Selection:
     :raises ValueError: if the file is damaged; delete it to have the selection made again.
     """
     try:
-        return Selection.from_tree(json.loads(path.read_text(encoding="utf-8")))
+        return Selection.from_tree(read_sealed(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it to have the selection made again") from None
 

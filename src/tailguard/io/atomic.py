@@ -25,7 +25,7 @@ def named(path: str | Path) -> Iterator[None]:
 def atomic(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file for writing that takes its name when everything is on the disk; after an error nothing has changed."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with named(path), unfinished.open("wb") as file:
@@ -36,8 +36,27 @@ def atomic(path: str | Path) -> Iterator[IO[bytes]]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with all above it, so that their names survive a power cut."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in missing:
+        sync_folder(part.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk: what was created, renamed or deleted in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name, too, must survive a power cut
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Delete what processes that were killed while they wrote have left in a folder and below; nobody may be writing there."""
+    for unfinished in folder.rglob(f".*{UNFINISHED}"):
+        unfinished.unlink(missing_ok=True)

@@ -10,8 +10,11 @@ Files appear whole or not at all: they are written under another name, flushed t
 
 import hashlib
 import json
+import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -25,6 +28,8 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from tailguard.io.atomic import atomic
+from tailguard.io.reading import read_regular
+from tailguard.validation import require
 
 FORMAT = "tailguard"
 VERSION = 6
@@ -39,9 +44,33 @@ TENSOR, ARRAY, TUPLE, NUMBER, INTEGER_KEYS = "$tensor", "$array", "$tuple", "$nu
 
 ZIP = b"PK"
 
+# Limits of what is read: a stranger's file must not take all memory before it is refused. Models of 20 million weights fit.
+LARGEST_FILE_MIB, LARGEST_VARIABLE = 256, "TAILGUARD_LARGEST_FILE_MIB"
+LARGEST_MANIFEST = 32 * 2**20
+MOST_CONTAINERS = 500_000
+# What goes wrong with content that has the right checksums and is not what Tailguard writes.
+UNUSABLE = (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
+
 
 class CheckpointError(ValueError):
     """Raised for a file that cannot be used, with the reason."""
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Turn errors about what a file holds into a :class:`CheckpointError` of one line that names the file.
+
+    :param name: of the file.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except UNUSABLE as error:
+        reason = " ".join(str(error).split())
+        ours = type(error) is ValueError  # says in its own words what is wrong
+        why = reason if ours else f"holds what Tailguard does not write ({type(error).__name__}: {reason[:300]})"
+        raise CheckpointError(f"{name}: {why}") from None
 
 
 def save(path: str | Path, tree: Mapping[str, Any], *, kind: str) -> None:
@@ -62,10 +91,22 @@ def load(path: str | Path, *, kind: str, migrations: Migrations | None = None) -
     :raises CheckpointError: naming the file and what is wrong with it.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_regular(path, largest_file())
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise CheckpointError(f"{error}; {LARGEST_VARIABLE} sets the most, in MiB") from None
     return from_bytes(data, kind=kind, name=str(path), migrations=migrations)
+
+
+def largest_file() -> int:
+    """Return the most bytes that a file may have to be read.
+
+    :raises ValueError: when the variable that sets it is no number.
+    """
+    mib = os.environ.get(LARGEST_VARIABLE, str(LARGEST_FILE_MIB))
+    require(mib.isdecimal() and int(mib) > 0, LARGEST_VARIABLE, mib, "a whole number of MiB above 0")
+    return int(mib) * 2**20
 
 
 def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | None = None) -> dict[str, Any]:
@@ -80,18 +121,23 @@ def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | No
             "is a zip of Stable-Baselines3, which may run code when it is opened; import its weights with "
             "DistributionalPPO.from_sb3, or load it with the class that saved it",
         )
+    length = int.from_bytes(data[:8], "little")
+    if length > LARGEST_MANIFEST:
+        _refuse(name, f"is not a whole Tailguard file (a manifest of {length:,} bytes, more than {LARGEST_MANIFEST:,})")
+    header = data[8 : 8 + length]
+    # Each takes a hundred bytes of memory and more, whatever it takes in the file.
+    if header.count(b"{") + header.count(b"[") > MOST_CONTAINERS:
+        _refuse(name, f"is not a whole Tailguard file (more than {MOST_CONTAINERS:,} lists and mappings)")
     try:
         tensors = safetensors_from_bytes(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # the layout has just been checked
-        version, tree = _read(name, header.get("__metadata__", {}), tensors, kind)
+        metadata = json.loads(header).get("__metadata__", {})
     except (SafetensorError, UnicodeError, json.JSONDecodeError) as error:
         _refuse(name, f"is not a whole Tailguard file ({error})")
-    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        # The checksums are right and the content is not: the file was made by hand.
-        _refuse(name, f"has a manifest that Tailguard does not write ({type(error).__name__}: {error})")
-    for number in range(version, VERSION):
-        if migrations is not None and number in migrations:
-            tree = migrations[number](tree)
+    with refusing(name):
+        version, tree = _read(name, metadata, tensors, kind)
+        for number in range(version, VERSION):
+            if migrations is not None and number in migrations:
+                tree = migrations[number](tree)
     return tree
 
 
@@ -111,8 +157,9 @@ def to_bytes(tree: Mapping[str, Any], *, kind: str) -> bytes:
     return bytes(safetensors_bytes(tensors, {FORMAT: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"}))
 
 
+@cache
 def libraries() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that affect what is saved."""
+    """Return the versions of Python and of the libraries that affect what is saved; finding them takes longer than to save."""
     return {"python": platform.python_version()} | {name: version_of(name) for name in LIBRARIES}
 
 
@@ -128,16 +175,22 @@ def _read(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor],
     if hashlib.sha256(text.encode()).hexdigest() != checksum:
         _refuse(name, "is damaged: its manifest does not fit its checksum")
     manifest = cast(dict[str, Any], json.loads(text))
-    if not 1 <= manifest["version"] <= VERSION:
+    if not isinstance(manifest["version"], int) or not 1 <= manifest["version"] <= VERSION:
         _refuse(name, f"has version {manifest['version']}, this release reads up to {VERSION}: update Tailguard")
     if manifest["kind"] != kind:
         _refuse(name, f"holds a {manifest['kind']}, expected a {kind}")
+    unknown = sorted(set(tensors) - set(manifest["tensors"]))
+    if unknown:
+        _refuse(name, f"is damaged: its manifest does not know {unknown[0]}")
     for part, expected in manifest["tensors"].items():
         if part not in tensors:
             _refuse(name, f"is damaged: {part} is missing")
         if _description(tensors[part]) != expected:
             _refuse(name, f"is damaged: {part} does not fit its checksum")
-    return manifest["version"], cast(dict[str, Any], _decode(manifest["tree"], tensors))
+    tree = _decode(manifest["tree"], tensors)
+    if not isinstance(tree, dict):
+        _refuse(name, f"holds a {type(tree).__name__} in place of a tree of values")
+    return manifest["version"], tree
 
 
 def _description(tensor: Tensor) -> dict[str, Any]:
@@ -200,7 +253,12 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if ARRAY in value:
         name, dtype = value[ARRAY]
         raw = tensors[name].numpy()
-        return raw if raw.dtype == np.bool_ else raw.view(dtype)[..., 0]
+        if raw.dtype == np.bool_:
+            return raw
+        kind = np.dtype(dtype)
+        numbers = kind.kind in "iuf" and raw.dtype == np.uint8 and raw.shape[-1:] == (kind.itemsize,)
+        require(numbers, f"the array {name}", dtype, "the bytes of numbers")
+        return raw.view(kind)[..., 0]
     if NUMBER in value:
         return float(value[NUMBER])
     if TUPLE in value:

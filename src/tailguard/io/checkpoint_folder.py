@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tailguard.io import checkpoint
-from tailguard.io.atomic import UNFINISHED, atomic
+from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.checkpoint import CheckpointError, Migrations
 from tailguard.validation import require
 
@@ -17,6 +17,7 @@ Loaded = TypeVar("Loaded")
 
 PREFIX, SUFFIX = "step-", ".safetensors"
 BEST, BEST_SCORE = "best.safetensors", "best.json"
+IDENTITY, PERFORMANCE = "identity", "performance"  # of the training and of the model, in the tree of a file
 
 
 class Checkpoints:
@@ -26,32 +27,44 @@ class Checkpoints:
     :param kind: kind of the files.
     :param keep: number of the newest files to keep; 2 or more, so that a damaged one costs an interval and not the run.
     :param migrations: see :func:`tailguard.io.checkpoint.load`.
+    :param identity: of the training. It is part of every file, and files of another one are not used; None has none.
     """
 
-    def __init__(self, folder: Path, kind: str, keep: int = 3, migrations: Migrations | None = None) -> None:
+    def __init__(
+        self, folder: Path, kind: str, keep: int = 3, migrations: Migrations | None = None, identity: str | None = None
+    ) -> None:
         require(keep >= 2, "keep", keep, "at least 2")
         self.folder, self.kind, self.keep, self.migrations = folder, kind, keep, migrations
+        self.identity = identity
 
     def save(self, step: int, tree: Mapping[str, Any], performance: float = math.nan) -> Path:
         """Write a checkpoint, whole or not at all; then delete the oldest.
 
         :param performance: performance of this model; if it is the highest so far, a copy is kept until a better one comes.
         """
-        data = checkpoint.to_bytes(tree, kind=self.kind)
-        path = self.folder / f"{PREFIX}{step:012d}{SUFFIX}"
-        _write(path, data)
+        facts: dict[str, Any] = {} if self.identity is None else {IDENTITY: self.identity}
+        facts |= {} if math.isnan(performance) else {PERFORMANCE: performance}
+        data = checkpoint.to_bytes({**tree, **facts}, kind=self.kind)
+        # The copy first: a training that is killed in between comes to this step again, but never to one that has its file.
         if performance > self._best_performance():
             _write(self.folder / BEST, data)
             _write(self.folder / BEST_SCORE, json.dumps({"step": step, "performance": performance}).encode())
+        path = self.folder / f"{PREFIX}{step:012d}{SUFFIX}"
+        _write(path, data)
         for old in self.paths()[: -self.keep]:
             old.unlink()
-        for unfinished in self.folder.glob(f".*{UNFINISHED}"):  # of a process that was killed while it wrote
-            unfinished.unlink()
+        clear_unfinished(self.folder)
         return path
 
     def _best_performance(self) -> float:
+        """Return the performance of the best model, from its own file: one that stands beside it may be older or newer."""
         try:
-            return float(json.loads((self.folder / BEST_SCORE).read_text())["performance"])
+            best = checkpoint.load(self.folder / BEST, kind=self.kind)
+            if best.get(IDENTITY) != self.identity:
+                return -math.inf
+            if PERFORMANCE in best:
+                return float(best[PERFORMANCE])
+            return float(json.loads((self.folder / BEST_SCORE).read_text())["performance"])  # of an earlier version
         except (OSError, ValueError, KeyError, TypeError):
             return -math.inf
 
@@ -67,11 +80,17 @@ class Checkpoints:
         paths = self.paths()
         for path in reversed(paths):
             try:
-                return make(checkpoint.load(path, kind=self.kind, migrations=self.migrations))
+                tree = checkpoint.load(path, kind=self.kind, migrations=self.migrations)
+                tree.pop(PERFORMANCE, None)
+                if tree.pop(IDENTITY, None) != self.identity:
+                    raise CheckpointError(f"{path}: belongs to another run")
+                with checkpoint.refusing(str(path)):
+                    return make(tree)
             except CheckpointError as error:
                 logger.warning("%s; going back to the one before", error)
+                reason = error
         if paths:
-            raise CheckpointError(f"{self.folder}: none of the {len(paths)} checkpoints can be used")
+            raise CheckpointError(f"{self.folder}: none of the {len(paths)} checkpoints can be used; the oldest: {reason}")
         return None
 
 

@@ -17,8 +17,17 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor, 
 
 from tailguard.envs.vec_env import Stateful
 from tailguard.io import checkpoint
+from tailguard.io.form import ARRAY, COUNT, INTEGER, MAPPING, NUMBER, TENSOR, TEXT, Leaf, Maybe, form_of, require_form
+from tailguard.validation import require
 
 NORMALIZATION = "normalization"  # the kind of a file with the statistics of a VecNormalize
+
+MT19937_WORDS = 624
+# The forms of these states in a file.
+RANDOM = {"torch": TENSOR, "numpy": (TEXT, ARRAY, COUNT, COUNT, NUMBER), "python": (INTEGER, ARRAY, Maybe(NUMBER))}
+ENVIRONMENTS = {"layers": [{"class": TEXT, "state": MAPPING}]}
+FINITE = Leaf("finite numbers", lambda value: isinstance(value, np.ndarray) and bool(np.isfinite(value).all()))
+MOMENTS = {"mean": FINITE, "var": FINITE, "count": NUMBER}
 
 
 # ------------------------------------------------------------------------------------------------------------ random numbers
@@ -37,6 +46,9 @@ def random_state() -> dict[str, Any]:
 
 def load_random_state(state: Mapping[str, Any]) -> None:
     """Restore what :func:`random_state` returned."""
+    require_form(state, RANDOM, "run.random")
+    position = state["numpy"][2]
+    require(position <= MT19937_WORDS, "run.random.numpy", position, f"a position up to {MT19937_WORDS}")  # numpy reads there
     py_version, py_words, py_gauss = state["python"]
     torch.set_rng_state(state["torch"])
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
@@ -99,6 +111,8 @@ def normalization_state(env: VecNormalize) -> dict[str, Any]:
 def load_normalization_state(env: VecNormalize, state: Mapping[str, Any]) -> None:
     """Restore what :func:`normalization_state` returned."""
     for name, moments in state.items():
+        require(name in ("ret", "obs"), "statistics", name, "ret or obs")
+        require_form(moments, MOMENTS, f"the statistics of {name}")
         target = cast(RunningMeanStd, env.ret_rms if name == "ret" else env.obs_rms)
         if np.shape(target.mean) != np.shape(moments["mean"]):
             raise ValueError(f"statistics of shape {np.shape(moments['mean'])} do not fit {np.shape(target.mean)}")
@@ -138,12 +152,16 @@ def _state_of(layer: VecEnv) -> dict[str, Any] | None:
 
 
 def _load_into(layer: VecEnv, state: dict[str, Any]) -> None:
-    if isinstance(layer, Stateful):
-        layer.load_state_dict(state)
-    elif isinstance(layer, VecNormalize):
+    if isinstance(layer, VecNormalize):
         load_normalization_state(layer, {name: moments for name, moments in state.items() if name != "old"})
         for name, value in state["old"].items():
+            require(name in ("returns", "old_obs", "old_reward"), "the state of VecNormalize", name, "known")
+            require(len(value) == layer.num_envs, f"the saved {name}", len(value), f"of {layer.num_envs} environments")
             setattr(layer, name, value.copy())
+        return
+    require_form(state, form_of(_state_of(layer)), f"the state of {type(layer).__name__}")
+    if isinstance(layer, Stateful):
+        layer.load_state_dict(state)
     else:
         monitor = cast(VecMonitor, layer)
         monitor.episode_returns, monitor.episode_lengths = state["returns"].copy(), state["lengths"].copy()

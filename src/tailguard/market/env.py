@@ -224,11 +224,18 @@ class AccountBatch:
         return {name: getattr(self, name).copy() for name in STATE_ARRAYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, on the same bars."""
+        """Restore what :meth:`state_dict` returned, on the same bars.
+
+        :raises ValueError: for accounts of another number, or that stand where there are no bars; the kernel would read there.
+        """
         for name in STATE_ARRAYS:
             saved, present = state[name], getattr(self, name)
             require(saved.shape == present.shape, f"the saved {name}", saved.shape, f"an array of shape {present.shape}")
-            present[:] = saved
+        now, begin, end = (state["clock"][row] for row in (NOW, BEGIN, END))
+        ordered = bool(((begin >= 0) & (begin <= now) & (now <= end) & (end < len(self.features.values))).all())
+        require(ordered, "the saved clock", state["clock"].tolist(), f"rows in order, below {len(self.features.values)}")
+        for name in STATE_ARRAYS:
+            getattr(self, name)[:] = state[name]
 
     def info(self, index: int) -> dict[str, Any]:
         """Return the state of one account and the costs of its last bar."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailguard.io.atomic import named
+from tailguard.io.atomic import make_folder, named, sync_folder
 from tailguard.population.member import PopulationMember
 
 LINEAGE_VERSION = 1
@@ -29,8 +29,9 @@ class Lineage:
     def __init__(self, path: str | Path, keep: int = 0) -> None:
         self.path = Path(path)
         if keep == 0:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self.path.open("x", encoding="utf-8").close()
+            sync_folder(self.path.parent)
             return
         with self.path.open("r+b") as file:
             lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import fsspec  # type: ignore[import-untyped]
 
 from tailguard.io.atomic import atomic
+from tailguard.io.sealed import sealed, unsealed
 from tailguard.population.member import MemberFailed
 
 SUFFIX = ".safetensors"
@@ -121,7 +122,7 @@ class FileStore:
 
     def write_population(self, record: dict[str, Any]) -> None:
         """Write the file of the population."""
-        self._publish(json.dumps(record, allow_nan=False).encode(), f"{self._folder}/{POPULATION}")
+        self._publish(sealed(record), f"{self._folder}/{POPULATION}")
 
     def read_population(self) -> dict[str, Any] | None:
         """Read the file of the population."""
@@ -129,10 +130,9 @@ class FileStore:
         if not self._fs.exists(path):
             return None
         try:
-            record: dict[str, Any] = json.loads(self._fs.cat_file(path))
+            return unsealed(self._fs.cat_file(path), path)
         except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}): without it the population cannot be resumed") from None
-        return record
+            raise ValueError(f"{error}; without it the population cannot be resumed") from None
 
     def _publish(self, data: bytes, path: str) -> None:
         """Write atomically: a file on disk is renamed when it is complete, object stores do the same by themselves."""

@@ -26,11 +26,12 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailguard.envs.return_observer import with_running_return
 from tailguard.envs.vec_env import GymVectorAdapter, step_with_arrays
 from tailguard.io import checkpoint
+from tailguard.io.form import form_of, require_form
 from tailguard.io.state import (
     env_state,
     load_env_state,
@@ -75,6 +76,7 @@ from tailguard.ppo.diagnostics import (
 )
 from tailguard.ppo.loss import Coefficients
 from tailguard.ppo.networks import State, network_kwargs, require_same_shapes, reset_state
+from tailguard.ppo.observations import ObservationRows
 from tailguard.ppo.policy import (
     CnnDistributionalPolicy,
     DistributionalPolicy,
@@ -82,7 +84,15 @@ from tailguard.ppo.policy import (
     RecurrentDistributionalPolicy,
 )
 from tailguard.ppo.risk import RiskObjective
-from tailguard.ppo.rollout import Batch, Experience, Rollout, finite, prepare
+from tailguard.ppo.rollout import Batch, Experience, NotFinite, Rollout, finite, prepare
+from tailguard.ppo.saved_form import (
+    require_optimizer_form,
+    require_rollout_size,
+    require_run_form,
+    require_same_settings,
+    require_saved_form,
+    require_sizes,
+)
 from tailguard.ppo.sb3_import import read_sb3, weights_from_sb3
 from tailguard.ppo.sb3_policy import SCALAR_CRITIC, adapted, is_sb3_policy
 from tailguard.ppo.scaling import ObservationNormalizer
@@ -103,6 +113,7 @@ from tailguard.robust.regulariser import horizon
 from tailguard.validation import build, require
 
 Settings = TypeVar("Settings", bound=BaseModel)
+Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]  # of observations and actions
 # Settings that may be functions of the progress remaining, besides the learning rate.
 SCHEDULES = ("clip_range", "clip_range_vf")
 # SB3's arguments that stand for one setting of a group.
@@ -305,6 +316,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
         self.rollout_buffer.evaluate = self._experience
         self._attack: AttackedRollout | None = None
+        self._sound_normalization: tuple[dict[str, Any], NDArray[Any]] | None = None
         self.profile = StageProfile()
         self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
         self.calibration = Calibration(self.n_envs, CALIBRATION_WINDOW, TAIL)
@@ -432,7 +444,23 @@ class DistributionalPPO(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> Self:
         """Train as SB3 does; TensorBoard gets the name of SB3's PPO unless another is given."""
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        self._keep_normalization()
+        try:
+            return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        except NotFinite:
+            # The user's VecNormalize has seen the NaN before we have, and would return nothing else from now on.
+            if self._vec_normalize_env is not None and self._sound_normalization is not None:
+                statistics, returns = self._sound_normalization
+                load_normalization_state(self._vec_normalize_env, statistics)
+                self._vec_normalize_env.returns = returns
+            raise
+
+    def _keep_normalization(self) -> None:
+        """Keep the statistics of a user's ``VecNormalize`` as they are, unless they are not finite."""
+        env = self._vec_normalize_env
+        statistics = {} if env is None else normalization_state(env)
+        if env is not None and all(np.isfinite(part["mean"]).all() for part in statistics.values()):
+            self._sound_normalization = statistics, env.returns.copy()
 
     # ------------------------------------------------------------------------------------------------ collecting
 
@@ -454,6 +482,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.episode_returns.begin(starts)
         rollout_buffer.reset(starts)
         before = self._observation_moments()
+        self._keep_normalization()
         callback.on_rollout_start()
         self.acting.begin(rollout_buffer)
         attack = self._attack = attacked_rollout(self.adversary, self._horizon(), rollout_buffer)
@@ -757,7 +786,12 @@ class DistributionalPPO(OnPolicyAlgorithm):
             require_same_shapes(state["policy"], self.actor_critic.state_dict())
         for name, values in state.items():
             # Copied: an optimizer keeps the very tensors that it is given, and then changes them.
-            parts[name].load_state_dict(copy.deepcopy(values))
+            values = copy.deepcopy(values)
+            if name == "optimizer":  # other versions of torch know other options
+                fresh = parts[name].state_dict()["param_groups"]
+                groups = [old | new for old, new in zip(fresh, values["param_groups"], strict=True)]
+                values = {**values, "param_groups": groups}
+            parts[name].load_state_dict(values)
 
     def run_state(self) -> dict[str, Any]:
         """Return where the training stands between two updates: counters, random numbers, recurrent states, environments."""
@@ -824,8 +858,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if isinstance(load_path_or_dict, Mapping):
             parts = {PARAMETER_NAMES.get(str(name), str(name)): state for name, state in load_path_or_dict.items()}
         else:
-            agent = read_model(load_path_or_dict)["agent"]
-            parts = {name: agent[name] for name in set(PARAMETER_NAMES.values()) | {"policy"}}
+            with checkpoint.refusing(str(load_path_or_dict)):
+                agent = read_model(load_path_or_dict)["agent"]
+                parts = {name: agent[name] for name in set(PARAMETER_NAMES.values()) | {"policy"}}
         missing = {"policy", "kl", "vgs"} - set(parts) if exact_match else set()
         require(not missing, "parameters", sorted(parts), f"complete: {sorted(missing)} missing (exact_match=False allows it)")
         if not exact_match and "policy" in parts:
@@ -936,7 +971,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if print_system_info:
             print(checkpoint.libraries())
         known = {name: value for name, value in (custom_objects or {}).items() if name in _arguments()}
-        return cls.from_tree(read_model(path), env, device, force_reset, {**known, **settings})
+        name = "the model" if isinstance(path, BufferedIOBase) else str(path)
+        return cls.from_tree(read_model(path), env, device, force_reset, {**known, **settings}, name)
 
     @classmethod
     def from_sb3(cls, path: str | Path, env: Any, device: torch.device | str = "cpu", **settings: Any) -> Self:
@@ -978,33 +1014,90 @@ class DistributionalPPO(OnPolicyAlgorithm):
         device: torch.device | str = "cpu",
         force_reset: bool = True,
         changes: Mapping[str, Any] | None = None,
+        name: str = "the model",
     ) -> Self:
-        """Return the model of a :meth:`state_tree`; the arguments are those of :meth:`load`."""
+        """Return the model of a :meth:`state_tree`; the arguments are those of :meth:`load`.
+
+        :param name: of the file, for errors.
+        :raises CheckpointError: for a tree that is not that of a model. Sizes are checked before RAM is taken for them.
+        """
         changes = dict(changes or {})
         if "policy_class" in changes:  # SB3's name for it
             changes["policy"] = changes.pop("policy_class")
-        if "policy_kwargs" not in changes:
-            changes["policy_kwargs"] = policy_kwargs_of(tree["settings"]["policy_kwargs"])
         unknown = set(changes) - _arguments()
         require(not unknown, "settings", sorted(unknown), f"among {sorted(_arguments())}")
-        replaced = {SHORT_NAMES[name] for name in changes if name in SHORT_NAMES}
-        settings = {name: value for name, value in tree["settings"].items() if name not in replaced}
         before = random_state()
+        with checkpoint.refusing(name):
+            require_saved_form(tree)
+            if "policy_kwargs" not in changes:
+                changes["policy_kwargs"] = policy_kwargs_of(tree["settings"]["policy_kwargs"])
+            replaced = {SHORT_NAMES[setting] for setting in changes if setting in SHORT_NAMES}
+            settings = {setting: value for setting, value in tree["settings"].items() if setting not in replaced}
+            observation, action = (space_of(tree["spaces"][part]) for part in ("observation", "action"))
+            cls._require_sizes(tree, {**settings, **changes}, (observation, action), changes)
         model = cls(**{**settings, **changes}, env=env, device=device, _init_setup_model=False)
-        observation, action = (space_of(tree["spaces"][name]) for name in ("observation", "action"))
         if model.env is None:
             model.observation_space, model.action_space = observation, action
             model.n_envs = tree["run"]["n_envs"]
-        for name, space, saved in (
+        for part, space, saved in (
             ("observation", model.observation_space, observation),
             ("action", model.action_space, action),
         ):
-            require(space == saved, f"the {name} space of env", space, f"that of the saved model, {saved}")
+            if space != saved:
+                text = f"the {part} space of env is {space}, but it must be that of the saved model, {saved}"
+                raise ValueError(" ".join(text.split()))  # long ones are printed in several lines
         model._setup_model()
-        model._restore(tree, force_reset, changes)
+        with checkpoint.refusing(name):
+            model._require_state_form(tree, changes)
+            model._restore(tree, force_reset, changes)
+            unchanged = {setting: value for setting, value in settings.items() if setting not in changes}
+            require_same_settings(unchanged, model._constructor_arguments())
         if env is None:
             load_random_state(before)
         return model
+
+    @classmethod
+    def _require_sizes(
+        cls, tree: Mapping[str, Any], settings: Mapping[str, Any], saved: Spaces, changes: Mapping[str, Any]
+    ) -> None:
+        """Raise for settings that are impossible, or whose networks and rollouts are not those of the saved weights."""
+        sketch = cls(**settings, env=None, device="cpu", _init_setup_model=False)
+        sketch.observation_space, sketch.action_space = saved
+        own = isinstance(settings["policy"], str)  # a class of the user's may need real tensors, and is known to the user
+        if own:
+            require_sizes(sketch._build_policy, tree["agent"]["policy"], sketch.policy_kwargs)
+        if "n_steps" not in changes:
+            require_rollout_size(sketch.n_steps, tree["run"]["n_envs"], ObservationRows(saved[0], True).size)
+
+    def _require_state_form(self, tree: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+        """Raise for states that a model that was built like this one cannot have; those of changed parts are not used."""
+        agent, run = tree["agent"], tree["run"]
+        if "vgs" not in changes:
+            require_form(agent["vgs"], form_of(self.vgs.state_dict()), "agent.vgs")
+            twice = {"vgs_version": self.vgs.state_dict()["vgs_version"]}
+            twice |= self.vgs.config.model_dump() if "vgs" in tree["settings"] else {}
+            for name, value in twice.items():  # the file says it twice; every version of the file has the same vgs_version
+                require(agent["vgs"][name] == value, f"agent.vgs.{name}", agent["vgs"][name], f"{value!r}")
+        if "optimizer" not in changes:
+            require_optimizer_form(agent["optimizer"], self.actor_critic.optimizer, self._optimizer_example())
+        states = (*self.actor_critic.initial_state(run["n_envs"]), *self.actor_critic.initial_critic_state(run["n_envs"]))
+        space = self.observation_space
+        plain = np.zeros((run["n_envs"], *space.shape), space.dtype) if isinstance(space, spaces.Box) else None
+        require_run_form(run, states, plain)
+        levels = {len(atoms) for atoms in run["calibration"]["pending"] if atoms is not None}
+        n_atoms = len(self.actor_critic.return_dist.masses)
+        require(levels <= {n_atoms}, "run.calibration.pending", sorted(levels), f"lists of {n_atoms}")
+
+    def _optimizer_example(self) -> dict[str, Any] | None:
+        """Return what the optimizer keeps for a parameter of shape [2]; None for a class of the user's."""
+        if self.actor_critic.optimizer_class is not None:
+            return None
+        parameter = nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.zeros(2)
+        generator = torch.Generator().manual_seed(0)
+        optimizer = build_optimizer(self.optimizer_config, [parameter], 0.0, vgs=self.vgs_config.enabled, generator=generator)
+        optimizer.step()
+        return dict(optimizer.state[parameter])
 
     def _restore(self, tree: Mapping[str, Any], force_reset: bool, changes: Mapping[str, Any]) -> None:
         # What the user has changed must not come back with the state.

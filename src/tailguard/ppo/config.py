@@ -295,7 +295,7 @@ class RiskConfig(BaseModel):
     anneal_from: Level = 0.5
     cap_step: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     window: Annotated[int, Field(ge=ENOUGH_EPISODES)] = 1000
-    levels: Annotated[int, Field(ge=2)] = 6
+    levels: Annotated[int, Field(ge=2, le=1000)] = 6
     multiplier_rate: Annotated[float, Field(gt=0.0)] = 0.15
     observe_return: bool = True
 

@@ -215,7 +215,8 @@ def build_return_distribution(config: CriticConfig) -> ReturnDistribution:
     if config.num_quantiles == 1:
         return MeanReturn()
     kind = MonotoneQuantileReturns if config.distribution == "monotone" else QuantileReturns
-    return kind(quantile_levels(config), config.huber_kappa)
+    with torch.device("cpu"):  # also of a policy that has shapes and no storage: levels are checked
+        return kind(quantile_levels(config), config.huber_kappa)
 
 
 def aggregate_values(config: CriticConfig, values: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Combine
 from stable_baselines3.common.utils import get_device
 from torch import Tensor, nn
 
+from tailguard.io.checkpoint import refusing
 from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
 from tailguard.ppo.compiled.networks import has_kernel, head_outputs
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
@@ -26,6 +27,7 @@ from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution
 from tailguard.ppo.networks import LstmTrunk, State, mlp, reset_state
 from tailguard.ppo.observations import Observation, ObservationRows
 from tailguard.ppo.risk import Budget
+from tailguard.ppo.saved_form import require_sizes
 from tailguard.ppo.scaling import ObservationNormalizer, ReturnScale
 from tailguard.ppo.serialization import read_policy, write_policy
 from tailguard.validation import require
@@ -536,9 +538,13 @@ class DistributionalPolicy(BasePolicy):
         :param device: where the networks compute.
         :param arguments: arguments of the constructor that shall differ, such as classes of the user's own.
         """
-        saved = read_policy(path, arguments)
-        policy = cls(saved.observation_space, saved.action_space, **saved.arguments)
-        policy.load_state_dict(saved.weights)
+        with refusing("the policy" if isinstance(path, BufferedIOBase) else str(path)):
+            saved = read_policy(path, arguments)
+            spaces_of_env = saved.observation_space, saved.action_space
+            if cls in OWN_POLICIES:  # a subclass may need real tensors, and is known to the user
+                require_sizes(lambda: cls(*spaces_of_env, **saved.arguments), saved.weights, saved.arguments)
+            policy = cls(*spaces_of_env, **saved.arguments)
+            policy.load_state_dict(saved.weights)
         return policy.place(get_device(device))
 
     def _with_missing_columns(self, observation: NDArray[Any]) -> NDArray[Any]:
@@ -604,6 +610,14 @@ class RecurrentCnnDistributionalPolicy(RecurrentDistributionalPolicy):
     """A :class:`RecurrentDistributionalPolicy` that sees images through SB3's ``NatureCNN``."""
 
     default_extractor: ClassVar[type[BaseFeaturesExtractor] | None] = NatureCNN
+
+
+OWN_POLICIES = (
+    DistributionalPolicy,
+    RecurrentDistributionalPolicy,
+    CnnDistributionalPolicy,
+    RecurrentCnnDistributionalPolicy,
+)
 
 
 def _unrolled(trunk: LstmTrunk, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:

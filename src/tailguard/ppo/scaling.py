@@ -136,9 +136,9 @@ class ObservationNormalizer(nn.Module):
         super().__init__()
         require(size >= 1, "size", size, "at least 1")
         left_alone = torch.zeros(size, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
-        legal = f"{size} booleans, not all of them True"
-        fits = left_alone.dtype == torch.bool and left_alone.shape == (size,)
-        require(fits and not bool(left_alone.all()), "mask", mask, legal)
+        if mask is not None:
+            fits = left_alone.dtype == torch.bool and left_alone.shape == (size,)
+            require(fits and not bool(left_alone.all()), "mask", mask, f"{size} booleans, not all of them True")
         self.size = size
         self.config = config
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))

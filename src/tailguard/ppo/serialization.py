@@ -177,6 +177,7 @@ def policy_kwargs_of(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_version_2(tree: dict[str, Any]) -> dict[str, Any]:
     """Add the adversary, and the ``VecNormalize`` that version 1 kept only with environments that know their state."""
+    require("vec_normalize" not in tree, "the version", 1, "a later one: the file has what version 1 did not have")
     settings, run = tree["settings"] | {"adversary": None}, tree["run"] | {"adversary": None}
     return tree | {"settings": settings, "run": run, "vec_normalize": None}
 
@@ -184,6 +185,7 @@ def _to_version_2(tree: dict[str, Any]) -> dict[str, Any]:
 def _to_version_3(tree: dict[str, Any]) -> dict[str, Any]:
     """Add the search for the best cap, which has found nothing yet."""
     objective = tree["agent"]["objective"]
+    require("best" not in objective, "the version", "1 or 2", "a later one: the file has what version 2 did not have")
     n, nothing = len(objective["returns"]), float("-inf")
     found = {"recent": [[nothing] * 2] * n, "best": [[nothing] * 2] * n}
     return tree | {"agent": tree["agent"] | {"objective": objective | found}}
