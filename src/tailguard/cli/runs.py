@@ -85,6 +85,33 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
     say(f"One split and one seed are no evidence. {advice}", style="dim")
 
 
+def run_deploy(
+    walkforward: Annotated[Path, typer.Argument(metavar="WALKFORWARD", help="Folder of a finished walk-forward.")],
+    folder: Annotated[
+        Path | None, typer.Option("--run", "-r", help="New folder for the run; by default artifacts/runs/DATA-N.")
+    ] = None,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Select and train again on all bars, instead of taking the agents of the last fold.")
+    ] = False,
+    data: Annotated[str | None, typer.Option("--data", "-d", help="The bars, if they have moved or if more have come.")] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Make an agent of a walk-forward: the ensemble of its seeds, as a run that act, paper, export and evaluate take."""
+    from tailguard.experiments.deploy import deploy_last_fold, deploy_refit, open_walkforward
+
+    done = open_walkforward(walkforward, data)
+    path = folder or free_folder("runs", done.source)
+    if refit:
+        with progress_bar("refit", quiet) as report_progress:
+            run = deploy_refit(done, path, report_progress)
+    else:
+        run = deploy_last_fold(done, path)
+    first, last = (done.bars.index[row] for row in (run.split.train[0], run.split.train[1] - 1))
+    say(f"run: {run.path}, {len(done.seeds)} agents that act as one, trained on {first:%Y-%m-%d} to {last:%Y-%m-%d}")
+    if run.selection is not None:
+        say(f"  - {run.selection.reason}")
+
+
 def run_export(
     run: RunArgument,
     form: Annotated[
@@ -99,9 +126,9 @@ def run_export(
     from tailguard.experiments.run import Run
 
     opened = Run.open(run)
-    model, scaler = opened.trained_model(), opened.scaler
-    columns = observation_names(model.policy, scaler.names)
-    path = export(model.policy, output or opened.path / "agent", form.value, scaler, columns)
+    policy, scaler = opened.agent().policy, opened.scaler
+    columns = observation_names(policy, scaler.names)
+    path = export(policy, output or opened.path / "agent", form.value, scaler, columns)
     say(f"wrote {path}")
 
 
@@ -123,7 +150,7 @@ def run_act(
 
     opened = Run.open(run)
     config = opened.config
-    trader = Trader(opened.trained_model(), opened.scaler, config.features, config.trading, opened.timeframe)
+    trader = Trader(opened.agent(), opened.scaler, config.features, config.trading, opened.timeframe)
     first = pd.Timestamp.min if since is None else _parse_time("--since", since)
     files, keep = settings.files(config.files), config.features.columns
     decided = False

@@ -17,7 +17,7 @@ from tailguard.market.env import AccountBatch, BatchStep
 from tailguard.market.features import FeatureSet
 from tailguard.market.kernel import EQUITY
 from tailguard.market.rules import TradingSettings, capped
-from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.ppo.config import RiskConfig
 from tailguard.validation import require
 
 # How progress is reported everywhere: what is done, how much there is in all, and a line about it.
@@ -98,7 +98,16 @@ class AgentSession:
         return step
 
 
-def return_gamma_of(model: DistributionalPPO) -> float | None:
+class LearntAgent(Protocol):
+    """An agent that was trained by :class:`DistributionalPPO`, alone or as part of an ensemble."""
+
+    @property
+    def gamma(self) -> float: ...  # noqa: D102
+    @property
+    def risk_config(self) -> RiskConfig: ...  # noqa: D102
+
+
+def return_gamma_of(model: LearntAgent) -> float | None:
     """Return the discount of the running return that a return-augmented agent must see; None for all others."""
     return float(model.gamma) if model.risk_config.return_augmented else None
 

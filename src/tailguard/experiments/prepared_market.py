@@ -25,17 +25,18 @@ class Split:
     """The rows that an agent learns from and the rows that it is tested on.
 
     :param train: rows of the training.
-    :param test: rows over which returns are earned in a test; nothing about the agent has seen them.
+    :param test: rows over which returns are earned in a test; nothing about the agent has seen them. Empty for an agent that is
+        trained on everything.
     """
 
     train: Rows
     test: Rows
 
     def __post_init__(self) -> None:
-        """Refuse rows that are empty or overlap."""
-        ordered = 0 <= self.train[0] < self.train[1] <= self.test[0] < self.test[1]
+        """Refuse rows that overlap, or none to train on."""
+        ordered = 0 <= self.train[0] < self.train[1] <= self.test[0] <= self.test[1]
         if not ordered:
-            raise ValueError(f"the test must come after the training and neither be empty, got {self}")
+            raise ValueError(f"the test must come after the training, which must not be empty, got {self}")
 
     @property
     def fold(self) -> Fold:
@@ -51,6 +52,9 @@ class Split:
 def default_split(n_rows: int, config: TrainingConfig) -> Split:
     """Return the split of a training: the last rows are the test, as many as ``test_share`` says."""
     first_unseen = round(n_rows * (1.0 - config.test_share))
+    require(
+        0 < first_unseen < n_rows, "training.test_share", config.test_share, f"one that leaves bars on both sides of {n_rows}"
+    )
     return Split((0, first_unseen), (first_unseen, n_rows))
 
 

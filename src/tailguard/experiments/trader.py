@@ -12,13 +12,13 @@ import pandas as pd
 
 from tailguard.evaluate.play import AgentSession, return_gamma_of, target_weights
 from tailguard.evaluate.stats.series import Floats
+from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import scaled_features
 from tailguard.market.bars import DataError, timeframe, timeframe_text
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
 from tailguard.market.kernel import END, NOW
 from tailguard.market.rules import TradingSettings
-from tailguard.ppo.algorithm import DistributionalPPO
 
 # Bars are of another timeframe than those of the training if the usual time between them differs by more than this factor.
 OTHER_TIMEFRAME = 1.5
@@ -49,7 +49,7 @@ class Trader:
 
     def __init__(
         self,
-        model: DistributionalPPO,
+        model: TradingAgent,
         scaler: FeatureScaler,
         features: FeatureConfig,
         trading: TradingSettings,
