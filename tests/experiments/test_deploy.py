@@ -76,7 +76,9 @@ def test_the_members_are_the_agents_of_the_last_fold(finished, deployed):
 def test_an_ensemble_asks_for_the_mean_of_the_weights_that_its_members_ask_for(long_only):
     bars = load_bars({"a": random_walk(300, seed=0), "b": random_walk(300, seed=1)})
     rules = {"long_only": long_only, "leverage": 1.5, "core": (0.4, 0.1), "active": 0.7}
-    config = load_config(None, [*TINY, "selection=null", *(f"trading.{key}={json.dumps(value)}" for key, value in rules.items())])
+    config = load_config(
+        None, [*TINY, "selection=null", *(f"trading.{key}={json.dumps(value)}" for key, value in rules.items())]
+    )
     market = prepare_market(bars, config, Split((0, 250), (250, 300)))
     models = [build_model(market, config.training.model_copy(update={"seed": seed})) for seed in range(3)]
     ensemble = Ensemble(models, config.trading)
@@ -90,8 +92,8 @@ def test_an_ensemble_asks_for_the_mean_of_the_weights_that_its_members_ask_for(l
         action, state = ensemble.predict(obs, state, starts, True)
         expected = np.mean([target_weights(action, config.trading) for action, _ in answers], axis=0)
         np.testing.assert_allclose(target_weights(action, config.trading), expected, atol=1e-12)
-        for own, part in zip((part for own in states for part in own), state, strict=True):
-            assert np.array_equal(own, part)
+        for mine, theirs in zip(state, (part for own in states for part in own), strict=True):
+            assert np.array_equal(mine, theirs)
 
 
 def test_every_command_takes_it(deployed, tmp_path):

@@ -31,6 +31,7 @@ app.command("population")(populations.run_population)
 app.command("deploy")(runs.run_deploy)
 app.command("export")(runs.run_export)
 app.command("act")(runs.run_act)
+app.command("paper")(runs.run_paper)
 
 
 def _version(requested: bool) -> None:

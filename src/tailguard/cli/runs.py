@@ -1,6 +1,7 @@
 """Commands about one agent: train it, resume its training, export it, let it trade."""
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from enum import StrEnum
@@ -16,16 +17,19 @@ from tailguard.cli.terminal import (
     FormatOption,
     QuietOption,
     RunArgument,
+    console,
     free_folder,
     print_backtests,
     print_rows,
     progress_bar,
     say,
+    status_line,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tailguard.experiments.paper import PaperTrading, Status
     from tailguard.experiments.run import Run
 
 
@@ -170,6 +174,99 @@ def run_act(
         raise ValueError(
             f"no decision: {n_bars} bars are too few for the look-backs of the features; give earlier bars as well"
         )
+
+
+@takes_settings(config=False)
+def run_paper(
+    settings: Settings,
+    run: RunArgument,
+    bars: Annotated[str, typer.Option("--bars", "-b", help="File with bars, or - for standard input.")] = "-",
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="Folder of the account; an existing one is resumed. By default RUN/paper.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Trade from this time on; by default from the end of the training.")
+    ] = None,
+    cash: Annotated[float | None, typer.Option("--cash", min=0.0, help="Starting cash; by default that of the run.")] = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option("--max-loss", min=0.0, max=1.0, help="Sell everything and stop once this share of the start is lost."),
+    ] = None,
+    rearm: Annotated[bool, typer.Option("--rearm", help="Trade again after the kill switch was thrown.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Trade bars on paper, with a ledger that survives a kill at any moment; FOLDER/KILL, SIGUSR1 and --max-loss stop it."""
+    from tailguard.experiments import Interrupted
+    from tailguard.experiments.bar_stream import bar_chunks, file_chunks, polled
+    from tailguard.experiments.broker import PaperBroker
+    from tailguard.experiments.paper import BROKER, PaperTrading
+    from tailguard.experiments.run import Run
+    from tailguard.market.bars import symbols_of
+    from tailguard.market.rules import TradingSettings
+    from tailguard.validation import build
+
+    opened, asked = Run.open(run), []
+    folder, config = ledger or opened.path / "paper", opened.config
+    rules = config.trading if cash is None else build(TradingSettings, config.trading.model_dump() | {"cash": cash}, "trading")
+    opened.config = config.model_copy(update={"trading": rules})
+    begin = None if since is None else _parse_time("--since", since)
+    files, keep = settings.files(config.files), config.features.columns
+    stream = bar_chunks(sys.stdin.buffer, files, keep) if bars == "-" else file_chunks(Path(bars), files, keep, follow)
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append("SIGUSR1 came"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as Ctrl-C does: a kill at any moment is safe
+    trading, again = None, ""
+    try:
+        with status_line("paper", quiet) as show:
+            for chunk in polled(stream):
+                if trading is None and chunk is not None:
+                    trading = PaperTrading(
+                        opened,
+                        folder,
+                        PaperBroker(folder / BROKER, symbols_of(chunk), rules),
+                        chunk,
+                        since=begin,
+                        max_loss=max_loss,
+                        rearm=rearm,
+                        switch=lambda: "".join(asked[:1]),
+                        report=lambda status: show(_status_text(status)),
+                    )
+                elif trading is not None and chunk is not None:
+                    trading.add(chunk)
+                elif trading is not None:
+                    trading.check()
+                if trading is not None and trading.finished:
+                    break
+    except KeyboardInterrupt:
+        again = f"stopped; the same command resumes the ledger in {folder}"
+    if trading is not None and trading.history:
+        _show_paper(trading)
+        if trading.killed:
+            again = f"the kill switch was thrown because {trading.killed}; --rearm trades again"
+    elif not again:
+        bound = opened.scaler.end if begin is None else begin
+        raise ValueError(f"nothing was traded: no bars from {bound} on with enough bars before them; --since sets another time")
+    if again:
+        raise Interrupted(again)
+
+
+def _status_text(status: "Status") -> str:
+    weights = " ".join(f"{weight:.2f}" for weight in status.weights)
+    partial = ", partly" if status.unfilled else ""
+    return f"{status.time} equity {status.equity:.6g} ({status.gain:+.2%}), weights {weights}, {status.fills} fills{partial}"
+
+
+def _show_paper(trading: "PaperTrading") -> None:
+    """Print the account, and write its report."""
+    from tailguard.evaluate.judge import FEWEST_BARS
+
+    say(_status_text(trading.history[-1]))
+    if len(trading.history) <= FEWEST_BARS:
+        say(f"no report yet: {len(trading.history)} bars are too few")
+        return
+    with console(stderr=True).status("evaluating"):
+        path = trading.judged().write_report(trading.folder / "report.html")
+    say(f"report: {path}")
 
 
 def _parse_time(name: str, text: str) -> "pd.Timestamp":

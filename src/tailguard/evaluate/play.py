@@ -93,9 +93,13 @@ class AgentSession:
     def step(self, accounts: AccountBatch) -> BatchStep:
         """Trade the chosen actions over one bar."""
         step = accounts.step(self.actions)
-        if self._running is not None:
-            self._running.add(step.rewards)
+        self.add_rewards(step.rewards)
         return step
+
+    def add_rewards(self, rewards: Floats) -> None:
+        """Add what the accounts ``[B]`` have earned over one bar to their running returns."""
+        if self._running is not None:
+            self._running.add(rewards)
 
 
 class LearntAgent(Protocol):

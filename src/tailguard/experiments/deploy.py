@@ -1,8 +1,8 @@
 """Make a run of a walk-forward: an agent that can be deployed.
 
 A walk-forward judges a method: select inside the training bars, train several seeds, trade the mean of their decisions. The
-agent that follows from it is an ensemble of seeds, either that of the last fold, which was tested on the newest bars, or a refit:
-the same method on all bars, as the fold after the last would have it.
+agent that follows from it is an ensemble of seeds: that of the last fold, which was tested on the newest bars, or a refit, the
+same method on all bars, as the fold after the last would have it.
 """
 
 import shutil

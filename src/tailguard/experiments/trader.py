@@ -24,6 +24,21 @@ from tailguard.market.rules import TradingSettings
 OTHER_TIMEFRAME = 1.5
 
 
+def require_timeframe(times: pd.DatetimeIndex, trained_on: pd.Timedelta | None) -> None:
+    """Raise for bars of another length than those that an agent has learnt from.
+
+    :param times: of the bars.
+    :param trained_on: time between the bars of its training; None if it is not known.
+    """
+    if trained_on is None:
+        return
+    step = timeframe(times)
+    if max(step / trained_on, trained_on / step) > OTHER_TIMEFRAME:
+        raise DataError(
+            f"bars of {timeframe_text(step)}, but the agent was trained on bars of {timeframe_text(trained_on)}: give it those"
+        )
+
+
 class Decision(NamedTuple):
     """A decision: the weights to hold from the next fill on.
 
@@ -80,7 +95,7 @@ class Trader:
         last = len(self.bars) - 1
         if self.ruined or features.warmup >= last:
             return []
-        self._require_timeframe(pd.DatetimeIndex(self.bars.index))
+        require_timeframe(pd.DatetimeIndex(self.bars.index), self.trained_on)
         accounts, decisions = AccountBatch(self.bars, self.trading, 1, features), []
         if self._account is None:
             obs = np.empty((1, accounts.observation_size), np.float32)
@@ -98,17 +113,6 @@ class Trader:
                 decisions.append(self._decision(accounts))
         self._account = accounts.state_dict()
         return decisions
-
-    def _require_timeframe(self, times: pd.DatetimeIndex) -> None:
-        """Raise for bars of another length than those that the agent has learnt from."""
-        if self.trained_on is None:
-            return
-        step = timeframe(times)
-        if max(step / self.trained_on, self.trained_on / step) > OTHER_TIMEFRAME:
-            raise DataError(
-                f"bars of {timeframe_text(step)}, but the agent was trained on bars of {timeframe_text(self.trained_on)}: "
-                "give it those"
-            )
 
     def _decision(self, accounts: AccountBatch) -> Decision:
         info = accounts.info(0)
