@@ -87,13 +87,13 @@ def paper(run, folder, bars, **options):
     try:
         return PaperTrading(run, folder, broker, bars, **options)
     except ValueError:
-        broker.journal.close()
+        broker.books.journal.close()
         raise
 
 
 def close(trading):
     trading.journal.close()
-    trading.broker.journal.close()
+    trading.broker.books.journal.close()
 
 
 def records(folder, *kinds):

@@ -132,6 +132,64 @@ class Broker(Protocol):
         ...
 
 
+class Books:
+    """The journal of a broker: orders and settled bars. After a crash it answers as before.
+
+    :param path: of the journal.
+    :param opening: what the account is; a journal of another one is refused.
+    """
+
+    def __init__(self, path: Path, opening: dict[str, Any]) -> None:
+        self.journal = Journal(path)
+        self.order: dict[str, Any] = {"number": 0}  # the last one
+        self.waiting = False  # True if no bar was settled since then
+        self.last: dict[str, Any] | None = None  # the last bar
+        # The last two bars: after a crash the one before the last may be asked for again.
+        self._settled: dict[pd.Timestamp, Settlement] = {}
+        records = iter(self.journal)
+        first = next(records, None)
+        if first is None:
+            self.journal.append({"kind": "open", **opening})
+        elif first != {"kind": "open", **opening}:
+            self.journal.close()
+            raise ValueError(f"{path} is the account of other symbols or rules: name another --ledger")
+        for record in records:
+            self._take(record)
+
+    def add_order(self, number: int, **facts: Any) -> None:
+        """Write an order down; it is on the disk when this returns."""
+        record = {"kind": "order", "number": number, **facts}
+        self.journal.append(record)
+        self._take(record)
+
+    def add_bar(self, time: pd.Timestamp, settlement: Settlement, sync: bool, **facts: Any) -> None:
+        """Write a settled bar down.
+
+        :param sync: see :meth:`tailguard.io.journal.Journal.append`.
+        """
+        record = {"kind": "bar", "time": time.isoformat(), **settlement.record(), **facts}
+        self.journal.append(record, sync=sync)
+        self._take(record)
+
+    def settled(self, time: pd.Timestamp) -> Settlement | None:
+        """Return what a bar was settled with; None if it was not yet.
+
+        :raises ValueError: for a bar long before the last.
+        """
+        if self._settled and time < min(self._settled):
+            raise ValueError(f"{self.journal.path} has settled bars after {time} already: it is the account of another ledger")
+        return self._settled.get(time)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "order":
+            self.order, self.waiting = record, True
+            return
+        self.last, self.waiting = record, False
+        self._settled[pd.Timestamp(record["time"])] = Settlement.from_record(record)
+        if len(self._settled) > 2:
+            del self._settled[min(self._settled)]
+
+
 class PaperBroker:
     """An account on paper, kept in a journal of its own as a broker would keep it on his side.
 
@@ -147,28 +205,11 @@ class PaperBroker:
                 "trading.fill is close, but the close at which an order is decided is past: next_open can be traded"
             )
         self.symbols, self.rules = tuple(symbols), rules
-        self.journal = Journal(path)
+        self.books = Books(path, {"symbols": list(symbols), "rules": rules.model_dump(mode="json")})
         self._row = empty_accounts(1, len(symbols))
         self._row[0, [CASH, EQUITY, PEAK]] = rules.cash
-        self._order, self._waiting = Order(0, pd.Timestamp(0), np.zeros(len(symbols))), False
-        # The last two bars: after a crash the one before the last may be asked for again.
-        self._settled: dict[pd.Timestamp, Settlement] = {}
-        opening = {"kind": "open", "symbols": list(symbols), "rules": rules.model_dump(mode="json")}
-        records = iter(self.journal)
-        first = next(records, None)
-        if first is None:
-            self.journal.append(opening)
-        elif first != opening:
-            self.journal.close()
-            raise ValueError(f"{path} is the account of other symbols or rules: name another --ledger")
-        for record in records:
-            if record["kind"] == "order":
-                self._order = Order(record["number"], pd.Timestamp(record["time"]), np.array(record["weights"]))
-                self._waiting = True
-            else:
-                self._row[0] = record["row"]
-                self._remember(pd.Timestamp(record["time"]), Settlement.from_record(record))
-                self._waiting = False
+        if self.books.last is not None:
+            self._row[0] = self.books.last["row"]
         self._bars: pd.DataFrame | None = None
         self._array: Floats = np.empty(0)
 
@@ -180,25 +221,15 @@ class PaperBroker:
 
     def submit(self, order: Order) -> None:
         """Take an order, for the bar that comes; it is on the disk when this returns."""
-        if order.number > self._order.number:
-            record = {
-                "kind": "order",
-                "number": order.number,
-                "time": order.time.isoformat(),
-                "weights": order.weights.tolist(),
-            }
-            self.journal.append(record)
-            self._order, self._waiting = order, True
+        if order.number > self.books.order["number"]:
+            self.books.add_order(order.number, time=order.time.isoformat(), weights=order.weights.tolist())
 
     def settle(self, bars: pd.DataFrame, row: int) -> Settlement:
         """Trade the waiting order in a bar, and return its fills; a bar that was settled already is not traded twice."""
         time = bars.index[row]
-        if time in self._settled:
-            return self._settled[time]
-        if self._settled and time < max(self._settled):
-            raise ValueError(
-                f"{self.journal.path} has settled bars after {time} already: ledger and broker do not belong together"
-            )
+        known = self.books.settled(time)
+        if known is not None:
+            return known
         if bars is not self._bars:
             self._bars, self._array = bars, bar_array(bars, self.rules)
         rules, before = kernel_rules(self.rules, len(self.symbols)), self._row.copy()
@@ -210,17 +241,15 @@ class PaperBroker:
             unfilled = before[0, UNITS : UNITS + len(self.symbols)] - units
         carry = float(self._row[0, CARRY])
         settlement = Settlement(self._fills(work, row), unfilled, carry, self.account(), liquidated)
-        record = {"kind": "bar", "time": time.isoformat(), "row": self._row[0].tolist(), **settlement.record()}
-        self.journal.append(record, sync=False)  # made again from the order if a power cut loses it
-        self._waiting = False
-        self._remember(time, settlement)
+        # Not synced: it is made again from the order if a power cut loses it.
+        self.books.add_bar(time, settlement, sync=False, row=self._row[0].tolist())
         return settlement
 
     def _trade(self, account: Floats, row: int, rules: Any) -> tuple[bool, Floats]:
         """Take an account through a bar; return whether it was liquidated, and the scratch space with its fills."""
         work = np.zeros((WORK_ROWS, len(self.symbols)))
-        field = TRADE_FIELDS[self.rules.fill] if self._waiting else NO_TRADE
-        weights = np.ascontiguousarray(self._order.weights)
+        field = TRADE_FIELDS[self.rules.fill] if self.books.waiting else NO_TRADE
+        weights = np.array(self.books.order["weights"] if self.books.waiting else [np.nan] * len(self.symbols))
         ruined = trade_bar(account, self._array, row, field, weights, rules, self.rules.cash, work)
         return bool(ruined), work
 
@@ -231,11 +260,6 @@ class PaperBroker:
                 units, value = float(work[traded, a]), float(work[money, a])
                 if units > 0.0:
                     fee = float(self._array[row, a, FEE]) * value
-                    name = f"{self._order.number}-{a}-{'buy' if side > 0.0 else 'sell'}"
+                    name = f"{self.books.order['number']}-{a}-{'buy' if side > 0.0 else 'sell'}"
                     fills.append(Fill(name, symbol, side * units, value / units, fee))
         return tuple(fills)
-
-    def _remember(self, time: pd.Timestamp, settlement: Settlement) -> None:
-        self._settled[time] = settlement
-        if len(self._settled) > 2:
-            del self._settled[min(self._settled)]
