@@ -31,7 +31,7 @@ SETTINGS = [
     "training.tensorboard=null",
     "trading.fee=0.001",
     "trading.slippage=0.0005",
-    "trading.cash=100000",
+    "trading.cash=10000000",
     "trading.lot=1",
     "trading.stop_loss=0.03",
     "trading.cash_rate=0.02",
@@ -100,7 +100,7 @@ def accounts(ledger: Path) -> pd.DataFrame:
     settled = pd.DataFrame([row for row in rows if row["kind"] != "order"]).set_index("time")
     sent = pd.DataFrame([row for row in rows if row["kind"] == "order"]).set_index("time")
     assert sent["number"].tolist() == list(range(1, len(sent) + 1)), "an order is missing or doubled"
-    return settled.join(sent, rsuffix=" of the order")
+    return settled.join(sent[["number", "weights"]])
 
 
 def difference(table: pd.DataFrame, cash: np.ndarray, units: np.ndarray) -> float:

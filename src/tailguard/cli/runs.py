@@ -261,6 +261,9 @@ def _show_paper(trading: "PaperTrading") -> None:
     from tailguard.evaluate.judge import FEWEST_BARS
 
     say(_status_text(trading.history[-1]))
+    if len(trading.history) == trading.resumed:
+        say("no bars have come since")
+        return
     if len(trading.history) <= FEWEST_BARS:
         say(f"no report yet: {len(trading.history)} bars are too few")
         return

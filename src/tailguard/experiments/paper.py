@@ -106,6 +106,7 @@ class PaperTrading:
         self.journal = Journal(folder / LEDGER)
         try:
             self._begin(bars, run.scaler.end if since is None else since, rearm)
+            self.resumed = len(self.history)  # bars that the ledger had
             self.add(bars)
         except BaseException:
             self.journal.close()

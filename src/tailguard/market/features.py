@@ -265,17 +265,21 @@ def build_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> F
     table = pd.concat(parts, axis=1)
     if not table.shape[1]:
         raise ValueError(f"features.exclude {list(config.exclude)} leaves no feature; take out a pattern, or name columns")
-    finite = np.isfinite(table.to_numpy()).all(axis=1)
+    # Column by column: a copy of the whole table would be most of the memory that a long series needs.
+    finite = np.ones(len(table), bool)
+    for _, column in table.items():
+        finite &= np.isfinite(column.to_numpy())
     warmup = int(np.argmax(finite)) if finite.any() else len(table)
     broken = np.flatnonzero(~finite[warmup:])
     if len(broken):
         row = table.iloc[warmup + broken[0]]
         raise ValueError(f"feature {row.index[~np.isfinite(row)][0]!r} is not finite at {row.name}")
-    values = np.nan_to_num(table.to_numpy(), posinf=0.0, neginf=0.0)
-    own = np.array([name.rpartition(":")[2] in config.columns for name in table.columns])  # their scale is not known yet
-    values = np.where(own, values, values.clip(-config.clip, config.clip))
-    values[:warmup] = 0.0
-    return FeatureSet(np.ascontiguousarray(values, dtype=np.float32), tuple(table.columns), index, warmup)
+    values = np.zeros(table.shape, np.float32)
+    for k, (name, column) in enumerate(table.items()):
+        known = column.to_numpy()[warmup:]
+        own = str(name).rpartition(":")[2] in config.columns  # their scale is not known yet
+        values[warmup:, k] = known if own else known.clip(-config.clip, config.clip)
+    return FeatureSet(values, tuple(table.columns), index, warmup)
 
 
 def build_pooled_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> FeatureSet:
