@@ -78,11 +78,11 @@ def killed(run: Run, file: Path, ledger: Path, kills: int, expected: int, genera
     while len(at) < kills:
         process = start(run, file, ledger)
         # Some die while they start or replay, the others after a part of the orders that are left.
-        wanted = orders(ledger) + generator.randrange(max((expected - orders(ledger)) // (kills - len(at)), 1) + 1)
+        needed = orders(ledger) + generator.randrange(max((expected - orders(ledger)) // (kills - len(at)), 1) + 1)
         began, patience = time.monotonic(), 0.1 + 8.0 * generator.random()
-        while process.poll() is None and orders(ledger) <= wanted and time.monotonic() - began < 10 * patience:
+        while process.poll() is None and orders(ledger) <= needed and time.monotonic() - began < 10 * patience:
             time.sleep(0.002)
-            if orders(ledger) == wanted and time.monotonic() - began > patience and generator.random() < 0.01:
+            if orders(ledger) == needed and time.monotonic() - began > patience and generator.random() < 0.01:
                 break
         if process.poll() is not None:
             raise SystemExit("a process was done before it could be killed: use more bars")

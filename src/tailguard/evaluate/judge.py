@@ -24,6 +24,7 @@ from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules
 from tailguard.market.bars import YEAR, DataError, periods_per_year, symbols_of
 from tailguard.market.baselines import Strategy
 from tailguard.market.data import load_bars, load_source
+from tailguard.market.plugins import CUTS, LookAheadError, other_futures
 from tailguard.market.rules import TradingRules
 from tailguard.validation import build, require
 
@@ -31,15 +32,10 @@ REPORT_FILE = "report.html"
 BENCHMARK, SUBJECT = "benchmark", "strategy"
 LIBRARIES = ("tailguard", "numpy", "pandas", "numba", "scipy")
 FEWEST_BARS = 8  # that a bootstrap needs
-CUTS = 8  # times at which the future is replaced, to see whether a strategy looks ahead
 SAME_WEIGHT = 1e-9
 # Nothing was trained: the tables of a record that are about training are empty.
 NO_FOLDS = pd.DataFrame({name: [] for name in ("fold", "train_from", "train_to", "test_from", "test_to")})
 NO_TRAINING = pd.DataFrame({name: [] for name in ("fold", "seed", "step")})
-
-
-class LookAheadError(ValueError):
-    """Raised for a strategy whose decisions depend on bars that come after them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +173,7 @@ def require_causal(function: Strategy, bars: pd.DataFrame, cuts: int = CUTS, see
     require(
         _same(decided, _decisions(function, bars)), "the strategy", "random", "deterministic: give its random numbers a seed"
     )
-    generator = np.random.default_rng(seed)
-    for cut in np.sort(generator.integers(len(bars) // 4, len(bars) - 1, cuts)):
-        other = bars.copy()
-        later = generator.permutation(np.arange(cut + 1, len(bars)))
-        scale = np.exp(np.cumsum(generator.normal(0.0, 0.05, len(later))))
-        other.iloc[cut + 1 :] = bars.iloc[later].to_numpy() * scale[:, None]
+    for cut, other in other_futures(bars, cuts, seed):
         changed = _decisions(function, other)
         moved = np.flatnonzero(
             ~np.isclose(decided[: cut + 1], changed[: cut + 1], 0.0, SAME_WEIGHT, equal_nan=True).all(axis=1)

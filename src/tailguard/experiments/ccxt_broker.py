@@ -158,9 +158,9 @@ class CcxtBroker:
 
     def _has(self, symbol: str, number: int) -> bool:
         """Return True if the exchange has the part of an order that is for a symbol."""
-        since, wanted = self.books.order["sent"], self._client_id(number, symbol)
+        since, expected = self.books.order["sent"], self._client_id(number, symbol)
         orders = [*self.exchange.fetch_open_orders(symbol), *self.exchange.fetch_closed_orders(symbol, since)]
-        return any(order["clientOrderId"] == wanted for order in orders)
+        return any(order["clientOrderId"] == expected for order in orders)
 
     @staticmethod
     def _client_id(number: int, symbol: str) -> str:

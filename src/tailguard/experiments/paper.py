@@ -69,7 +69,7 @@ class PaperTrading:
     :param max_loss: share of the equity at the start that may be lost before the kill switch is thrown; None has no limit.
     :param rearm: trade again after the kill switch was thrown; losses count from here.
     :param tolerance: see :data:`TOLERANCE`; a live account needs more, for dust.
-    :param switch: returns why trading is to end, beside the file and the loss; empty to go on. None has no other reasons.
+    :param switch: returns why trading is to end, beside the file and the loss; empty to continue. None has no other reasons.
     :param report: called after each bar that was traded.
     """
 

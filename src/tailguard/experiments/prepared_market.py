@@ -9,10 +9,11 @@ import pandas as pd
 
 from tailguard.config import Config, TrainingConfig
 from tailguard.evaluate.folds import Fold, longest_lookback
-from tailguard.market.bars import symbols_of
+from tailguard.market.bars import iterate_symbols, symbols_of
 from tailguard.market.data import load_source
 from tailguard.market.env import Rows, TradingVecEnv
 from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features, build_pooled_features
+from tailguard.market.plugins import require_causal_function
 from tailguard.market.relevance import fill_returns
 from tailguard.market.rules import TradingSettings
 from tailguard.validation import require
@@ -163,11 +164,14 @@ def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train:
 
 
 def market_features(bars: pd.DataFrame, config: Config) -> FeatureSet:
-    """Compute the features of a market, not yet scaled: those of a portfolio, or of a pool.
+    """Compute the features of a market, not yet scaled: those of a portfolio, or of a pool. Functions are tested to be causal.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param config: with ``features`` and ``training.pooled``.
     """
+    for function in config.features.functions:
+        for _, table in iterate_symbols(bars):
+            require_causal_function(table, function)
     build = build_pooled_features if config.training.pooled else build_features
     return build(bars, config.features)
 
