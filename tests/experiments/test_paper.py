@@ -348,17 +348,48 @@ def _untrained(run):
     [
         (["--bars", "missing.csv"], "missing.csv"),
         (["--bars", "FILE", "--max-loss", "2"], "max-loss"),
-        (["--bars", "FILE", "--since", "2200-01-01"], "nothing was traded"),
+        (["--bars", "FILE", "--since", "never"], "--since is 'never'"),
+        (["--bars", "HOURLY"], "bars of 1 hour, but the agent was trained on bars of 1 day"),
+        (["--bars", "FILE", "--ledger", "FILE"], "is a file, but --ledger must name a folder"),
         (["--bars", "FILE", "--cash", "0"], "trading.cash"),
     ],
 )
 def test_mistakes_end_with_one_line(plain, tmp_path, capsys, arguments, message):
     from tailguard.cli import main
 
-    arguments = [plain.info["data"] if argument == "FILE" else argument for argument in arguments]
+    random_walk(300, seed=0, freq="1h").to_csv(tmp_path / "hourly.csv")
+    files = {"FILE": plain.info["data"], "HOURLY": str(tmp_path / "hourly.csv")}
+    ledger = [] if "--ledger" in arguments else ["--ledger", str(tmp_path / "ledger")]
     with pytest.raises(SystemExit) as stopped:
-        main(["paper", str(plain.path), "--ledger", str(tmp_path / "ledger"), "--quiet", *arguments])
+        main(["paper", str(plain.path), *ledger, "--quiet", *(files.get(argument, argument) for argument in arguments)])
     assert stopped.value.code == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(lines) == 1
     assert message in lines[0]
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_the_start_is_fixed_once_trading_has_begun(plain, tmp_path):
+    bars = plain.market().bars
+    early = paper(plain, tmp_path, bars, since=bars.index[-1] + pd.Timedelta("1D"))
+    assert not early.history
+    close(early)
+    begun = paper(plain, tmp_path, bars, since=bars.index[350])
+    assert begun.history[0].time == bars.index[350]
+    close(begun)
+    resumed = paper(plain, tmp_path, bars)
+    assert [status.time for status in resumed.history] == [status.time for status in begun.history]
+    close(resumed)
+    with pytest.raises(ValueError, match="leave --since out"):
+        paper(plain, tmp_path, bars, since=bars.index[351])
+
+
+def test_bars_that_do_not_fit_leave_the_ledger_as_it_is(plain, tmp_path):
+    bars = plain.market().bars
+    trading = paper(plain, tmp_path, bars.iloc[:390])
+    before = (tmp_path / LEDGER).read_bytes()
+    later = random_walk(2000, seed=1, freq="1min")
+    later.index += bars.index[-1] - later.index[0]
+    with pytest.raises(ValueError, match="bars of 1 minute"):
+        trading.add(later)
+    assert (tmp_path / LEDGER).read_bytes() == before

@@ -200,7 +200,7 @@ def run_paper(
     from tailguard.experiments import Interrupted
     from tailguard.experiments.bar_stream import bar_chunks, file_chunks, polled
     from tailguard.experiments.broker import PaperBroker
-    from tailguard.experiments.paper import BROKER, PaperTrading
+    from tailguard.experiments.paper import BROKER, PaperTrading, require_tradable
     from tailguard.experiments.run import Run
     from tailguard.market.bars import symbols_of
     from tailguard.market.rules import TradingSettings
@@ -208,6 +208,8 @@ def run_paper(
 
     opened, asked = Run.open(run), []
     folder, config = ledger or opened.path / "paper", opened.config
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, but --ledger must name a folder")
     rules = config.trading if cash is None else build(TradingSettings, config.trading.model_dump() | {"cash": cash}, "trading")
     opened.config = config.model_copy(update={"trading": rules})
     begin = None if since is None else _parse_time("--since", since)
@@ -220,6 +222,7 @@ def run_paper(
         with status_line("paper", quiet) as show:
             for chunk in polled(stream):
                 if trading is None and chunk is not None:
+                    require_tradable(opened, chunk)  # while nothing is written
                     trading = PaperTrading(
                         opened,
                         folder,
@@ -243,9 +246,10 @@ def run_paper(
         _show_paper(trading)
         if trading.killed:
             again = f"the kill switch was thrown because {trading.killed}; --rearm trades again"
+    elif trading is not None:
+        say(f"nothing was traded yet: no bars from {trading.since} on with enough bars before them; --since sets another time")
     elif not again:
-        bound = opened.scaler.end if begin is None else begin
-        raise ValueError(f"nothing was traded: no bars from {bound} on with enough bars before them; --since sets another time")
+        raise ValueError(f"no bars in {'the standard input' if bars == '-' else bars}: nothing was traded")
     if again:
         raise Interrupted(again)
 

@@ -24,7 +24,7 @@ from tailguard.experiments.prepared_market import Market, Split, fingerprint, lo
 from tailguard.experiments.run import SELECTION, Run, require_free
 from tailguard.experiments.selection import Selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
-from tailguard.experiments.walkforward import Pair, WalkforwardRun
+from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun
 from tailguard.io.atomic import UNFINISHED
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import build
@@ -59,14 +59,9 @@ def open_walkforward(folder: Path, data: str | None = None) -> FinishedWalkforwa
     :param data: where the bars are, if they have moved.
     :raises ValueError: if there is none, or if the bars are others.
     """
-    try:
-        record = load_record(folder / RECORD_FOLDER)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder} is no finished walk-forward ({error}); `tailguard walkforward --run {folder}` makes one"
-        ) from None
-    if not (folder / "agents").is_dir():
-        raise ValueError(f"{folder} holds no agents: it is an evaluation, but not that of a walk-forward")
+    if not (folder / IDENTITY).is_file() or not (folder / RECORD_FOLDER).is_dir():
+        raise ValueError(f"{folder} is no finished walk-forward; `tailguard walkforward --run FOLDER` makes or resumes one")
+    record = load_record(folder / RECORD_FOLDER)
     config = build(Config, yaml.safe_load(record.provenance.config))
     row = record.folds.iloc[-1]
     last = Fold(int(row["fold"]), *((int(row[f"{part}_first"]), int(row[f"{part}_last"])) for part in ("train", "test")))

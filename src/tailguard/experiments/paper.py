@@ -105,7 +105,7 @@ class PaperTrading:
         self._deciding = False  # True between a bar and its order
         self.journal = Journal(folder / LEDGER)
         try:
-            self._begin(bars, run.scaler.end if since is None else since, rearm)
+            self._begin(bars, since, rearm)
             self.resumed = len(self.history)  # bars that the ledger had
             self.add(bars)
         except BaseException:
@@ -127,10 +127,10 @@ class PaperTrading:
         """
         new = self._unknown(bars)
         if len(new):
+            self._set_bars(pd.concat([self.bars, new]) if len(self.bars) else new)  # refuses bars that do not fit
             times = pd.DatetimeIndex(new.index)
             rows = [[None if math.isnan(value) else value for value in row] for row in new.to_numpy(np.float64).tolist()]
             self.journal.append({"kind": "bars", "unit": times.unit, "times": times.asi8.tolist(), "rows": rows})
-            self._set_bars(pd.concat([self.bars, new]) if len(self.bars) else new)
         known = len(self.history)
         if self._deciding:
             self._order([])
@@ -304,18 +304,24 @@ class PaperTrading:
 
     # ------------------------------------------------------------------------------------------------- the ledger
 
-    def _begin(self, bars: pd.DataFrame, since: pd.Timestamp, rearm: bool) -> None:
+    def _begin(self, bars: pd.DataFrame, since: pd.Timestamp | None, rearm: bool) -> None:
         """Begin a ledger, or read it."""
-        start = next(iter(self.journal), None)
-        if start is None:
-            self.since = since
-            columns = [list(column) if isinstance(column, tuple) else [column] for column in bars.columns]
-            self.journal.append({"kind": "start", "columns": columns, "since": since.isoformat()})
+        known, begun, self.since = 0, False, self.run.scaler.end
+        for record in self.journal:
+            known, begun = known + 1, begun or record["kind"] == "begin"
+            self.since = pd.Timestamp(record["since"]) if record["kind"] in ("start", "since") else self.since
+        if begun and since not in (None, self.since):
+            raise ValueError(f"{self.folder / LEDGER} trades since {self.since}: leave --since out, or begin another --ledger")
+        self.since = self.since if since is None else since
+        if not known:
             self._set_bars(bars.iloc[:0])
-        else:
-            self.since = pd.Timestamp(start["since"])
-            self._set_bars(_bars_of(self.journal))
-            self._resume(rearm)
+            columns = [list(column) if isinstance(column, tuple) else [column] for column in bars.columns]
+            self.journal.append({"kind": "start", "columns": columns, "since": self.since.isoformat()})
+            return
+        if not begun:
+            self.journal.append({"kind": "since", "since": self.since.isoformat()}, sync=False)
+        self._set_bars(_bars_of(self.journal))
+        self._resume(rearm)
 
     def _set_bars(self, bars: pd.DataFrame) -> None:
         """Take over all bars that are known, and compute what is needed of them."""
@@ -390,6 +396,17 @@ class PaperTrading:
                 f"{self.folder / LEDGER}: at {record['time']} this agent decides otherwise than the one that traded: restore "
                 "the run, or begin another --ledger"
             )
+
+
+def require_tradable(run: Run, bars: pd.DataFrame) -> None:
+    """Raise for bars that the agent of a run cannot trade: of other symbols, without its columns, or of another length.
+
+    :param run: of the agent.
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    """
+    scaled_features(bars, run.config.features, run.scaler)
+    if len(bars) > 1:
+        require_timeframe(pd.DatetimeIndex(bars.index), run.timeframe)
 
 
 def _bars_of(records: Iterable[dict[str, Any]]) -> pd.DataFrame:

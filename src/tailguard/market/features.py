@@ -213,7 +213,7 @@ class FeatureScaler:
     def transform(self, features: FeatureSet) -> FeatureSet:
         """Standardise the columns and weight them; warm-up rows stay 0."""
         if features.names != self.names:
-            raise ValueError(f"fitted on {list(self.names)}, asked to transform {list(features.names)}")
+            raise ValueError(_difference(self.names, features.names))
         known = self.mean.size // len(self.names)
         if features.instruments != known:
             raise ValueError(f"fitted on {known} instruments, asked to transform {features.instruments}")
@@ -241,6 +241,16 @@ class FeatureScaler:
         scaler.mean, scaler.std = np.array(state["mean"]), np.array(state["std"])
         scaler.weight = np.array(state.get("weight", np.ones_like(scaler.std)))  # files of earlier versions have none
         return scaler
+
+
+def _difference(fitted: Sequence[str], given: Sequence[str]) -> str:
+    """Return in a sentence how the features of some bars differ from those that a scale was fitted on."""
+    known, other = (list(dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)) for names in (fitted, given))
+    if known != other:
+        one = ["a single symbol"]
+        return f"fitted on bars of {', '.join(known or one)}, but these are of {', '.join(other or one)}: give the same symbols"
+    missing, extra = [name for name in fitted if name not in given], [name for name in given if name not in fitted]
+    return f"fitted on other features: of these bars {missing or 'none'} are missing and {extra or 'none'} are new"
 
 
 def _naive_utc(time: pd.Timestamp | str) -> pd.Timestamp:
