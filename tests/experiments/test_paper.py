@@ -393,3 +393,15 @@ def test_bars_that_do_not_fit_leave_the_ledger_as_it_is(plain, tmp_path):
     with pytest.raises(ValueError, match="bars of 1 minute"):
         trading.add(later)
     assert (tmp_path / LEDGER).read_bytes() == before
+
+
+def test_a_command_that_is_killed_while_it_waits_for_bars_ends_in_good_order(plain, tmp_path):
+    folder, pipes = tmp_path / "paper", dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command(plain, folder, "-", "--quiet", "--max-loss", "0"), text=True, **pipes) as process:
+        with open(plain.info["data"], encoding="utf-8") as file:
+            process.stdin.write(file.read())
+        process.stdin.flush()  # and it stays open: the command waits for more, until a loss ends it
+        output = (process.stdout.read(), process.stderr.read())
+    assert process.returncode == 130, output
+    assert "more than the limit of 0.00%; --rearm trades again" in output[1]
+    assert records(folder, "kill")

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -158,7 +158,7 @@ def run_act(
     first = pd.Timestamp.min if since is None else _parse_time("--since", since)
     files, keep = settings.files(config.files), config.features.columns
     decided = False
-    for chunk in bar_chunks(sys.stdin.buffer, files, keep) if bars is None else file_chunks(bars, files, keep, follow):
+    for chunk in bar_chunks(_standard_input(), files, keep) if bars is None else file_chunks(bars, files, keep, follow):
         for decision in trader.add(chunk):
             decided = True
             if decision.time >= first:
@@ -214,7 +214,7 @@ def run_paper(
     opened.config = config.model_copy(update={"trading": rules})
     begin = None if since is None else _parse_time("--since", since)
     files, keep = settings.files(config.files), config.features.columns
-    stream = bar_chunks(sys.stdin.buffer, files, keep) if bars == "-" else file_chunks(Path(bars), files, keep, follow)
+    stream = bar_chunks(_standard_input(), files, keep) if bars == "-" else file_chunks(Path(bars), files, keep, follow)
     signal.signal(signal.SIGUSR1, lambda *_: asked.append("SIGUSR1 came"))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as Ctrl-C does: a kill at any moment is safe
     trading, again = None, ""
@@ -274,6 +274,15 @@ def _show_paper(trading: "PaperTrading") -> None:
     with console(stderr=True).status("evaluating"):
         path = trading.judged().write_report(trading.folder / "report.html")
     say(f"report: {path}")
+
+
+def _standard_input() -> BinaryIO:
+    """Return the standard input as a file of its own.
+
+    A thread reads it that may still wait when the command ends, and Python aborts at its exit if that holds the lock of
+    ``sys.stdin``.
+    """
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def _parse_time(name: str, text: str) -> "pd.Timestamp":
