@@ -30,7 +30,7 @@ from tailguard.evaluate.backtest_window import BacktestWindow, closes
 from tailguard.evaluate.folds import WalkforwardConfig, longest_lookback, make_folds
 from tailguard.evaluate.ledger import Ledger, Trial, data_key
 from tailguard.evaluate.record import Provenance
-from tailguard.experiments.walkforward import Pair, WalkforwardRun, train_pairs, walkforward
+from tailguard.experiments.walkforward import Pair, WalkforwardRun, train_all, walkforward
 from tailguard.market.baselines import strategy
 from tailguard.market.planted import best_threshold, open_returns, oracle_weights, planted_market
 from tailguard.market.rules import TradingRules
@@ -222,7 +222,7 @@ def trained(options):
 
 
 def cores(options, pairs=8):
-    config = load_config()
+    config = load_config(None, ["selection=null"])
     bars = random_walk(3000, seed=0)
     walk = WalkforwardConfig(folds=1, seeds=pairs)
     (fold,) = make_folds(len(bars), 63, longest_lookback(config.features), walk)
@@ -231,7 +231,7 @@ def cores(options, pairs=8):
         with tempfile.TemporaryDirectory() as folder:
             start, busy = time.perf_counter(), cpu_seconds()
             todo = [Pair(fold, seed) for seed in range(pairs)]
-            train_pairs(WalkforwardRun(bars, config, walk.warmup, Path(folder)), todo, jobs, lambda *said: None)
+            train_all(WalkforwardRun(bars, config, walk.warmup, Path(folder)), [fold], todo, jobs, lambda *said: None)
             seconds[jobs], cpu[jobs] = time.perf_counter() - start, cpu_seconds() - busy
     print(f"\nwalk-forward, {pairs} trainings of {config.training.steps:,} steps, one process against two")
     print(f"  wall clock: {seconds[1]:.1f} s and {seconds[2]:.1f} s, {seconds[1] / seconds[2]:.2f} times as fast")

@@ -1,5 +1,6 @@
 """The script that runs all benchmarks, on scripts of our own; and the pieces of the soak that need no hour."""
 
+import importlib
 import re
 import shlex
 import sys
@@ -19,6 +20,7 @@ from tailguard.io import checkpoint
 from tailguard.market import SignalMarket
 
 BENCHMARKS = Path(everything.__file__).parent
+PEERS = {"jax", "sb3_contrib"}
 
 
 @pytest.fixture
@@ -39,6 +41,18 @@ def test_every_job_names_a_script_and_options_that_exist(job):
     source = (BENCHMARKS / script).read_text(encoding="utf-8")
     declared = set(re.findall(r'add_argument\("(--[\w-]+)"', source))
     assert {word for word in words if word.startswith("--")} <= declared
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_every_script_finds_what_it_imports(script):
+    """A name that the package has lost breaks a benchmark silently: nobody runs all of them."""
+    try:
+        importlib.import_module(script)
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").split(".")[0]
+        if package in PEERS:
+            pytest.skip(f"needs {package}, of the extra `bench`")
+        raise
 
 
 def test_both_plans_cover_everything():

@@ -74,7 +74,7 @@ def understood(path):
         (["evaluate", "nowhere"], "nowhere is not a run"),
         (["judge"], "nothing to judge: give --returns FILE, or --weights FILE with --bars FILE"),
         (["judge", "--returns", "absent.csv"], "absent.csv: no such file"),
-        (["judge", "--weights", "absent.csv"], "bars is None, but it must be given beside weights"),
+        (["judge", "--weights", "absent.csv"], "--weights needs --bars: a file or a shipped data set"),
         (["judge", "--returns", "absent.csv", "--trials", "0"], "Input should be greater than or equal to 1"),
         (["trials"], "the ledger is off: TAILGUARD_LEDGER is set to 'off'"),
         (["attack", "nowhere"], "nowhere is not a run"),

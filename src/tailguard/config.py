@@ -229,13 +229,14 @@ class SelectionConfig(BaseModel):
 
     Agents are trained without one block at a time and trade it at several stops of their training. The policy and the stop that
     earn most over all blocks are chosen, and trained again on all training bars. How much of the account such an agent may
-    steer follows from its alpha over the market on the held-out bars; the rest is held in a constant mix.
+    steer follows from its alpha over the market on the held-out bars, and from how well these can be forecast; the rest is held
+    in a constant mix.
 
     :param blocks: parts that the training bars are cut into, each held out once; at least 2. 4 is typical; more leave more bars
         to learn from and take proportionally longer.
     :param seeds: trainings per block and policy, at least 1. Their decisions are averaged: more make the choice steadier.
     :param stops: shares of ``training.steps``, rising, in (0, 1], after which agents are scored.
-    :param doubt: t-statistic of the held-out alpha up to which an agent is not believed and steers nothing. It steers
+    :param doubt: t-statistic of the held-out evidence up to which an agent is not believed and steers nothing. It steers
         everything from ``doubt + 1`` on. 1 is typical; more makes idle agents, less makes agents that trade on noise.
     """
 

@@ -87,6 +87,7 @@ def test_every_figure_comes_from_its_function(skilled):
     periods, agent, market = skilled.periods_per_year, skilled.agent, skilled.history("buy_and_hold")
     table = skilled.statistics["agent"]
     relation = statistics.alpha_beta(agent.returns, market.returns, periods)
+    inflation = statistics.variance_inflation(agent.returns)
     expected = {
         "sharpe": statistics.sharpe(agent.returns, periods),
         "sortino": statistics.sortino(agent.returns, periods),
@@ -105,9 +106,9 @@ def test_every_figure_comes_from_its_function(skilled):
         "alpha": relation.alpha,
         "alpha_t": relation.alpha_t,
         "beta": relation.beta,
-        "probabilistic_sharpe": statistics.probabilistic_sharpe(agent.returns),
-        "deflated_sharpe": statistics.deflated_sharpe(agent.returns, 1),
-        "minimum_track_record": statistics.minimum_track_record(agent.returns),
+        "probabilistic_sharpe": statistics.probabilistic_sharpe(agent.returns, inflation=inflation),
+        "deflated_sharpe": statistics.deflated_sharpe(agent.returns, 1, inflation=inflation),
+        "minimum_track_record": statistics.minimum_track_record(agent.returns, inflation=inflation),
     }
     for name, value in expected.items():
         assert table[name].value == pytest.approx(value, rel=1e-9), name

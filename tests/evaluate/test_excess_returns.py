@@ -52,6 +52,7 @@ def test_every_statistic_is_that_of_the_excess_returns(record):
     agent, market, periods = record.agent, record.history("buy_and_hold"), record.periods_per_year
     excess, relation = agent.excess, statistics.alpha_beta(agent.excess, market.excess, record.periods_per_year)
     assert agent.riskless.min() > 0.0
+    inflation = statistics.variance_inflation(excess)
     expected = {
         "sharpe": statistics.sharpe(excess, periods),
         "sortino": statistics.sortino(excess, periods),
@@ -62,9 +63,9 @@ def test_every_statistic_is_that_of_the_excess_returns(record):
         "alpha": relation.alpha,
         "alpha_t": relation.alpha_t,
         "beta": relation.beta,
-        "probabilistic_sharpe": statistics.probabilistic_sharpe(excess),
-        "deflated_sharpe": statistics.deflated_sharpe(excess, 1),
-        "minimum_track_record": statistics.minimum_track_record(excess),
+        "probabilistic_sharpe": statistics.probabilistic_sharpe(excess, inflation=inflation),
+        "deflated_sharpe": statistics.deflated_sharpe(excess, 1, inflation=inflation),
+        "minimum_track_record": statistics.minimum_track_record(excess, inflation=inflation),
         "cost_share": 0.0,
         "total_return": np.prod(1.0 + agent.returns) - 1.0,  # these five are of the account as it is
         "cagr": statistics.cagr(agent.equity, periods),
@@ -129,3 +130,15 @@ def test_rates_by_bar_are_paid_as_one_rate_is():
         BacktestWindow(bars, TradingRules(), SPAN, rates[1:])
     with pytest.raises(ValueError, match="0 beside rates by bar"):
         BacktestWindow(bars, TradingRules(cash_rate=RATE), SPAN, rates)
+
+
+@pytest.mark.parametrize("by_bar", [False, True])
+def test_a_loan_costs_what_cash_earns(bars, by_bar):
+    """Twice the market has twice its excess return, and no alpha: a loan for nothing would be one."""
+    rules = TradingRules(fee=0.0, fill="close", cash_rate=0.0 if by_bar else RATE)
+    window = BacktestWindow(bars, rules, SPAN, np.full(N, RATE) if by_bar else None)
+    twice = window.trade("twice", np.full(N, 2.0))
+    np.testing.assert_allclose(twice.excess, 2.0 * (window.moves[:, 0] - window.riskless), rtol=0, atol=1e-12)
+    dear = BacktestWindow(bars, rules.model_copy(update={"loan_rate": 0.08}), SPAN, window.cash_rates)
+    spread = twice.returns - dear.trade("twice", np.full(N, 2.0)).returns
+    np.testing.assert_allclose(spread, window.riskless * 0.05 / RATE, rtol=1e-9)

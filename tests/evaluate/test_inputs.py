@@ -28,8 +28,20 @@ def same(found, expected=RETURNS):
         RETURNS.tz_localize("Asia/Tokyo"),
         pd.DataFrame({"returns": RETURNS, "equity": EQUITY, "other": 1.0}),
         pd.DataFrame({"timestamp": DAYS.asi8 // 10**6, "daily_return": RETURNS.to_numpy()}),
+        RETURNS.iloc[::-1],
+        RETURNS.sample(frac=1.0, random_state=0),
+        pd.DataFrame({"Fund": RETURNS, "Benchmark": 0.01}),
+        RETURNS.map(lambda value: f"{100.0 * value:+.15f}%"),
+        pd.DataFrame({"Daily Return [%]": 100.0 * RETURNS, "id": 1.0}),
+        RETURNS.map(lambda value: f"{100.0 * value:.15f}%").rename("Return %"),
+        RETURNS.set_axis(DAYS.strftime("%d.%m.%Y")),
+        RETURNS.set_axis(DAYS.strftime("%m/%d/%Y")),
+        RETURNS.map(lambda value: f"{value:.15f}" if value > 0.0 else f"({-value:.15f})"),
     ],
-    ids=["series", "frame", "column", "text", "zone", "several", "epoch"],
+    ids=[
+        *("series", "frame", "column", "text", "zone", "several", "epoch", "newest first", "any order", "with a benchmark"),
+        *("percent signs", "percent in the name", "percent in both", "day first", "month first", "brackets"),
+    ],
 )
 def test_returns_in_memory(frame):
     same(read_returns(frame))
@@ -46,7 +58,40 @@ def test_returns_in_files(tmp_path, name, header):
     same(read_returns(path))
 
 
+@pytest.mark.parametrize("style", ["{:,.12f}", "${:,.12f}", "{:.12f} €"])
+def test_an_equity_curve_may_have_thousands_marks_and_currencies(style):
+    same(read_returns(EQUITY.map(style.format)), RETURNS.iloc[1:])
+
+
+def test_a_european_file_has_decimal_commas_and_days_first(tmp_path):
+    path = tmp_path / "a.csv"
+    RETURNS.rename("Return").set_axis(DAYS.strftime("%d.%m.%Y")).to_csv(path, sep=";", decimal=",", index_label="Datum")
+    same(read_returns(path))
+    path.write_bytes(path.read_text().encode("utf-16"))
+    same(read_returns(path))
+
+
+MONTHS = pd.date_range("2015-01-31", periods=40, freq="ME", unit="ns")
+
+
+@pytest.mark.parametrize("form", ["%Y%m", "%Y-%m", "%b %Y", "%Y-%m-01", "%Y-%m-%d"])
+def test_a_month_is_known_at_its_end(tmp_path, form):
+    path = tmp_path / "a.csv"
+    RETURNS.rename("ret").set_axis(MONTHS.strftime(form)).to_csv(path, index_label="month")
+    same(read_returns(path), RETURNS.set_axis(MONTHS))
+    EQUITY.rename("close").set_axis(MONTHS.strftime(form)).to_csv(path, index_label="month")
+    same(read_levels(path), EQUITY.set_axis(MONTHS))
+    first = pd.Series(1.0, pd.date_range("2015-01-01", periods=40, freq="MS"))
+    assert read_weights(first, random_walk(40, seed=1)).index.equals(first.index.as_unit("ns"))  # decided on that day
+
+
+def test_interest_is_as_smooth_as_cumulated_returns_and_is_not_taken_for_them():
+    interest = pd.Series(np.linspace(0.0, 0.0002, 40), DAYS)
+    same(read_returns(interest), interest)
+
+
 def test_an_equity_curve_is_told_by_its_numbers_and_then_by_its_name():
+    same(read_returns((EQUITY / EQUITY.iloc[0]).rename("returns")), RETURNS.iloc[1:])
     same(read_returns(EQUITY), RETURNS.iloc[1:])
     same(
         read_returns(EQUITY.rename("returns") / EQUITY.iloc[0] * 0.01, column="returns"),
@@ -107,8 +152,10 @@ def test_rates_hold_until_the_next():
         (pd.DataFrame({"a": RETURNS, "b": RETURNS}), "several columns (a, b) and none with a usual name; name one"),
         (100.0 * RETURNS, "divide percentages by 100"),
         (RETURNS.where(RETURNS.index != DAYS[7]), f"0 is missing at {DAYS[7]}; drop the row or fill it in"),
-        (RETURNS.iloc[::-1], "is not after the row before; sort the table by time"),
-        (pd.concat([RETURNS.iloc[:5], RETURNS.iloc[4:]]), "row 5 (2020-01-07 00:00:00) is not after the row before; drop one"),
+        (pd.concat([RETURNS.iloc[:5], RETURNS.iloc[4:]]), "the time 2020-01-07 00:00:00 is there more than once; drop all"),
+        (EQUITY.where(EQUITY.index != DAYS[-1], 0.0).rename("equity"), "equity curve that falls to 0 at 2020-02-25"),
+        ((1.0 + RETURNS).cumprod() - 1.0, "returns cumulated from the start, not returns per bar; give returns per bar"),
+        (RETURNS.iloc[:9].set_axis([f"0{day}/01/2020" for day in range(1, 10)]), "or 1 January 2020; write dates as"),
         (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
         (pd.Series("x", DAYS), "holds no numbers over time"),
     ],

@@ -12,7 +12,7 @@ from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.judge import LookAheadError, require_causal
 from tailguard.evaluate.record import load_record
-from tailguard.market import TradingRules, ar1_returns, load_bars, random_walk, simulate
+from tailguard.market import TradingRules, ar1_returns, load_bars, load_dataset, random_walk, simulate
 from tailguard.market.baselines import STRATEGIES
 from tailguard.market.data import DataError
 
@@ -144,6 +144,65 @@ def test_the_benchmark_may_have_other_bars():
         tailguard.judge(market.iloc[:100], benchmark=market.iloc[300:])
 
 
+def test_the_benchmark_may_be_a_shipped_set():
+    market = load_dataset("nasdaq-1d")["close"].iloc[-400:]
+    found = tailguard.judge(market.pct_change().iloc[1:], benchmark="nasdaq-1d", effort=Effort(draws=50))
+    assert found.statistics["agent"]["beta"].value == pytest.approx(1.0)
+
+
+def test_a_benchmark_belongs_to_its_day_whatever_its_time_of_day():
+    market = drifting(1, years=4)
+    closes = (1.0 + market).cumprod()
+    afternoon = closes.set_axis(closes.index + pd.Timedelta(hours=16)).tz_localize("America/New_York")
+    found = tailguard.judge(market.iloc[1:], benchmark=afternoon, effort=Effort(draws=50)).evaluation
+    np.testing.assert_allclose(found.history("benchmark").returns, market.iloc[1:], rtol=0, atol=1e-12)
+    monthly = closes.resample("MS").last().pct_change().iloc[1:]  # labelled by its first day; the last is not over
+    found = tailguard.judge(monthly, benchmark=closes, effort=Effort(draws=50)).evaluation
+    np.testing.assert_allclose(found.history("benchmark").returns, monthly.iloc[:-1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shift", "when"), [(1, "before"), (-1, "after")])
+def test_a_benchmark_whose_times_are_shifted_is_refused(shift, when):
+    market = drifting(1, years=4)
+    with pytest.raises(DataError, match=rf"the benchmark's of the bar {when} \(correlation 1\.00, .* move them by a bar"):
+        tailguard.judge(market.shift(shift).dropna(), benchmark=market)
+    hourly = pd.Series(market.to_numpy()[:500], pd.date_range("2020-01-01", periods=500, freq="h"))
+    days = pd.Series(100.0, pd.date_range("2019-12-01", periods=90))
+    with pytest.raises(DataError, match="benchmark: a value per 1 day, and bars of 1 hour; give a benchmark with as many"):
+        tailguard.judge(hourly, benchmark=days)
+
+
+def test_minutes_and_single_gains_can_be_judged():
+    """Figures per year of a few minutes are infinite, and no error; one gain after nothing is no cumulated return."""
+    minutes = pd.date_range("2020-01-01 09:30", periods=400, freq="min")
+    found = tailguard.judge(pd.Series(drifting(0).to_numpy()[:400] + 0.002, minutes), effort=Effort(draws=50))
+    assert found.statistics["agent"]["cagr"].value == found.statistics["agent"]["calmar"].value == np.inf
+    assert found.verdict.outcome == "evidence of skill"
+    last = pd.Series(np.r_[np.zeros(399), 0.9], drifting(0).index[:400])
+    assert tailguard.judge(last, effort=Effort(draws=50)).verdict.outcome != "evidence of skill"
+
+
+def test_percentages_that_could_be_returns_get_a_word():
+    small = 100.0 * drifting(0, years=4).clip(-0.009, 0.009)
+    assert "A volatility of 1" in tailguard.judge(small, effort=Effort(draws=50)).verdict.reasons[-1]
+
+
+def test_weights_of_a_day_are_known_at_its_end():
+    """Daily weights on hourly bars may be made of the whole day; those with a time of day are known at it."""
+    bars = random_walk(24 * 40, seed=2).set_index(pd.date_range("2020-01-01", periods=24 * 40, freq="h"))
+    weights = pd.Series(np.arange(30) / 30.0, pd.date_range("2020-01-03", periods=30))
+    agent = tailguard.judge(weights=weights, bars=bars, trading=FREE, effort=QUICK).evaluation.agent
+    assert agent.times[0] == pd.Timestamp("2020-01-04 00:00")  # decided at 23:00 on the third
+    timed = weights.set_axis(weights.index + pd.Timedelta(hours=9, minutes=30))
+    agent = tailguard.judge(weights=timed, bars=bars, trading=FREE, effort=QUICK).evaluation.agent
+    assert agent.times[0] == pd.Timestamp("2020-01-03 11:00")
+    daily = random_walk(600, seed=2)
+    late = pd.Series(1.0, daily.index[100:500] + pd.Timedelta(hours=16))
+    found = tailguard.judge(weights=late, bars=daily, effort=QUICK)
+    assert found.verdict.reasons[-1].startswith("400 weights lie after the bar of their day")
+    assert found.evaluation.agent.times[0] == daily.index[102]
+
+
 def test_a_benchmark_beside_weights_has_to_be_beaten(bars):
     weights = pd.Series(follow(bars), bars.index)
     found = tailguard.judge(weights=weights, bars=bars, benchmark=bars, trading=FREE, effort=QUICK)
@@ -206,10 +265,50 @@ def best_of(bars):
     return np.full(len(bars), 1.0 if bars["close"].iloc[-1] > bars["close"].iloc[0] else -1.0)
 
 
-@pytest.mark.parametrize("function", [tomorrow, standardised, best_of])
+def centred(bars):
+    close = bars["close"]
+    return np.sign(close.rolling(5, center=True, min_periods=1).mean() - close).to_numpy()
+
+
+def filled_back(bars):
+    """Month ends, known from the first of the month on."""
+    close = bars["close"]
+    months = close.resample("ME").last().pct_change().reindex(close.index, method="bfill")
+    return np.sign(months.fillna(0.0)).to_numpy()
+
+
+def fitted(bars):
+    """A regression over all bars, used on all of them."""
+    moves = bars["close"].pct_change().fillna(0.0).to_numpy()
+    slope = np.polyfit(moves[:-1], moves[1:], 1)[0]
+    return np.clip(100.0 * slope * moves, -1.0, 1.0)
+
+
+def seldom(bars):
+    """In the market for one bar in fifty, when the next one rises much."""
+    rise = bars["close"].pct_change().shift(-1)
+    return (rise > 0.02).astype(float).to_numpy()
+
+
+def next_open(bars):
+    return np.sign(bars["open"].shift(-1) - bars["close"]).fillna(0.0).to_numpy()
+
+
+AHEAD = [tomorrow, standardised, best_of, centred, filled_back, fitted, seldom, next_open]
+
+
+@pytest.mark.parametrize("function", AHEAD)
 def test_a_function_that_looks_ahead_is_refused(bars, function):
     with pytest.raises(LookAheadError, match=r"the strategy looks ahead: its weights of 20\d\d-\d\d-\d\d .* are replaced"):
         tailguard.judge_strategy(function, bars)
+
+
+def test_a_function_that_was_given_its_decisions_says_that_nothing_was_tested(bars):
+    known = tomorrow(bars)
+    found = tailguard.judge_strategy(lambda table: known, bars, trading=FREE, effort=QUICK)
+    assert found.verdict.reasons[-1].endswith("so the test for look-ahead shows nothing.")
+    held = tailguard.judge_strategy(lambda table: np.ones(len(table)), bars, trading=FREE, effort=QUICK)
+    assert "look-ahead" not in " ".join(held.verdict.reasons)
 
 
 def test_a_random_function_is_refused(bars):
@@ -230,8 +329,17 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         ({"weights": weights.iloc[:3], "bars": bars}, "the weights cover 3 bars"),
         ({"weights": weights.set_axis(weights.index + pd.Timedelta(days=9000)), "bars": bars}, "not inside the bars"),
         ({"returns": drifting(0).iloc[:5]}, "5 bars; at least 8 are needed"),
+        ({"weights": 60.0 * weights, "bars": bars}, "they sum to 60, and shares of equity are meant, 0.5 for half of it"),
         ({"weights": weights, "bars": bars, "trading": {"fees": 1}}, "fees: unknown key"),
         ({"returns": drifting(0), "trials": 0}, "trials is 0"),
+        ({"returns": drifting(0), "cash_rate": 3}, "cash_rate is 3, but it must be a fraction per year: 0.03 is 3 %"),
+        ({"weights": weights, "bars": bars, "cash_rate": 3.0}, "cash_rate is 3.0, but it must be a fraction"),
+        ({"returns": drifting(0), "benchmark": "nasdaq"}, "nasdaq: no such file"),
+        ({"returns": drifting(0), "benchmark": 0.0 * drifting(0) + 100.0}, "benchmark: does not move from"),
+        (
+            {"returns": 0.0 * drifting(0) + 0.0001},
+            "returns: each is 0.0001, without any risk .* name its rate with --cash-rate",
+        ),
     ):
         with pytest.raises(ValueError, match=message) as error:
             tailguard.judge(**arguments)

@@ -1,7 +1,6 @@
 """The ledger: what is written is read again, near copies count once, and the best of many coins is no skill."""
 
 import json
-import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -13,7 +12,17 @@ import pytest
 
 import tailguard
 from tailguard.evaluate.assessment import Effort
-from tailguard.evaluate.ledger import Ledger, Trial, correlations, count_trials, data_key, shared_returns, user_ledger
+from tailguard.evaluate.ledger import (
+    Ledger,
+    Trial,
+    correlations,
+    count_each,
+    count_trials,
+    data_key,
+    shared_returns,
+    user_ledger,
+)
+from tailguard.evaluate.stats.significance import overfitting
 from tailguard.market import random_walk
 
 DAYS = pd.bdate_range("2020-01-01", periods=300, unit="ns")
@@ -77,10 +86,17 @@ def test_correlations_are_over_the_bars_that_two_trials_share():
     table = correlations([one, late, idle])
     assert table[0, 1] == pytest.approx(np.corrcoef(one.excess[100:], late.excess)[0, 1])
     assert (table[2, :2] == 0.0).all()
-    both = shared_returns([one, late])
-    np.testing.assert_array_equal(both, np.stack([one.excess[100:], late.excess], axis=1))
-    assert shared_returns([one]) is None
-    assert shared_returns([one, trial(1, first=290, n=10)]) is None
+
+
+def test_overfitting_is_of_choosing_among_different_trials_over_the_same_bars():
+    one, late, idle = trial(0), trial(1, first=100, n=200), replace(trial(2), excess=np.zeros(300))
+    near, another, copy = trial(3, first=20, n=280), trial(4), trial(5, like=one, noise=0.01)
+    found = shared_returns(one, [late, near, copy, idle, another])  # the late one covers two thirds only
+    expected = [one.excess[20:], near.excess, idle.excess[20:], another.excess[20:]]
+    np.testing.assert_array_equal(found, np.stack(expected, axis=1))
+    assert shared_returns(one, [near, idle, copy]) is None
+    few = [trial(seed, first=290, n=10) for seed in range(1, 6)]
+    assert shared_returns(few[0], few[1:]) is None
 
 
 def test_the_key_of_the_data_stays_when_bars_are_added_or_adjusted():
@@ -89,7 +105,6 @@ def test_the_key_of_the_data_stays_when_bars_are_added_or_adjusted():
     assert data_key(bars.index[:250], bars["close"].iloc[:250]) == key
     assert data_key(bars.index, 0.5 * bars["close"]) == key
     assert data_key(bars.index, random_walk(400, seed=1)["close"]) != key
-    assert data_key(bars.index) != key
     assert data_key(bars.index[1:], bars["close"].iloc[1:]) != key
 
 
@@ -115,17 +130,34 @@ def test_a_damaged_line_is_named(tmp_path, line):
         Ledger(path).trials()
 
 
+def test_what_is_left_of_a_line_is_no_trial_and_is_removed(tmp_path):
+    """A process that died while writing leaves a part of a line."""
+    path = tmp_path / "trials.jsonl"
+    ledger = Ledger(path)
+    ledger.append(trial(0))
+    whole = path.read_bytes()
+    for cut in (1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole + whole[:cut])
+        assert [each.config for each in ledger.trials()] == ["config 0"]
+        assert [each.config for each in ledger.append(trial(1))] == ["config 0"]
+        assert [each.config for each in ledger.trials()] == ["config 0", "config 1"]
+        assert path.read_bytes().startswith(whole + b"{")
+
+
+def test_each_trial_is_counted_among_those_over_its_bars():
+    early, copy, late = trial(0, n=100), trial(1, n=100, like=trial(0, n=100), noise=0.01), trial(2, first=200, n=100)
+    assert count_each([early, copy, late, trial(3), trial(4, data="other")]) == [2, 2, 2, 3, 1]
+
+
 def _write(place, seeds):
-    for seed in seeds:
-        Ledger(place).append(trial(seed))
-    return os.getpid()
+    return [len(Ledger(place).append(trial(seed))) for seed in seeds]
 
 
 def test_processes_do_not_tear_each_others_lines(tmp_path):
     path = tmp_path / "trials.jsonl"
     with ProcessPoolExecutor(3, get_context("spawn")) as pool:
-        for _ in pool.map(_write, [path] * 3, [range(start, start + 10) for start in (0, 10, 20)]):
-            pass
+        counts = list(pool.map(_write, [path] * 3, [range(start, start + 10) for start in (0, 10, 20)]))
+    assert sorted(np.ravel(counts)) == list(range(30))  # nobody is missed, however they took turns
     assert sorted(each.config for each in Ledger(path).trials()) == sorted(f"config {seed}" for seed in range(30))
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
@@ -154,6 +186,21 @@ def test_every_judgement_is_a_trial_and_raises_the_bar(tmp_path, monkeypatch):
     assert more.evaluation.provenance.trials == 9
 
 
+def test_returns_that_begin_at_other_times_are_trials_too(tmp_path, monkeypatch):
+    """Rules with longer look-backs begin later: they were tried on the same bars all the same."""
+    monkeypatch.setenv("TAILGUARD_LEDGER", str(tmp_path / "trials.jsonl"))
+    returns = [pd.Series(trial(seed).excess, DAYS).iloc[10 * seed :] for seed in range(4)]
+    judged = [tailguard.judge(each, effort=QUICK).evaluation for each in returns]
+    assert [each.provenance.trials for each in judged] == [1, 2, 3, 4]
+    assert judged[-1].provenance.ledger.startswith("The ledger counts 4 different trials over these times")
+    assert "pbo" not in judged[0].statistics["agent"]
+    columns = np.stack([each.loc[judged[-1].agent.times].to_numpy(np.float32) for each in returns], axis=1).astype(np.float64)
+    columns[:, 3] = returns[3]
+    assert judged[-1].statistics["agent"]["pbo"].value == overfitting(columns[:, [3, 0, 1, 2]]).probability
+    apart = pd.Series(trial(9).excess, DAYS + pd.Timedelta(days=4000))
+    assert tailguard.judge(apart, effort=QUICK).evaluation.provenance.trials == 1
+
+
 def test_a_ledger_that_cannot_be_written_does_not_stop_the_verdict(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TAILGUARD_LEDGER", str(tmp_path / "file" / "trials.jsonl"))
@@ -161,3 +208,4 @@ def test_a_ledger_that_cannot_be_written_does_not_stop_the_verdict(tmp_path, mon
     with pytest.warns(UserWarning, match="the trial could not be recorded"):
         judged = tailguard.judge(weights=coins(bars, 1)[0], bars=bars, effort=QUICK)
     assert judged.evaluation.provenance.trials == 1
+    assert judged.evaluation.provenance.ledger.startswith("The ledger counts 1 trial on these data, this one included")

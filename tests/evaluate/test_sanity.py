@@ -66,6 +66,16 @@ def test_timing_is_found_where_it_is_and_not_where_it_is_not(window, prophet, co
     assert np.ptp(constant) == 0.0
 
 
+def test_what_is_held_stays_held_in_every_order(window):
+    """Bought once and held: no order of the blocks changes that, and none leaves the account in cash."""
+    held = np.full((599, 1), np.nan)
+    held[0] = 1.0
+    sharpes, history = sanity.permutations(window, held, count=9)
+    own = window.trade("agent", held)
+    np.testing.assert_allclose(sharpes, performance.sharpe(own.returns, window.periods_per_year), rtol=1e-9)
+    np.testing.assert_allclose(history.weights, 1.0)
+
+
 def test_costs_as_tested_are_one_times_the_costs(window, coin):
     curve = sanity.cost_curve(window, coin)
     own = window.trade("agent", coin)

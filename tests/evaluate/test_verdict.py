@@ -219,7 +219,7 @@ def test_gathered_evidence_is_what_the_functions_say():
     )
     assert (found.bars, found.periods, found.trials, found.pbo, found.market) == (600, 252, 7, 0.3, "hold")
     assert found.sharpe == drawn.interval("sharpe", "agent")
-    assert found.deflated == statistics.deflated_sharpe(agent, 7, 0.03)
+    assert found.deflated == statistics.deflated_sharpe(agent, 7, 0.03, statistics.variance_inflation(agent))
     assert found.chance == pytest.approx(statistics.expected_max_sharpe(7, 0.03) * math.sqrt(252))
     assert found.alpha == statistics.alpha_beta(agent, market, 252)
     assert [(e.baseline, e.hurdle) for e in found.edges] == [("hold", False), ("other", True)]
@@ -350,6 +350,7 @@ def test_nearly_the_same_account_is_not_called_worse():
 def test_without_a_market_the_sharpe_ratio_has_to_exceed_that_of_a_good_one():
     """Ten years with a Sharpe ratio of 1: far above 0, and 1.6 errors above 0.5, of which 1.645 are needed."""
     noise = np.random.default_rng(0).normal(0.0, 0.01, 2520)
+    assert statistics.variance_inflation(noise) == 1.0  # independent bars, by luck a little mean-reverting
     returns = noise - noise.mean() + noise.std(ddof=1) / np.sqrt(252)
     found = statistics.gather_evidence(returns, {"cash": np.zeros(2520)}, 252, market=None, draws=100)
     assert found.beyond_market == pytest.approx(statistics.probabilistic_sharpe(returns, 0.5 / np.sqrt(252)))

@@ -14,14 +14,15 @@ from scipy.stats import norm, ttest_1samp
 from tailguard.config import SelectionConfig, load_config
 from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.evaluate.play import play
-from tailguard.evaluate.stats.dependence import newey_west_lags
 from tailguard.experiments import selection
 from tailguard.experiments.prepared_market import default_split, market_features, prepare_market
 from tailguard.experiments.selection import (
+    BENEFIT,
     PREMIUM,
     PREMIUM_SPREAD,
     Candidate,
     Selection,
+    beyond,
     constant_mix,
     load_selection,
     save_selection,
@@ -29,6 +30,7 @@ from tailguard.experiments.selection import (
     selection_table,
     stops_of,
     t_statistic,
+    trust,
 )
 from tailguard.experiments.training import build_model, train_model
 from tailguard.market import align_bars, random_walk, simulate
@@ -93,7 +95,7 @@ def test_where_nothing_can_be_learnt_nothing_is_steered():
 def test_the_stop_that_grows_most_wins_and_its_doubts_set_the_share(once):
     stops = [candidate for candidate in once.candidates if candidate.policy == once.policy]
     assert once.steps == max(stops, key=lambda candidate: candidate.growth).steps
-    assert once.active == min(max(once.chosen.t_statistic - 1.0, 0.0), 1.0)
+    assert once.active == trust(once.chosen.t_statistic, once.forecast_t, 1.0)
     assert [(each.policy, each.steps) for each in once.candidates] == [(MLP, 64), (MLP, 128), (LSTM, 64), (LSTM, 128)]
 
 
@@ -104,8 +106,35 @@ def test_doubt_decides_how_much_is_believed(bars, doubt, share):
     assert selection.active == share
     assert selection.policy == MLP
     assert {candidate.policy for candidate in selection.candidates} == {MLP}
-    half = chosen(bars, *settings, f"selection.doubt={selection.chosen.t_statistic - 0.25}")
+    own = selection.chosen.t_statistic
+    evidence = max(own, min(selection.forecast_t, own + BENEFIT))
+    half = chosen(bars, *settings, f"selection.doubt={evidence - 0.25}")
     assert half.active == pytest.approx(0.25, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("alpha_t", "forecast_t", "share"),
+    [
+        (1.5, -3.0, 0.5),  # an agent that earned is believed, whatever a linear forecast says
+        (5.0, 0.0, 1.0),
+        (0.0, 1.5, 0.5),  # one that earned nothing yet, where returns can be predicted
+        (0.0, 4.0, 1.0),
+        (-0.5, 9.0, 0.5),  # the benefit of the doubt has an end
+        (-1.0, 9.0, 0.0),
+        (0.9, 0.9, 0.0),
+    ],
+)
+def test_evidence_is_alpha_or_a_forecast_that_the_agent_has_not_refuted(alpha_t, forecast_t, share):
+    assert trust(alpha_t, forecast_t, doubt=1.0) == pytest.approx(share)
+
+
+def test_what_is_held_on_average_is_no_alpha_though_blocks_differ_in_it():
+    """The agent of a block that fell was trained on the blocks that rose: its exposure follows the other blocks' means."""
+    generator = np.random.default_rng(0)
+    blocks = [generator.normal(mean, 0.01, 500) for mean in (0.003, -0.003)]
+    held = np.concatenate([beyond(share * block, block) for share, block in zip((0.1, 0.9), blocks, strict=True)])
+    np.testing.assert_allclose(held, 0.0, atol=1e-15)
+    np.testing.assert_allclose(beyond(blocks[0], np.zeros(500)), blocks[0])  # a market that does not move has no beta
 
 
 # A challenger. Trainings are replaced by made-up decisions, so that it is known who should win.
@@ -265,15 +294,16 @@ def test_the_figures_of_a_candidate_are_those_of_agents_trained_by_hand(bars):
         ones = np.append(np.ones(len(unseen[-1])), np.nan)
         held = simulate(known.iloc[slice(*spans[0])], ones, fee=config.trading.fee)
         holding.append(held.equity[1:] / held.equity[:-1] - 1.0)
-    unseen, seen, holding = (np.concatenate(parts) for parts in (unseen, seen, holding))
+    lines = [sm.OLS(own, sm.add_constant(held)).fit() for own, held in zip(unseen, holding, strict=True)]
+    alphas = np.concatenate([line.params[0] + line.resid for line in lines])  # of every block, with its own beta
+    unseen, seen = np.concatenate(unseen), np.concatenate(seen)
     year = 365.25 * len(known) / ((known.index[-1] - known.index[0]) / pd.Timedelta(days=1) + 1.0)
     n = len(unseen)
     assert result.growth == pytest.approx(np.log1p(unseen).mean() * year, rel=2e-3)
     assert result.turnover == pytest.approx(turnover * year / n, rel=2e-3)
     assert result.sharpe == pytest.approx(unseen.mean() / unseen.std() * np.sqrt(year), rel=2e-3)
     assert result.in_sample_sharpe == pytest.approx(seen.mean() / seen.std() * np.sqrt(year), rel=2e-3)
-    regression = sm.OLS(unseen, sm.add_constant(holding)).fit(cov_type="HAC", cov_kwds={"maxlags": newey_west_lags(n)})
-    assert result.t_statistic == pytest.approx(regression.tvalues[0], rel=1e-2)
+    assert result.t_statistic == pytest.approx(ttest_1samp(alphas, 0.0).statistic, rel=1e-2)
     assert result.blocks == 2
 
 
@@ -417,8 +447,8 @@ def made_up(**changes):
         Candidate(LSTM, 8192, 4.0, 0.2, 0.02, 40.0, -0.3, 2),
     )
     values = {
-        "policy": MLP, "steps": 8192, "core": (0.3, 0.3), "active": 0.4, "mix_growth": 0.05, "candidates": candidates,
-        "features": {"return_1": 0.9, "lag_2": 0.3},
+        "policy": MLP, "steps": 8192, "core": (0.3, 0.3), "active": 0.4, "forecast_t": 2.1, "mix_growth": 0.05,
+        "candidates": candidates, "features": {"return_1": 0.9, "lag_2": 0.3},
     }  # fmt: skip
     return Selection(**values | changes)
 
@@ -427,6 +457,13 @@ def test_a_selection_survives_a_file(tmp_path, once):
     for number, each in enumerate((made_up(), once)):
         save_selection(each, tmp_path / f"{number}.json")
         assert load_selection(tmp_path / f"{number}.json") == each
+
+
+def test_files_from_before_there_was_a_forecast_are_read(tmp_path):
+    path = tmp_path / "selection.json"
+    old = {name: value for name, value in made_up().tree().items() if name != "forecast_t"}
+    path.write_text(json.dumps(old))
+    assert load_selection(path) == made_up(forecast_t=0.0)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +512,7 @@ def test_the_table_has_a_row_per_fold_and_candidate():
 def test_the_reason_names_the_figures_that_decided(active, says):
     reason = made_up(active=active).reason
     assert reason.startswith("MlpPolicy after 8,192 steps grew most on held-out blocks (+12.0% a year, the constant mix +5.0%)")
-    assert "t-statistic of 1.4" in reason
+    assert "t-statistic of 1.4, a linear forecast of the returns 2.1" in reason
     assert reason.endswith(says)
 
 

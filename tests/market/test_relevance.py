@@ -9,9 +9,19 @@ import pytest
 import statsmodels.api as sm
 from scipy.optimize import minimize_scalar
 from scipy.stats import binomtest
+from sklearn.linear_model import Ridge
 
 from tailguard.market import align_bars, random_walk, simulate
-from tailguard.market.relevance import FLOOR, OUTLIER, fill_returns, relevance_weights, t_statistics
+from tailguard.market.relevance import (
+    FLOOR,
+    OUTLIER,
+    PENALTY,
+    fill_returns,
+    forecast_products,
+    relevance_weights,
+    t_of_products,
+    t_statistics,
+)
 from tailguard.market.rules import Fill
 
 every_fill = pytest.mark.parametrize("fill", get_args(Fill))
@@ -222,3 +232,67 @@ def test_the_columns_of_a_pool_are_weighted_by_what_they_say_about_all_of_it() -
     assert pooled == pytest.approx(np.maximum(FLOOR, 1.0 - (2.5 / statistics) ** 2), rel=1e-12)
     assert np.median(alone) == FLOOR
     assert pooled[0] > 0.7
+
+
+# The linear forecast of held-out returns.
+
+
+def test_the_forecast_is_a_ridge_regression_of_other_rows():
+    values, earned = sample(600)
+    seen, unseen = slice(0, 400), slice(400, 600)
+    mean, scale = earned[seen].mean(), earned[seen].std()
+    standard = np.clip((earned - mean) / scale, -OUTLIER, OUTLIER)
+    model = Ridge(alpha=400 * PENALTY).fit(values[seen], standard[seen])
+    forecast = model.predict(values[unseen]) - model.predict(values[seen].mean(axis=0, keepdims=True))
+    products = forecast_products(values[None, seen], earned[seen, None], values[None, unseen], earned[unseen, None])
+    np.testing.assert_allclose(products, forecast * standard[unseen], rtol=1e-9)
+
+
+def test_the_t_statistic_of_products_is_that_of_a_robust_regression_through_the_mean():
+    products = np.random.default_rng(0).standard_t(5, 300) * 0.1 + 0.01
+    fit = sm.OLS(products, np.ones(300)).fit(cov_type="HC0")
+    mean, error = fit.params[0], fit.bse[0]
+    # Under the hypothesis that nothing is predicted the mean is 0, so that it is not taken out of the squares.
+    assert t_of_products(products) == pytest.approx(mean / np.sqrt(error**2 + mean**2 / 300), rel=1e-12)
+    assert t_of_products(np.zeros(10)) == 0.0
+
+
+def test_assets_have_coefficients_of_their_own_and_instruments_of_a_pool_share_them():
+    values, earned = sample(600, slope=0.3)
+    both = np.stack([earned, -earned], axis=1)  # the second asset moves against the first
+    shared = forecast_products(values[None, :400], both[:400], values[None, 400:], both[400:])
+    alone = forecast_products(values[None, :400], earned[:400, None], values[None, 400:], earned[400:, None])
+    np.testing.assert_allclose(shared, 2.0 * alone, rtol=1e-9)
+    pool = np.stack([values, values])
+    np.testing.assert_allclose(forecast_products(pool[:, :400], both[:400], pool[:, 400:], both[400:]), 0.0, atol=1e-12)
+    same = np.stack([earned, earned], axis=1)
+    together = forecast_products(pool[:, :400], same[:400], pool[:, 400:], same[400:])
+    np.testing.assert_allclose(together, 2.0 * alone, rtol=1e-9)
+
+
+def test_unknown_and_constant_returns_are_no_evidence():
+    values, earned = sample(600)
+    gaps = earned.copy()
+    gaps[[10, 450]] = np.nan
+    products = forecast_products(values[None, :400], gaps[:400, None], values[None, 400:], gaps[400:, None])
+    assert np.isfinite(products).all()
+    assert products[50] == 0.0
+    nothing = np.full((600, 1), np.nan)
+    assert t_of_products(forecast_products(values[None, :400], nothing[:400], values[None, 400:], nothing[400:])) == 0.0
+    flat = np.zeros((600, 1))
+    assert t_of_products(forecast_products(values[None, :400], flat[:400], values[None, 400:], flat[400:])) == 0.0
+
+
+def test_forecasts_of_noise_are_seldom_significant_and_those_of_an_edge_are():
+    def significance(slope: float, seed: int) -> float:
+        values, earned = sample(800, columns=20, slope=slope, seed=seed)
+        halves = (slice(0, 400), slice(400, 800))
+        products = [
+            forecast_products(values[None, fit], earned[fit, None], values[None, test], earned[test, None])
+            for fit, test in (halves, halves[::-1])
+        ]
+        return t_of_products(np.concatenate(products))
+
+    noise = np.array([significance(0.0, seed) for seed in range(200)])
+    assert binomtest(int((noise > 1.645).sum()), 200, 0.05, alternative="greater").pvalue > 0.01
+    assert np.mean([significance(0.25, seed) for seed in range(20)]) > 3.0

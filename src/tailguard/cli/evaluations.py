@@ -104,7 +104,7 @@ def run_compare(
     """Put evaluated runs side by side in one page, and test which is better, given that one can choose."""
     from tailguard.evaluate.comparison import compare_runs
     from tailguard.evaluate.record import RECORD_FOLDER, load_record
-    from tailguard.evaluate.report.compare import compare, comparison_rows, comparison_sentences, ranking_rows
+    from tailguard.evaluate.report.compare import NOT_RANKED, compare, comparison_rows, comparison_sentences, ranking_rows
     from tailguard.evaluate.report.report import write_page
 
     short = [run.resolve().name for run in runs]
@@ -112,7 +112,9 @@ def run_compare(
     evaluations = [load_record(run / RECORD_FOLDER) for run in runs]
     print_rows("", comparison_rows(evaluations, names), Format.TABLE)
     comparison = compare_runs(evaluations, names)
-    if comparison is not None:
+    if comparison is None:
+        say(NOT_RANKED)
+    else:
         print_rows("Ranking over the bars that all runs share", ranking_rows(comparison), Format.TABLE)
         for line in comparison_sentences(comparison):
             say(f"  - {line}")
@@ -131,14 +133,16 @@ def run_judge(
     bars: Annotated[
         str | None, typer.Option("--bars", help="What the weights trade: shipped data set or file; a+b is a portfolio.")
     ] = None,
-    benchmark: Annotated[Path | None, typer.Option("--benchmark", help="File with returns or prices of the market.")] = None,
+    benchmark: Annotated[
+        str | None, typer.Option("--benchmark", help="Returns or prices of the market: a file, or a shipped data set.")
+    ] = None,
     trials: Annotated[
         int, typer.Option("--trials", min=1, help="Strategies that this one was chosen from; the ledger may know of more.")
     ] = 1,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; by default artifacts/judged/NAME-N.")] = None,
     column: Annotated[str | None, typer.Option("--column", help="Column of --returns, if its name is unusual.")] = None,
     cash_rate: Annotated[
-        str | None, typer.Option("--cash-rate", help="Interest per year on idle cash: 0.03 is 3 %; or a file of rates.")
+        str | None, typer.Option("--cash-rate", help="Interest per year on idle cash: 0.03, 3%, or a file of rates.")
     ] = None,
     ledger: LedgerOption = True,
 ) -> None:
@@ -150,6 +154,8 @@ def run_judge(
     given = returns or weights
     if given is None:
         raise ValueError("nothing to judge: give --returns FILE, or --weights FILE with --bars FILE")
+    if weights is not None and bars is None:
+        raise ValueError("--weights needs --bars: a file or a shipped data set that they trade")
     trading = settings.load().trading
     with console(stderr=True).status("evaluating"):
         judgement = judge(
@@ -170,11 +176,11 @@ def run_judge(
 
 
 def _rate(text: str | None) -> float | Path | None:
-    """Return a number, or else the name of a file."""
+    """Return a number, which may be in percent, or else the name of a file."""
     if text is None:
         return None
     try:
-        return float(text)
+        return float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
     except ValueError:
         return Path(text)
 
@@ -224,8 +230,8 @@ def run_trials(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show the ledger of trials: what was evaluated on which data, and how many different trials that makes."""
-    from tailguard.evaluate.ledger import OFF, VARIABLE, count_trials, user_ledger
-    from tailguard.evaluate.report.formatting import source_name
+    from tailguard.evaluate.ledger import OFF, VARIABLE, count_each, user_ledger
+    from tailguard.evaluate.report.formatting import moment, source_name
 
     ledger = user_ledger()
     if ledger is None:
@@ -237,21 +243,20 @@ def run_trials(
     if not trials:
         say(f"no trials yet in {ledger.path}")
         return
-    different = {data: count_trials([trial for trial in trials if trial.data == data]) for data in {t.data for t in trials}}
     rows = [
         {
             "date": trial.date,
             "data": source_name(trial.source),
             "key": trial.data,
-            "from": str(trial.times[0]),
-            "to": str(trial.times[-1]),
+            "from": moment(trial.times[0]),
+            "to": moment(trial.times[-1]),
             "bars": len(trial.times),
             "strategy": trial.title,
             "config": trial.config,
             "sharpe": round(trial.sharpe, 4),
-            "different trials on these data": different[trial.data],
+            "different trials over its bars": different,
         }
-        for trial in trials
+        for trial, different in zip(trials, count_each(trials), strict=True)
     ]
     print_rows(f"{ledger.path} ({VARIABLE} moves it, or switches it off)", rows, output)
 

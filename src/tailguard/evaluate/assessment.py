@@ -13,10 +13,11 @@ from numpy.typing import ArrayLike
 
 from tailguard.evaluate import sanity
 from tailguard.evaluate.backtest_window import BacktestWindow, closes
-from tailguard.evaluate.ledger import Ledger, Trial, count_trials, data_key, shared_returns
+from tailguard.evaluate.ledger import RETURNS, Ledger, Trial, count_trials, data_key, shared_returns
 from tailguard.evaluate.record import AccountHistory, CriticCalibration, Dispersion, Estimate, Evaluation, Provenance, Sanity
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import METRICS, Bootstrap, bootstrap
+from tailguard.evaluate.stats.dependence import variance_inflation
 from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.stats.significance import deflated_sharpe, minimum_track_record, overfitting, probabilistic_sharpe
@@ -146,8 +147,7 @@ def assess_returns(
     cash = replace(agent, name=sanity.CASH, returns=agent.riskless)
     market = cash if benchmark is None else benchmark
     accounts = Accounts(agent, [], [cash] if benchmark is None else [benchmark, cash], market)
-    key = data_key(agent.times)
-    context, verdict, figures = _tested(accounts, periods, context, rules, effort or Effort(), (ledger, key))
+    context, verdict, figures = _tested(accounts, periods, context, rules, effort or Effort(), (ledger, RETURNS))
     checks = Sanity([], None, None, sanity.regimes(market.returns, agent, market, periods), None, None, None)
     prices = pd.DataFrame(index=agent.times)
     return _record(accounts, periods, prices, context, verdict, figures, checks)
@@ -190,6 +190,7 @@ def _tested(
         seed=effort.seed,
     )
     returns = context.trial_returns
+    pbo = None if returns is None or returns.shape[1] < 2 else overfitting(returns).probability
     verdict = judge(
         agent.excess,
         {history.name: history.excess for history in baselines},
@@ -197,7 +198,7 @@ def _tested(
         market=None if market.name == sanity.CASH else market.name,
         rules=rules,
         trials=provenance.trials,
-        pbo=None if returns is None or returns.shape[1] < 2 else overfitting(returns).probability,
+        pbo=pbo,
         rivals=[history.name for history in baselines if history.name not in sanity.CHANCE],
         resamples=resamples,
         **evidence,
@@ -207,6 +208,8 @@ def _tested(
     figures = {
         history.name: account_statistics(history, market, periods, provenance.trials, resamples) for history in histories
     }
+    if pbo is not None:
+        figures[AGENT]["pbo"] = Estimate(pbo)
     return context, verdict, figures
 
 
@@ -228,14 +231,16 @@ def _with_counted_trials(agent: AccountHistory, periods: float, context: Context
         times=agent.times,
         excess=agent.excess,
     )
-    trials = [*ledger.related(own), own]
-    counted = count_trials(trials)
     try:
-        ledger.append(own)
+        others = ledger.append(own)
     except OSError as error:  # hours of training are not lost for it
         warnings.warn(f"{ledger.path}: the trial could not be recorded ({error.strerror})", UserWarning, stacklevel=2)
-    said = f"The ledger counts {counted:,} different trials on these data, this one included; {provenance.trials:,} stated"
-    returns = context.trial_returns if context.trial_returns is not None else shared_returns(trials)
+        others = ledger.related(own)
+    counted = count_trials([*others, own])
+    where = "over these times" if key == RETURNS else "on these data"
+    trials = f"{counted:,} different trials" if counted > 1 else "1 trial"
+    said = f"The ledger counts {trials} {where}, this one included; {provenance.trials:,} stated"
+    returns = context.trial_returns if context.trial_returns is not None else shared_returns(own, others)
     provenance = replace(provenance, trials=max(counted, provenance.trials), ledger=said)
     return replace(context, provenance=provenance, trial_returns=returns)
 
@@ -309,7 +314,7 @@ def account_statistics(
     intervals = {metric: resamples.interval(metric, history.name) for metric in METRICS}
     table = {metric: Estimate(interval.estimate, interval.low, interval.high) for metric, interval in intervals.items()}
     excess = history.excess
-    moves = float(np.std(excess)) > ROUNDING
+    moves, inflation = float(np.std(excess)) > ROUNDING, variance_inflation(excess)
     relation = _relation(history, market, periods)
     table |= {
         "total_return": Estimate(history.total_return),
@@ -320,9 +325,9 @@ def account_statistics(
         "alpha": Estimate(relation.alpha if relation else math.nan),
         "alpha_t": Estimate(relation.alpha_t if relation else math.nan),
         "beta": Estimate(relation.beta if relation else math.nan),
-        "probabilistic_sharpe": Estimate(probabilistic_sharpe(excess) if moves else math.nan),
-        "deflated_sharpe": Estimate(deflated_sharpe(excess, trials) if moves else math.nan),
-        "minimum_track_record": Estimate(minimum_track_record(excess) if moves else math.nan),
+        "probabilistic_sharpe": Estimate(probabilistic_sharpe(excess, inflation=inflation) if moves else math.nan),
+        "deflated_sharpe": Estimate(deflated_sharpe(excess, trials, inflation=inflation) if moves else math.nan),
+        "minimum_track_record": Estimate(minimum_track_record(excess, inflation=inflation) if moves else math.nan),
     }
     if history.name != AGENT:
         lead = resamples.difference("sharpe", AGENT, history.name)

@@ -61,8 +61,12 @@ class BacktestWindow:
     @cached_property
     def riskless(self) -> Floats:
         """The returns ``[n]`` of an account that stays in cash."""
-        elapsed = np.diff(self.bars.index[self.span[0] : self.span[1]].to_numpy()) / YEAR.to_timedelta64()
-        return np.asarray(elapsed * (self.rules.cash_rate if self.cash_rates is None else self.cash_rates))
+        return self._years * (self.rules.cash_rate if self.cash_rates is None else self.cash_rates)
+
+    @cached_property
+    def _years(self) -> Floats:
+        """The length ``[n]`` of each bar."""
+        return np.asarray(np.diff(self.bars.index[self.span[0] : self.span[1]].to_numpy()) / YEAR.to_timedelta64())
 
     @property
     def prices(self) -> pd.DataFrame:
@@ -130,7 +134,9 @@ class BacktestWindow:
         held = result.weights[1:] if self.rules.fill == "next_open" else result.weights[:-1]
         returns = equity[1:] / equity[:-1] - 1.0
         if self.cash_rates is not None:  # paid on the cash at the close before, as the kernel pays a constant rate
-            returns += self.riskless * np.maximum(result.cash[:-1], 0.0) / result.equity[:-1]
+            share = result.cash[:-1] / result.equity[:-1]
+            on_loans = np.maximum(self.cash_rates - self.rules.loan_rate, 0.0)  # they cost at least as much as cash earns
+            returns += self._years * np.where(share > 0.0, self.cash_rates, on_loans) * share
         return AccountHistory(name, self.times, returns, np.array(held), turnover, costs / equity[:-1], self.riskless)
 
     def round_trips(self, result: SimulationResult) -> pd.DataFrame:

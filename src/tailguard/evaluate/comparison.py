@@ -10,11 +10,13 @@ import pandas as pd
 from tailguard.evaluate.ledger import count_different
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.stats.bootstrap import Difference, Interval, bootstrap
+from tailguard.evaluate.stats.dependence import variance_inflation
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.stats.significance import deflated_sharpe, overfitting
 from tailguard.evaluate.stats.superiority import SuperiorAbility, superior_ability, superior_strategies
 
 FEWEST_BARS = 40
+ALIKE = 1.5  # times as many bars per year that runs may have whose bars are compared one by one
 RANKS = (0.05, 0.95)
 
 
@@ -48,7 +50,7 @@ class Comparison:
     :param ranking: the runs, the highest Sharpe ratio first.
     :param differences: of the Sharpe ratios, for each pair in the order of the ranking.
     :param different: number of runs, where those with nearly the same returns count as one.
-    :param trials: number of trials that the best run is corrected for: at least those of its own record.
+    :param trials: number of trials that the best run is corrected for: at least those of every record.
     :param deflated: deflated Sharpe ratio of the best run, a confidence; None if its account never moved.
     :param superior: test that no run beats its market, given how many there are (SPA), at equal volatility.
     :param pbo: probability of backtest overfitting of choosing the best run.
@@ -75,8 +77,11 @@ def compare_runs(
     :param names: of the runs, all different.
     :param draws: resamples.
     :param seed: of the resamples.
-    :return: None if they share too few bars.
+    :return: None if they share too few bars, or if their bars are of different length.
     """
+    lengths = [record.periods_per_year for record in evaluations]
+    if max(lengths) > ALIKE * min(lengths):
+        return None
     agents = [pd.Series(record.agent.excess, record.agent.times) for record in evaluations]
     markets = [pd.Series(record.history(record.market).excess, record.agent.times) for record in evaluations]
     table = pd.concat([*agents, *markets], axis=1, join="inner")
@@ -97,7 +102,7 @@ def compare_runs(
         ranking.append(Ranked(name, sharpe, float((own == 1).mean()), int(low), int(high), name in winners))
     best = list(names).index(order[0])
     different = count_different(_correlations(excess))
-    trials = max(different, evaluations[best].provenance.trials)
+    trials = max(different, *(record.provenance.trials for record in evaluations))  # the later ones know of more
     moves = float(excess[:, best].std()) > ROUNDING
     return Comparison(
         first=table.index[0],
@@ -109,7 +114,7 @@ def compare_runs(
         ),
         different=different,
         trials=trials,
-        deflated=deflated_sharpe(excess[:, best], trials) if moves else None,
+        deflated=deflated_sharpe(excess[:, best], trials, inflation=variance_inflation(excess[:, best])) if moves else None,
         superior=superior_ability(np.zeros(len(table)), leads, draws=draws, seed=seed),
         pbo=overfitting(excess).probability,
     )

@@ -1,11 +1,13 @@
 """Tables as other programs write them: returns, equity curves, weights, rates. Read as they are, or refused with one line.
 
-A table is a CSV, CSV.gz or Parquet file, a pandas Series or a DataFrame, with its times in the index or in a column. Which
-column holds what is told by its name, and whether it holds returns or an equity curve by its numbers.
+A table is a CSV, CSV.gz or Parquet file, a pandas Series or a DataFrame, with its times in the index or in a column, in any
+order. Which column holds what is told by its name, and whether it holds returns or an equity curve by its numbers.
 """
 
 import gzip
+import io
 import math
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -14,23 +16,28 @@ import pandas as pd
 
 from tailguard.evaluate.stats.series import Floats
 from tailguard.market.bars import DataError, symbols_of
-from tailguard.market.times import parse_times
+from tailguard.market.columns import as_numbers
+from tailguard.market.files import decode
+from tailguard.market.times import AmbiguousTimes, parse_times
 
 TableSource = str | Path | pd.Series | pd.DataFrame
 SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
-# In lower case, the likelier ones first. A name decides which column is meant; its numbers decide what they are.
-TIME_NAMES = ("time", "date", "datetime", "timestamp")
+# As :func:`_plain` writes them, the likelier ones first. A name decides which column is meant; numbers decide what they are.
+TIME_NAMES = ("time", "date", "datetime", "timestamp", "month")
 RETURN_NAMES = (
-    "returns", "return", "strategy_returns", "strategy_return", "daily_returns", "daily_return", "algorithm_returns", "ret",
-    "rets",
+    "returns", "return", "strategy_returns", "strategy_return", "daily_returns", "daily_return", "monthly_returns",
+    "monthly_return", "portfolio_returns", "portfolio_return", "algorithm_returns", "ret", "rets", "strategy", "portfolio",
 )  # fmt: skip
 LEVEL_NAMES = (
-    "equity", "portfolio_value", "account_value", "total_value", "value", "nav", "balance", "adj close", "adj_close", "close",
-    "price",
+    "equity", "portfolio_value", "account_value", "total_value", "value", "nav", "balance", "adj_close", "close", "price",
 )  # fmt: skip
+BENCHMARK_NAMES = ("benchmark", "benchmark_returns", "benchmark_return", "market", "market_returns", "market_return")
 WEIGHT_NAMES = ("weight", "weights", "target", "target_weight", "position", "positions", "exposure")
 RATE_NAMES = ("rate", "cash_rate", "risk_free", "riskfree", "rf", "yield")
-LEVEL_FROM = 0.5  # numbers that are all positive are an equity curve if they are larger than any usual return
+MONTH_FORMATS = ("%Y%m", "%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y")
+LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gains as much on the usual bar
+# Cumulated returns are close to the value before, begin near 0, and move; interest, which is as smooth, hardly moves.
+FEWEST_CUMULATED, CUMULATED_CORRELATION, CUMULATED_MOVE = 32, 0.9, 1e-4
 MOST_RATE = 1.0
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
 
@@ -44,14 +51,11 @@ def read_returns(source: TableSource, column: str | None = None, what: str = "re
     :raises DataError: naming the row or the column, and what to do.
     """
     values = _pick(_table(source, what), column, (*RETURN_NAMES, *LEVEL_NAMES), what)
-    name = str(values.name).lower()
-    kind = _kind(values.to_numpy(dtype=np.float64), name)
-    returns = values.pct_change(fill_method=None).iloc[1:] if kind == "levels" else values
-    lowest = float(returns.min()) if len(returns) else 0.0
-    if lowest <= -1.0:
-        remedy = "divide percentages by 100, or give an equity curve instead of profits in money"
-        raise DataError(f"{what}: {values.name} falls to {lowest:g}, and a return of -1 loses everything; {remedy}")
-    return returns.rename(what)
+    values = values.set_axis(_month_ends(pd.DatetimeIndex(values.index)))
+    if _kind(values) == "levels":
+        return values.pct_change(fill_method=None).iloc[1:].rename(what)
+    _require_returns(values, what)
+    return values.rename(what)
 
 
 def read_levels(source: TableSource, column: str | None = None, what: str = "benchmark") -> pd.Series:
@@ -61,12 +65,12 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
     :param column: see :func:`read_returns`.
     :param what: name of the table in errors.
     """
-    values = _pick(_table(source, what), column, (*LEVEL_NAMES, *RETURN_NAMES), what)
-    if _kind(values.to_numpy(dtype=np.float64), str(values.name).lower()) == "levels":
-        levels: pd.Series = values.rename(what)
+    values = _pick(_table(source, what), column, (*BENCHMARK_NAMES, *LEVEL_NAMES, *RETURN_NAMES), what)
+    if _kind(values) == "levels":
+        levels: pd.Series = values.rename(what).set_axis(_month_ends(pd.DatetimeIndex(values.index)))
         return levels
     returns = read_returns(values.to_frame(), None, what)
-    start = pd.Series([1.0], index=[returns.index[0] - usual_step(returns.index)])
+    start = pd.Series([1.0], index=[first_start(pd.DatetimeIndex(returns.index))])
     index: pd.Series = pd.concat([start, (1.0 + returns).cumprod()]).rename(what)
     return index
 
@@ -80,7 +84,7 @@ def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights")
     :raises DataError: naming the symbol that is missing or not known.
     """
     table = _table(source, what, holes=True)
-    named = {str(column).lower(): column for column in table.columns}
+    named = {str(column).strip().lower(): column for column in table.columns}
     symbols = symbols_of(bars)
     if symbols == [""]:
         values = _pick(table.drop(columns=[named["cash"]] if "cash" in named else []), None, WEIGHT_NAMES, what, holes=True)
@@ -126,13 +130,19 @@ def rates_at(rates: float | pd.Series, starts: pd.DatetimeIndex) -> Floats:
     return rates.to_numpy(dtype=np.float64)[known]
 
 
+def first_start(times: pd.DatetimeIndex) -> pd.Timestamp:
+    """Return when the first bar began: the end of the month before where bars end with months, else the usual step before."""
+    ends = bool(times.is_month_end.all()) and len(times) > 2
+    return times[0] - pd.offsets.MonthEnd(1) if ends else times[0] - usual_step(times)
+
+
 def usual_step(index: pd.Index) -> pd.Timedelta:
     """Return the usual time between two bars."""
     return pd.Timedelta(np.median(np.diff(index.to_numpy())))
 
 
 def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
-    """Return the numeric columns of a table, indexed by increasing, unique times without a zone.
+    """Return the numeric columns of a table, sorted by their times, which are unique and without a zone.
 
     :param holes: True leaves NaN where it is; False lets :func:`_pick` refuse it.
     """
@@ -150,18 +160,22 @@ def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
     if not isinstance(frame.index, pd.DatetimeIndex):
         frame = _with_times(frame, what)
     index = _without_zone(pd.DatetimeIndex(frame.index))
-    steps = np.diff(index.to_numpy().astype(np.int64))
-    wrong = np.flatnonzero(steps <= 0)
-    if len(wrong):
-        row = int(wrong[0]) + 1
-        remedy = "drop one of them" if steps[wrong[0]] == 0 else "sort the table by time"
-        raise DataError(f"{what}: row {row} ({index[row]}) is not after the row before; {remedy}")
-    numbers = {name: pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64) for name in frame.columns}
+    if index.has_duplicates:
+        repeated = index[index.duplicated()][0]
+        raise DataError(f"{what}: the time {repeated} is there more than once; drop all rows of it but one")
+    numbers = {name: _fractions(frame[name]) for name in frame.columns}
     kept = {name: values for name, values in numbers.items() if np.isfinite(values).any()}
     if not kept or len(index) < 2:
         raise DataError(f"{what}: holds no numbers over time; needed are times and a column of numbers")
-    table = pd.DataFrame(kept, index=index.rename("time"))
+    table = pd.DataFrame(kept, index=index.rename("time")).sort_index()
     return table if holes else table.replace([np.inf, -np.inf], np.nan)
+
+
+def _fractions(column: pd.Series) -> Floats:
+    """Return a column as numbers; where its name has a percent sign and its cells have none, they are percentages."""
+    values = as_numbers(column)
+    marked = not pd.api.types.is_numeric_dtype(column) and bool(column.astype(str).str.contains("%", regex=False).any())
+    return values / 100.0 if "%" in str(column.name) and not marked else values
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -174,12 +188,13 @@ def _read(path: Path) -> pd.DataFrame:
     try:
         if path.name.endswith(".parquet"):
             return pd.read_parquet(path)
-        with gzip.open(path, "rt") if path.name.endswith(".gz") else path.open() as file:
-            line = file.readline()
+        content = path.read_bytes()
+        text, _ = decode(gzip.decompress(content) if path.name.endswith(".gz") else content)
+        line = text.split("\n", 1)[0]
         separator = next((mark for mark in (";", "\t") if mark in line), ",")
         cells = line.strip().split(separator)
         headless = _is_time(cells[0]) and _is_number(cells[-1])  # as a Series is saved without a header
-        return pd.read_csv(path, sep=separator, header=None if headless else "infer")
+        return pd.read_csv(io.StringIO(text), sep=separator, header=None if headless else "infer")
     except (ValueError, OSError, EOFError) as error:  # pandas' parser and decoder errors are ValueErrors
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
 
@@ -188,16 +203,16 @@ def _with_times(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     """Index a table by its times: a column that is named so, the index, or else the first column that reads as times."""
     counter = [name for name in frame.columns if name.lower().startswith("unnamed") and _counts(frame[name])]
     frame = frame.drop(columns=counter)  # the numbers of the rows, as pandas saves them
-    lower = {name.strip().lower(): name for name in frame.columns}
-    for name in [lower[name] for name in TIME_NAMES if name in lower]:
-        times = _times(frame[name])
+    plain = {_plain(name): name for name in frame.columns}
+    for name in [plain[name] for name in TIME_NAMES if name in plain]:
+        times = _times(frame[name], what)
         if times is None:
             raise DataError(f"{what}: column {name!r} does not hold times (ISO 8601, such as 2020-12-31 16:00)")
         return frame.drop(columns=name).set_index(times)
-    if not pd.api.types.is_numeric_dtype(frame.index.dtype) and (times := _times(frame.index.to_series())) is not None:
+    if not pd.api.types.is_numeric_dtype(frame.index.dtype) and (times := _times(frame.index.to_series(), what)) is not None:
         return frame.set_index(times)
     for name in frame.columns:
-        if not pd.api.types.is_numeric_dtype(frame[name]) and (times := _times(frame[name])) is not None:
+        if not pd.api.types.is_numeric_dtype(frame[name]) and (times := _times(frame[name], what)) is not None:
             return frame.drop(columns=name).set_index(times)
     raise DataError(f"{what}: no times; name a column time or date, or pass a DatetimeIndex")
 
@@ -206,23 +221,52 @@ def _counts(column: pd.Series) -> bool:
     return bool(pd.api.types.is_numeric_dtype(column) and np.array_equal(column, np.arange(len(column))))
 
 
-def _times(column: pd.Series) -> pd.DatetimeIndex | None:
-    """Return a column as times; None if it does not hold any."""
+def _times(column: pd.Series, what: str) -> pd.DatetimeIndex | None:
+    """Return a column as times; None if it does not hold any.
+
+    :raises DataError: if it holds dates that can be read in two ways.
+    """
     if pd.api.types.is_datetime64_any_dtype(column):
         return pd.DatetimeIndex(column)
-    if pd.api.types.is_numeric_dtype(column):
-        try:
+    months = _months(column)
+    if months is not None:
+        return months
+    try:
+        if pd.api.types.is_numeric_dtype(column):
             return parse_times(column).values
-        except DataError:
-            return None
-    text = column.astype(str).str.strip()
-    local = pd.to_datetime(text.str.replace(r"(Z|[+-]\d\d:?\d\d)$", "", regex=True), errors="coerce", format="mixed")
-    if local.isna().any():
+        text = column.astype(str).str.strip()
+        local = parse_times(text.str.replace(r"(?<=:\d\d)(\.\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)$", r"\1", regex=True)).values
+        # Days keep their date whatever the zone; other times are brought to UTC.
+        times = local if bool((local == local.normalize()).all()) else parse_times(text).values
+    except AmbiguousTimes as error:
+        raise DataError(f"{what}: {str(error).partition(';')[0]}; write dates as 2020-12-31") from None
+    except DataError:
         return None
-    # Days keep their date whatever the zone; other times are brought to UTC.
-    if bool((local == local.dt.normalize()).all()):
-        return pd.DatetimeIndex(local)
-    return pd.DatetimeIndex(pd.to_datetime(text, utc=True, format="mixed"))
+    return None if times.isna().any() else times
+
+
+def _months(column: pd.Series) -> pd.DatetimeIndex | None:
+    """Return the ends of the months that a column names, such as 202012 or Dec 2020; None if it does not name months."""
+    text = column.astype(str).str.strip()
+    for form in MONTH_FORMATS:
+        if not pd.isna(pd.to_datetime(text.iloc[0], format=form, errors="coerce")):
+            months = pd.to_datetime(text, format=form, errors="coerce")
+            return None if bool(months.isna().any()) else pd.DatetimeIndex(months) + pd.offsets.MonthEnd(0)
+    return None
+
+
+def _month_ends(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
+    """Return the ends of months for times that are all first days of months, month by month: a return of 1 January is that of
+    January, as pandas and Yahoo label it.
+    """
+    steps = np.diff(times.year * 12 + times.month)
+    monthly = len(times) > 2 and bool((times.day == 1).all()) and bool((times == times.normalize()).all())
+    return times + pd.offsets.MonthEnd(0) if monthly and float(np.median(steps)) == 1.0 else times
+
+
+def _plain(name: object) -> str:
+    """Return a name in lower case with one underscore for whatever is neither letter nor digit."""
+    return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
 def _is_time(text: str) -> bool:
@@ -248,17 +292,18 @@ def _pick(table: pd.DataFrame, column: str | None, names: tuple[str, ...], what:
 
     :param holes: False refuses values that are missing further on.
     """
-    lower = {str(name).strip().lower(): name for name in table.columns}
     if column is not None:
         if column not in table.columns:
             raise DataError(f"{what}: no column {column!r} with numbers; there are {', '.join(map(str, table.columns))}")
         chosen = column
     else:
-        known = [lower[name] for name in names if name in lower]
-        if not known and len(table.columns) > 1:
+        plain = {_plain(name): name for name in table.columns}
+        known = [plain[name] for name in names if name in plain]
+        others = [name for name in table.columns if _plain(name) not in BENCHMARK_NAMES]
+        if not known and len(table.columns) > 1 and len(others) != 1:
             listed = ", ".join(map(str, table.columns))
-            raise DataError(f"{what}: several columns ({listed}) and none with a usual name; name one with column=")
-        chosen = known[0] if known else table.columns[0]
+            raise DataError(f"{what}: several columns ({listed}) and none with a usual name; {_remedy(what)}")
+        chosen = known[0] if known else others[0] if others else table.columns[0]
     values = table[chosen]
     values = values.loc[values.first_valid_index() :]
     empty = np.flatnonzero(values.isna().to_numpy())
@@ -267,10 +312,40 @@ def _pick(table: pd.DataFrame, column: str | None, names: tuple[str, ...], what:
     return values
 
 
-def _kind(values: Floats, name: str) -> Literal["levels", "returns"]:
+def _remedy(what: str) -> str:
+    return "name one with --column (column=)" if what == "returns" else f"keep one, or call it {what.removesuffix('s')}"
+
+
+def _kind(values: pd.Series) -> Literal["levels", "returns"]:
     """Tell an equity curve from returns: it is positive, and larger than any usual return."""
     if not bool((values > 0.0).all()):
         return "returns"
-    if name in RETURN_NAMES:
-        return "returns"
-    return "levels" if name in LEVEL_NAMES or float(np.median(values)) >= LEVEL_FROM else "returns"
+    return "levels" if float(values.median()) >= LEVEL_FROM or _plain(values.name) in LEVEL_NAMES else "returns"
+
+
+def _require_returns(values: pd.Series, what: str) -> None:
+    """Refuse numbers that are no returns per bar, and say what they seem to be."""
+    if not len(values):
+        raise DataError(f"{what}: {values.name} holds no numbers")
+    lowest = float(values.min())
+    if lowest <= -1.0:
+        remedy = "divide percentages by 100, or give an equity curve instead of profits in money"
+        raise DataError(f"{what}: {values.name} falls to {lowest:g}, and a return of -1 loses everything; {remedy}")
+    if float(values.median()) >= LEVEL_FROM:
+        remedy = "end it before the account is gone, or give returns per bar"
+        raise DataError(
+            f"{what}: {values.name} looks like an equity curve that falls to {lowest:g} at {values.idxmin()}; {remedy}"
+        )
+    if _cumulated(values.to_numpy(dtype=np.float64)):
+        remedy = "give returns per bar, or an equity curve: the same plus 1"
+        raise DataError(f"{what}: {values.name} looks like returns cumulated from the start, not returns per bar; {remedy}")
+
+
+def _cumulated(values: Floats) -> bool:
+    if len(values) < FEWEST_CUMULATED:
+        return False
+    move = float(np.diff(values).std())
+    if move <= CUMULATED_MOVE or abs(float(values[0])) > 6.0 * move:
+        return False
+    centred = values - values.mean()
+    return float(centred[1:] @ centred[:-1]) > CUMULATED_CORRELATION * float(centred @ centred)

@@ -12,27 +12,45 @@ from typing import Any, Literal, cast
 import numpy as np
 import pandas as pd
 import yaml
+from numpy.typing import NDArray
 
 from tailguard.evaluate.assessment import Context, Effort, assess, assess_returns
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.inputs import TableSource, rates_at, read_levels, read_rates, read_returns, read_weights, usual_step
+from tailguard.evaluate.inputs import (
+    MOST_RATE,
+    TableSource,
+    first_start,
+    rates_at,
+    read_levels,
+    read_rates,
+    read_returns,
+    read_weights,
+    usual_step,
+)
 from tailguard.evaluate.ledger import Ledger, user_ledger
 from tailguard.evaluate.record import RECORD_FOLDER, AccountHistory, Estimate, Evaluation, Provenance, save_record
 from tailguard.evaluate.report.report import summary_html, write_report
-from tailguard.evaluate.stats.series import Floats
+from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules
-from tailguard.market.bars import YEAR, DataError, periods_per_year, symbols_of
+from tailguard.market.bars import YEAR, DataError, periods_per_year, symbols_of, timeframe_text
 from tailguard.market.baselines import Strategy
-from tailguard.market.data import load_bars, load_source
-from tailguard.market.plugins import CUTS, LookAheadError, other_futures
+from tailguard.market.data import load_bars, load_dataset, load_source
+from tailguard.market.plugins import LookAheadError, replace_bars
 from tailguard.market.rules import TradingRules
+from tailguard.market.shipped import list_datasets
 from tailguard.validation import build, require
 
 REPORT_FILE = "report.html"
 BENCHMARK, SUBJECT = "benchmark", "strategy"
 LIBRARIES = ("tailguard", "numpy", "pandas", "numba", "scipy")
 FEWEST_BARS = 8  # that a bootstrap needs
+CUTS = 8  # times at which the future is replaced, to see whether a strategy looks ahead, and as many at which it trades
 SAME_WEIGHT = 1e-9
+COARSER = 1.9  # times as long as the bars of the returns may those of the benchmark be
+SHIFTED = 0.5  # correlation with the bar before or after the same one of a benchmark, from which on its times are shifted
+FEWEST_SHIFTED = 40
+MOST_VOLATILITY = 3.0  # per year; higher ones are more often percentages
+MOST_EXPOSURE = 20.0  # gross; larger weights are percentages, or units
 # Nothing was trained: the tables of a record that are about training are empty.
 NO_FOLDS = pd.DataFrame({name: [] for name in ("fold", "train_from", "train_to", "test_from", "test_to")})
 NO_TRAINING = pd.DataFrame({name: [] for name in ("fold", "seed", "step")})
@@ -102,8 +120,8 @@ def judge(
     :param weights: target weights by symbol, as shares of equity, at the close of the bar when they were decided; they are
         traded as `trading` says, at the next open by default. Where a bar has no row, the position is held.
     :param bars: what the weights trade: the name of a shipped set, or anything that :func:`tailguard.market.load_bars` takes.
-    :param benchmark: returns or prices of the market. With `returns` it is what alpha is measured over; with `weights` it is a
-        further baseline that has to be beaten.
+    :param benchmark: returns or prices of the market, or the name of a shipped set. With `returns` it is what alpha is measured
+        over; with `weights` it is a further baseline that has to be beaten.
     :param trials: strategies that this one was chosen from by looking at these bars; the ledger may know of more.
     :param cash_rate: interest per year that idle cash earns, a number or a table of rates; it is taken out of every ratio. None
         takes that of `trading`, which is 0 by default.
@@ -127,18 +145,29 @@ def judge(
         provenance = _provenance(trials, agent.returns, settings, agent.times.to_series())
         context = Context(title or "A strategy", source or _name(returns) or "returns", NO_FOLDS, NO_TRAINING, provenance)
         context = replace(context, subject=SUBJECT)
-        return Judgement(assess_returns(agent, market, periods_per_year(agent.times), context, rules, effort, known_ledger))
+        periods = periods_per_year(agent.times)
+        judgement = Judgement(assess_returns(agent, market, periods, context, rules, effort, known_ledger))
+        volatility = judgement.statistics[AGENT]["volatility"].value
+        if volatility <= MOST_VOLATILITY:
+            return judgement
+        return _cautioned(judgement, f"A volatility of {volatility:.0%} per year: percentages are to be divided by 100.")
     require(bars is not None, "bars", None, "given beside weights: they are what is traded")
     table = _bars(bars)
-    targets, span = _aligned(read_weights(cast(TableSource, weights), table), table)
+    targets, span, between = _aligned(read_weights(cast(TableSource, weights), table), table)
     window = _window(table, costs, span, cash_rate)
     provenance = _provenance(trials, targets, {"trading": window.rules.model_dump(mode="json")}, table)
     market = (
-        None if benchmark is None else _benchmark(read_levels(benchmark), window.times, table.index[span[0]], window.riskless)
+        None
+        if benchmark is None
+        else _benchmark(_levels(benchmark, window.times), window.times, table.index[span[0]], window.riskless)
     )
     context = Context(title or "A strategy", source or _name(bars) or "bars", NO_FOLDS, NO_TRAINING, provenance)
     context = replace(context, subject=SUBJECT, baselines=[] if market is None else [market])
-    return Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
+    judgement = Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
+    if not between:
+        return judgement
+    later = f"{between:,} weights lie after the bar of their day, or on a day without one: they are traded one bar later."
+    return _cautioned(judgement, later)
 
 
 def judge_strategy(function: Strategy, bars: TableSource | Mapping[str, Any], *, start: int = 1, **options: Any) -> Judgement:
@@ -158,7 +187,11 @@ def judge_strategy(function: Strategy, bars: TableSource | Mapping[str, Any], *,
     weights.iloc[start] = weights.iloc[: start + 1].ffill().iloc[-1]  # what it would have held already
     options.setdefault("source", _name(bars))
     options.setdefault("title", getattr(function, "__name__", ""))
-    return judge(weights=weights.iloc[start:], bars=table, **options)
+    judgement = judge(weights=weights.iloc[start:], bars=table, **options)
+    if _uses_bars(function, table, decided):
+        return judgement
+    untested = "The decisions stay the same whatever bars the function is given, so the test for look-ahead shows nothing."
+    return _cautioned(judgement, untested)
 
 
 def require_causal(function: Strategy, bars: pd.DataFrame, cuts: int = CUTS, seed: int = 0) -> Floats:
@@ -166,14 +199,16 @@ def require_causal(function: Strategy, bars: pd.DataFrame, cuts: int = CUTS, see
 
     :param function: see :func:`judge_strategy`.
     :param bars: a table from :func:`tailguard.market.load_bars`.
-    :param cuts: times at which all later bars are replaced by others.
+    :param cuts: times at which all later bars are replaced by others; as many further ones are times at which it trades.
     :param seed: of the times and of the other bars.
     """
     decided = _decisions(function, bars)
     require(
         _same(decided, _decisions(function, bars)), "the strategy", "random", "deterministic: give its random numbers a seed"
     )
-    for cut, other in other_futures(bars, cuts, seed):
+    generator = np.random.default_rng(seed)
+    for cut in _cuts(decided, cuts, generator):
+        other = replace_bars(bars, cut + 1, generator)
         changed = _decisions(function, other)
         moved = np.flatnonzero(
             ~np.isclose(decided[: cut + 1], changed[: cut + 1], 0.0, SAME_WEIGHT, equal_nan=True).all(axis=1)
@@ -185,6 +220,30 @@ def require_causal(function: Strategy, bars: pd.DataFrame, cuts: int = CUTS, see
                 "let every decision use bars up to its own only"
             )
     return decided
+
+
+def _cuts(decided: Floats, count: int, generator: np.random.Generator) -> list[int]:
+    """Return rows after which the bars are replaced: some at random, and some at which the decisions change.
+
+    A strategy that trades rarely looks ahead only where it trades.
+    """
+    rows = len(decided)
+    anywhere = generator.integers(rows // 4, rows - 1, count)
+    same = np.isclose(decided[1:-1], decided[:-2], 0.0, SAME_WEIGHT, equal_nan=True).all(axis=1)
+    trades = np.flatnonzero(~same) + 1
+    return sorted({*anywhere.tolist(), *generator.permutation(trades)[:count].tolist()})
+
+
+def _uses_bars(function: Strategy, bars: pd.DataFrame, decided: Floats) -> bool:
+    """Return whether the decisions depend on the bars that the function is given, or are constant anyway."""
+    constant = bool((decided == decided[:1]).all())
+    return constant or not _same(decided, _decisions(function, replace_bars(bars, 0, np.random.default_rng(0))))
+
+
+def _cautioned(judgement: Judgement, sentence: str) -> Judgement:
+    """Return the judgement with a further sentence at the end of its reasons."""
+    verdict = judgement.verdict
+    return Judgement(replace(judgement.evaluation, verdict=replace(verdict, reasons=(*verdict.reasons, sentence))))
 
 
 def _decisions(function: Strategy, bars: pd.DataFrame) -> Floats:
@@ -212,6 +271,7 @@ def _name(table: Any) -> str:
 
 def _rate(rate: Any) -> float | pd.Series:
     if isinstance(rate, int | float):
+        require(rate < MOST_RATE, "cash_rate", rate, "a fraction per year: 0.03 is 3 %")
         return float(rate)
     return read_rates(rate)
 
@@ -222,8 +282,8 @@ def _accounts(
     """Return the account of a strategy, and that of its benchmark, over the bars for which both are known."""
     series = read_returns(returns, column)
     times = pd.DatetimeIndex(series.index)
-    starts = times[:-1].insert(0, times[0] - usual_step(times))
-    levels = None if benchmark is None else read_levels(benchmark)
+    starts = times[:-1].insert(0, first_start(times))
+    levels = None if benchmark is None else _levels(benchmark, times)
     if levels is not None:
         known = np.asarray((starts >= levels.index[0]) & (times < levels.index[-1] + usual_step(levels.index)))
         series, times, starts = series[known], times[known], starts[known]
@@ -232,7 +292,48 @@ def _accounts(
         raise DataError(f"returns: {len(times)} bars{which}; at least {FEWEST_BARS} are needed")
     riskless = rates_at(rate, starts) * ((times - starts) / YEAR).to_numpy()
     agent = _untraded(AGENT, times, series.to_numpy(dtype=np.float64), riskless)
-    return agent, None if levels is None else _benchmark(levels, times, starts[0], riskless)
+    if float(agent.excess.std()) <= ROUNDING < abs(float(agent.excess.mean())):
+        remedy = "such interest is cash: name its rate with --cash-rate (cash_rate=)"
+        raise DataError(f"returns: each is {agent.returns[0]:g}, without any risk that they could be held against; {remedy}")
+    market = None if levels is None else _benchmark(levels, times, starts[0], riskless)
+    if market is not None and float(market.excess.std()) <= ROUNDING:
+        raise DataError(f"benchmark: does not move from {times[0]} to {times[-1]}; give that of the market, or none")
+    if market is not None:
+        _require_unshifted(agent.returns, market.returns)
+    return agent, market
+
+
+def _levels(benchmark: TableSource, times: pd.DatetimeIndex) -> pd.Series:
+    """Return the values of a benchmark for bars that end at these times; where those are days, each value belongs to its day.
+
+    :raises DataError: if the benchmark has fewer values than there are bars.
+    """
+    names = {info.name for info in list_datasets()}
+    shipped = isinstance(benchmark, str) and benchmark in names and not Path(benchmark).exists()
+    levels = read_levels(load_dataset(str(benchmark)) if shipped else benchmark)
+    if bool((times == times.normalize()).all()):  # the close of a day, whatever time of day its value has
+        levels = levels.groupby(pd.DatetimeIndex(levels.index).normalize()).last()
+    own, other = usual_step(times), usual_step(levels.index)
+    if other > COARSER * own:
+        remedy = "give a benchmark with as many values, or returns over as long bars"
+        raise DataError(f"benchmark: a value per {timeframe_text(other)}, and bars of {timeframe_text(own)}; {remedy}")
+    return levels
+
+
+def _require_unshifted(returns: Floats, market: Floats) -> None:
+    """Refuse returns that move with another bar of the benchmark than their own: alpha and beta would mean nothing."""
+    if len(returns) < FEWEST_SHIFTED or min(float(returns.std()), float(market.std())) <= ROUNDING:
+        return
+    same = abs(float(np.corrcoef(returns, market)[0, 1]))
+    for when, shifted in (("before", (returns[1:], market[:-1])), ("after", (returns[:-1], market[1:]))):
+        if min(float(part.std()) for part in shifted) <= ROUNDING:
+            continue
+        found = float(np.corrcoef(*shifted)[0, 1])
+        if abs(found) >= SHIFTED and abs(found) > 2.0 * same:
+            raise DataError(
+                f"the returns move with the benchmark's of the bar {when} (correlation {found:.2f}, and {same:.2f} in the same "
+                "bar): the times of one of the two are shifted; move them by a bar"
+            )
 
 
 def _benchmark(levels: pd.Series, times: pd.DatetimeIndex, start: pd.Timestamp, riskless: Floats) -> AccountHistory:
@@ -256,13 +357,18 @@ def _untraded(name: str, times: pd.DatetimeIndex, returns: Floats, riskless: Flo
     return AccountHistory(name, times, returns, np.zeros((n, 0)), np.zeros(n), np.zeros(n), riskless)
 
 
-def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[int, int]]:
-    """Return target weights ``[n, assets]`` and the rows that they trade.
+def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[int, int], int]:
+    """Return target weights ``[n, assets]``, the rows that they trade, and how many are traded later than on their day.
 
-    A weight belongs to the first bar at or after its time; bars without one hold. The span ends with the bar after the last.
+    Bars without a weight hold. The span ends with the bar after the last weight.
     """
     weights = weights.dropna(how="all")
-    rows = np.searchsorted(bars.index.to_numpy(), weights.index.to_numpy())
+    gross = weights.abs().sum(axis=1).to_numpy(dtype=np.float64)
+    usual = float(np.median(gross[gross > 0.0])) if (gross > 0.0).any() else 0.0
+    if usual > MOST_EXPOSURE:
+        remedy = "divide percentages by 100, and units by equity over price"
+        raise DataError(f"weights: they sum to {usual:g}, and shares of equity are meant, 0.5 for half of it; {remedy}")
+    rows = _known_at(pd.DatetimeIndex(weights.index), pd.DatetimeIndex(bars.index))
     inside = rows < len(bars) - 1  # nothing is earned after the last bar
     if inside.sum() < 1 or weights.index[0] < bars.index[0] - usual_step(bars.index):
         spans = f"weights from {weights.index[0]} to {weights.index[-1]}, bars from {bars.index[0]} to {bars.index[-1]}"
@@ -274,16 +380,29 @@ def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[i
     targets = np.full((last + 1 - first, values.shape[1]), np.nan)
     targets[rows - first] = values
     targets[0] = np.nan_to_num(targets[0])  # what is not held at the start is cash
-    return targets, (first, last + 2)
+    days = [pd.DatetimeIndex(index).normalize() for index in (weights.index[inside], bars.index[rows])]
+    return targets, (first, last + 2), int((days[0] != days[1]).sum())
+
+
+def _known_at(times: pd.DatetimeIndex, bars: pd.DatetimeIndex) -> NDArray[np.intp]:
+    """Return the bar at whose close each weight is known: the first that is not before it.
+
+    A weight that has a day and no time of day is known at the last bar of that day: it may be made of all of them.
+    """
+    rows = np.searchsorted(bars.to_numpy(), times.to_numpy())
+    if not bool((times == times.normalize()).all()) or usual_step(bars) >= pd.Timedelta(days=1):
+        return rows
+    last = np.searchsorted(bars.to_numpy(), (times + pd.Timedelta(days=1)).to_numpy()) - 1
+    return np.maximum(rows, last)
 
 
 def _window(bars: pd.DataFrame, costs: TradingRules, span: tuple[int, int], cash_rate: Any) -> BacktestWindow:
-    if cash_rate is None or isinstance(cash_rate, int | float):
-        rate = costs.cash_rate if cash_rate is None else float(cash_rate)
+    rate = _rate(costs.cash_rate if cash_rate is None else cash_rate)
+    if not isinstance(rate, pd.Series):
         return BacktestWindow(bars, build(TradingRules, _fields(costs) | {"cash_rate": rate}), span)
     starts = pd.DatetimeIndex(bars.index[span[0] : span[1] - 1])
     free = build(TradingRules, _fields(costs) | {"cash_rate": 0.0})
-    return BacktestWindow(bars, free, span, rates_at(read_rates(cash_rate), starts))
+    return BacktestWindow(bars, free, span, rates_at(rate, starts))
 
 
 def _fields(costs: TradingRules) -> dict[str, Any]:

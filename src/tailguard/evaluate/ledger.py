@@ -30,6 +30,9 @@ KEY_BARS = 100  # bars that identify the data; a file that has grown since has t
 SAME = 0.95  # trials whose returns are correlated by more than this count as one
 TEXTS = ("data", "fingerprint", "config", "title", "source", "date", "sharpe")
 FEWEST_SHARED = 32  # bars over which a correlation, or the probability of overfitting, is worth computing
+# The probability of overfitting is that of choosing among different trials that cover this share of a trial's bars.
+COVERED, FEWEST_TRIALS = 0.9, 4
+RETURNS = "returns"  # key of all trials of which only the returns are known: nobody knows what they traded
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,31 +100,53 @@ class Ledger:
         :param data: key of the data; None returns the trials of all data.
         :raises ValueError: naming the line that cannot be read.
         """
-        if not self.path.exists():
-            return []
-        trials = []
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
-            try:
-                entry = json.loads(line)
-                if data is None or entry["data"] == data:
-                    trials.append(Trial.from_entry(entry))
-            except (ValueError, KeyError, TypeError, zlib.error) as error:
-                remedy = f"delete the line, or set {VARIABLE} to another file"
-                raise ValueError(f"{self.path}: line {number} is no trial ({error}); {remedy}") from None
-        return trials
+        return _parsed(self.path.read_bytes(), self.path, data) if self.path.exists() else []
 
     def related(self, trial: Trial) -> list[Trial]:
-        """Return the trials of the same data that share at least half of their bars with this one."""
-        return [other for other in self.trials(trial.data) if _overlap(other, trial)]
+        """Return the other trials of the same data that share at least half of their bars with this one."""
+        return _related(self.trials(trial.data), trial)
 
-    def append(self, trial: Trial) -> None:
-        """Add a trial, unless the same one is there already; processes wait for one another."""
-        if any(_equal(other, trial) for other in self.related(trial)):
-            return
+    def append(self, trial: Trial) -> list[Trial]:
+        """Add a trial, unless the same one is there already; processes wait for one another.
+
+        What a process that died left of a line is removed.
+
+        :return: the other trials that were there before, as :meth:`related` returns them: of two processes, one counts the
+            other.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(trial.line())
+            file.seek(0)
+            content = file.read()
+            known = _parsed(content, self.path, trial.data)
+            if not any(_equal(other, trial) for other in known):
+                file.truncate(len(content) - len(_torn(content)))
+                file.write(trial.line().encode())
+            return _related(known, trial)
+
+
+def _parsed(content: bytes, path: Path, data: str | None) -> list[Trial]:
+    """Return the trials of a file, of some data or of all; an unfinished last line is none."""
+    trials = []
+    for number, line in enumerate(content[: len(content) - len(_torn(content))].splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            if data is None or entry["data"] == data:
+                trials.append(Trial.from_entry(entry))
+        except (ValueError, KeyError, TypeError, zlib.error) as error:
+            remedy = f"delete the line, or set {VARIABLE} to another file"
+            raise ValueError(f"{path}: line {number} is no trial ({error}); {remedy}") from None
+    return trials
+
+
+def _torn(content: bytes) -> bytes:
+    """Return what stands after the last end of a line: a trial that is being written, or never was to its end."""
+    return content[content.rfind(b"\n") + 1 :]
+
+
+def _related(trials: Sequence[Trial], trial: Trial) -> list[Trial]:
+    return [other for other in trials if _overlap(other, trial) and not _equal(other, trial)]
 
 
 def user_ledger() -> Ledger | None:
@@ -133,22 +158,32 @@ def user_ledger() -> Ledger | None:
     return Ledger(Path(place) if place else data / "tailguard" / "trials.jsonl")
 
 
-def data_key(times: pd.DatetimeIndex, prices: ArrayLike | None = None) -> str:
+def data_key(times: pd.DatetimeIndex, prices: ArrayLike) -> str:
     """Return a key of the data that stays when bars are added at the end or prices are adjusted by a factor.
 
     :param times: of all bars.
-    :param prices: ``[T]`` or ``[T, A]``; None where only the returns of a strategy are known.
+    :param prices: ``[T]`` or ``[T, A]``.
     """
     digest = hashlib.sha256(times[:KEY_BARS].as_unit("s").asi8.tobytes())
-    if prices is not None:
-        first = np.asarray(prices, dtype=np.float64)[:KEY_BARS]
-        digest.update(np.round(first[1:] / first[:-1], 6).tobytes())
+    first = np.asarray(prices, dtype=np.float64)[:KEY_BARS]
+    digest.update(np.round(first[1:] / first[:-1], 6).tobytes())
     return digest.hexdigest()[:16]
 
 
 def count_trials(trials: Sequence[Trial]) -> int:
     """Return the number of different trials: those whose returns are all correlated by more than :data:`SAME` are one."""
     return count_different(correlations(trials)) if trials else 0
+
+
+def count_each(trials: Sequence[Trial]) -> list[int]:
+    """Return, for each trial, the number of different ones among itself and those of the same data over its bars."""
+    counts = []
+    tables = {key: [i for i, trial in enumerate(trials) if trial.data == key] for key in {trial.data for trial in trials}}
+    found = {key: correlations([trials[i] for i in rows]) for key, rows in tables.items()}
+    for trial in trials:
+        rows = [place for place, i in enumerate(tables[trial.data]) if _overlap(trials[i], trial)]
+        counts.append(count_different(found[trial.data][np.ix_(rows, rows)]))
+    return counts
 
 
 def count_different(table: Floats) -> int:
@@ -167,30 +202,30 @@ def correlations(trials: Sequence[Trial]) -> Floats:
 
     Trials that share too few bars, or of which one does not move, count as uncorrelated.
     """
-    if all(trial.times.equals(trials[0].times) and float(trial.excess.std()) > ROUNDING for trial in trials):
-        return np.atleast_2d(np.corrcoef([trial.excess for trial in trials]))
+    moving = [pd.Series(trial.excess, trial.times) for trial in trials if float(trial.excess.std()) > ROUNDING]
+    places = np.array([i for i, trial in enumerate(trials) if float(trial.excess.std()) > ROUNDING], dtype=np.intp)
     table = np.eye(len(trials))
-    for i, trial in enumerate(trials):
-        for j in range(i):
-            columns = _shared([trial, trials[j]])
-            if len(columns) >= FEWEST_SHARED and float(columns.std(axis=0).min()) > ROUNDING:
-                table[i, j] = table[j, i] = float(np.atleast_2d(np.corrcoef(columns.T))[0, 1])
+    if len(moving) > 1:
+        shared = pd.concat(moving, axis=1, sort=True).corr(min_periods=FEWEST_SHARED).fillna(0.0)
+        table[np.ix_(places, places)] = np.where(np.eye(len(places), dtype=bool), 1.0, shared)
     return table
 
 
-def shared_returns(trials: Sequence[Trial]) -> Floats | None:
-    """Return the excess returns ``[n, N]`` over the bars that all trials share; None if there are too few bars or trials."""
-    if len(trials) < 2:
+def shared_returns(trial: Trial, others: Sequence[Trial]) -> Floats | None:
+    """Return the excess returns ``[n, N]`` of a trial and of different ones over its bars; None if there are too few of either.
+
+    :param trial: in the first column.
+    :param others: those that cover less than :data:`COVERED` of its bars are left out, and near copies of one another.
+    """
+    covering = [other for other in others if len(trial.times.intersection(other.times)) >= COVERED * len(trial.times)]
+    series = [pd.Series(each.excess, each.times) for each in (trial, *covering)]
+    columns = pd.concat(series, axis=1, join="inner").to_numpy(dtype=np.float64)
+    if len(columns) < FEWEST_SHARED:
         return None
-    columns = _shared(trials)
-    return columns if len(columns) >= FEWEST_SHARED else None
-
-
-def _shared(trials: Sequence[Trial]) -> Floats:
-    if all(trial.times.equals(trials[0].times) for trial in trials):
-        return np.stack([trial.excess for trial in trials], axis=1)
-    series = [pd.Series(trial.excess, trial.times) for trial in trials]
-    return pd.concat(series, axis=1, join="inner").to_numpy(dtype=np.float64)
+    close, kept = correlations([trial, *covering]) > SAME, [0]
+    for column in range(1, len(close)):
+        kept += [] if close[column, kept].any() else [column]
+    return columns[:, kept] if len(kept) >= FEWEST_TRIALS else None
 
 
 def _overlap(trial: Trial, other: Trial) -> bool:

@@ -261,8 +261,8 @@ class Evaluation:
     :param attack: one row per attack and strength: `attack`, `epsilon`, `statistic`, `value`, `low`, `high`; None if none ran.
     :param lineage: entries of a population's lineage.jsonl; None without a population.
     :param selection: one row per fold and candidate that the agent was selected from, inside the training bars: `fold`,
-        `policy`, `steps`, `in_sample_sharpe`, `sharpe`, `growth`, `turnover`, `t_statistic`, `chosen`, `active`, `mix_growth`,
-        `reason`; see :class:`tailguard.experiments.selection.Candidate`. None without a selection.
+        `policy`, `steps`, `in_sample_sharpe`, `sharpe`, `growth`, `turnover`, `t_statistic`, `chosen`, `active`,
+        `forecast_t`, `mix_growth`, `reason`; see :class:`tailguard.experiments.selection.Candidate`. None without a selection.
     :param instruments: one row per instrument of a pool, each traded alone with the whole account: `symbol`, `sharpe`,
         `growth`, `turnover`, `market_sharpe`. None without a pool.
     :param provenance: config, data, versions, seeds, trials, date.
@@ -359,7 +359,7 @@ def load_record(folder: Path) -> Evaluation:
     :raises ValueError: if the folder holds no record, or one of an unknown format.
     """
     if not (folder / METRICS_FILE).exists():
-        advice = "`tailguard evaluate` and `tailguard walkforward` write it"
+        advice = "`tailguard evaluate`, `walkforward` and `judge` write it"
         raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}; {advice}")
     numbers = _numbered(json.loads((folder / METRICS_FILE).read_text(encoding="utf-8")))
     if numbers.get("format") != FORMAT:

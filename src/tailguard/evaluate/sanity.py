@@ -89,10 +89,18 @@ def permutations(window: BacktestWindow, targets: ArrayLike, count: int = 499, s
     :return: annual Sharpe ratios ``[count]``, and the account of the permutation with the median one.
     """
     weights, periods = np.asarray(targets, dtype=np.float64), window.periods_per_year
+    standing = pd.DataFrame(weights).ffill().to_numpy(dtype=np.float64)
+
+    def permuted(order: NDArray[np.intp]) -> AccountHistory:
+        rows, starts = weights[order], np.flatnonzero(np.diff(order, prepend=-2) != 1)
+        rows[starts] = standing[
+            order[starts]
+        ]  # a block that begins by holding holds what it held, not what came before it here
+        return window.trade(PERMUTED, rows)
+
     orders = list(block_orders(len(weights), permutation_block(len(weights)), count, seed))
-    sharpes = np.array([performance.sharpe(window.trade(PERMUTED, weights[order]).excess, periods) for order in orders])
-    middle = int(np.argsort(sharpes, kind="stable")[count // 2])
-    return sharpes, window.trade(PERMUTED, weights[orders[middle]])
+    sharpes = np.array([performance.sharpe(permuted(order).excess, periods) for order in orders])
+    return sharpes, permuted(orders[int(np.argsort(sharpes, kind="stable")[count // 2])])
 
 
 def cost_curve(window: BacktestWindow, targets: ArrayLike, multiples: Sequence[float] = COST_MULTIPLES) -> list[CostPoint]:

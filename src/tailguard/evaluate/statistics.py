@@ -15,7 +15,7 @@ from tailguard.evaluate.stats.bootstrap import (
     risk_block_length,
     stationary_indices,
 )
-from tailguard.evaluate.stats.dependence import newey_west_lags, optimal_block_length, variance_ratio
+from tailguard.evaluate.stats.dependence import newey_west_lags, optimal_block_length, variance_inflation, variance_ratio
 from tailguard.evaluate.stats.performance import (
     AlphaBeta,
     alpha_beta,
@@ -126,6 +126,7 @@ __all__ = [
     "turnover",
     "ulcer",
     "uniformity",
+    "variance_inflation",
     "variance_ratio",
     "volatility",
 ]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from scipy.special import ndtr, ndtri
 
 from tailguard.evaluate.stats.bootstrap import Bootstrap, Difference, Interval, bootstrap, return_block_length
+from tailguard.evaluate.stats.dependence import variance_inflation
 from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta, sharpe
 from tailguard.evaluate.stats.series import ROUNDING, Floats, as_series
 from tailguard.evaluate.stats.significance import deflated_sharpe, expected_max_sharpe, probabilistic_sharpe
@@ -148,7 +149,8 @@ def gather_evidence(
         block = return_block_length(returns) if block is None else block
         resamples = bootstrap(returns, periods, draws=draws, block=block, seed=seed)
     resamples = resamples.only(list(returns))
-    spread = 1.0 / math.sqrt(len(values) - 1) if trial_deviation is None else trial_deviation
+    inflation = variance_inflation(values)
+    spread = math.sqrt(inflation / (len(values) - 1)) if trial_deviation is None else trial_deviation
     moves = float(np.std(values)) > ROUNDING
     luck = expected_max_sharpe(trials, spread)
     unknown_market = market is None and moves
@@ -157,14 +159,16 @@ def gather_evidence(
         periods=periods,
         sharpe=resamples.interval("sharpe", AGENT),
         error=float(resamples.draws["sharpe"][:, 0].std(ddof=1)),
-        deflated=deflated_sharpe(values, trials, trial_deviation) if moves else None,
+        deflated=deflated_sharpe(values, trials, trial_deviation, inflation) if moves else None,
         trials=trials,
         chance=luck * math.sqrt(periods),
         market=market,
         alpha=None if market is None else alpha_beta(values, baselines[market], periods),
         edges=tuple(_edge(resamples, name, trials, name in hurdles) for name in baselines),
         better=_better_baselines(resamples, list(baselines) if rivals is None else list(rivals), size),
-        beyond_market=probabilistic_sharpe(values, market_sharpe / math.sqrt(periods) + luck) if unknown_market else None,
+        beyond_market=probabilistic_sharpe(values, market_sharpe / math.sqrt(periods) + luck, inflation)
+        if unknown_market
+        else None,
         pbo=pbo,
         seed_edges=tuple(float(edge) for edge in seed_edges),
         timing=None if permuted_sharpes is None else _timing(values, permuted_sharpes, periods, trials),

@@ -2,13 +2,16 @@
 
 The training bars are cut into blocks. For each block, agents of every policy are trained on the others and trade the block at
 several stops of their training, after costs. The policy and the stop that grow most over all blocks win; a recurrent policy is
-tried on half of the blocks first, and on the others only if it leads there. Then the winner's alpha decides how much it is
-trusted, that is, what it earns on held-out bars beyond what holding the market explains:
+tried on half of the blocks first, and on the others only if it leads there. Then two t-statistics decide how much the winner is
+trusted: that of its alpha, which is what it earns on held-out bars beyond what holding the market explains, and that of a
+linear forecast of held-out returns (market/relevance.py):
 
-    active = clip(t - doubt, 0, 1),    t: t-statistic of alpha,
+    active = clip(t - doubt, 0, 1),    t = max(t_alpha, min(t_forecast, t_alpha + BENEFIT)),
 
-the share of the account that the agent will steer; the rest is held in a constant mix. Where nothing can be learnt, t is near 0
-and the mix is all that is left. An agent is trained on all training bars only after that.
+the share of the account that the agent will steer; the rest is held in a constant mix. Ten years of an account say little about
+its alpha, and much more about whether returns can be predicted. Where they can, an agent gets the benefit of the doubt, as long
+as it has not been seen to lose. Where nothing can be learnt, both are near 0 and the mix is all that is left. An agent is
+trained on all training bars only after that.
 """
 
 import json
@@ -25,7 +28,6 @@ from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import AccountHistory
-from tailguard.evaluate.stats.performance import alpha_beta
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.experiments.callbacks import BetweenUpdates
 from tailguard.experiments.decisions import trade_market
@@ -35,13 +37,15 @@ from tailguard.io.atomic import atomic
 from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.env import Rows
 from tailguard.market.features import FeatureSet
-from tailguard.market.relevance import FLOOR, fill_returns
+from tailguard.market.relevance import FLOOR, fill_returns, forecast_products, t_of_products
 from tailguard.market.rules import TradingSettings
 
 # Sharpe ratio per year that holding a market usually earns, and how much markets differ: about what stock indices have paid.
 PREMIUM, PREMIUM_SPREAD = 0.3, 0.3
 # From the simplest on: a later one must be better by more than one standard error.
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
+# Standard errors of alpha that a forecast can make up for: an agent that has lost more than one of them steers nothing.
+BENEFIT = 2.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Selection:
     :param steps: chosen length of training, in environment steps.
     :param core: weights of the constant mix, from all training bars.
     :param active: share of the account that the agent steers.
+    :param forecast_t: t-statistic of a linear forecast of the returns in the held-out blocks.
     :param mix_growth: log growth per year of the constant mix on the held-out blocks.
     :param candidates: all that were compared.
     :param features: weights of the features that say something about the next return in the training bars, the largest first.
@@ -85,6 +90,7 @@ class Selection:
     steps: int
     core: tuple[float, ...]
     active: float
+    forecast_t: float
     mix_growth: float
     candidates: tuple[Candidate, ...]
     features: dict[str, float]
@@ -100,11 +106,11 @@ class Selection:
     def reason(self) -> str:
         """The choice in a sentence."""
         winner = self.chosen
-        trust = {0.0: "so it steers nothing", 1.0: "so it steers the whole account"}
+        believed = {0.0: "so it steers nothing", 1.0: "so it steers the whole account"}
         return (
             f"{self.policy} after {self.steps:,} steps grew most on held-out blocks ({winner.growth:+.1%} a year, the constant "
-            f"mix {self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}, "
-            + trust.get(self.active, f"so it steers {self.active:.0%} of the account")
+            f"mix {self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}, a linear forecast of "
+            f"the returns {self.forecast_t:.1f}, " + believed.get(self.active, f"so it steers {self.active:.0%} of the account")
         )
 
     def applied(self, config: Config) -> Config:
@@ -126,7 +132,9 @@ class Selection:
     def from_tree(cls, tree: dict[str, Any]) -> Self:
         """Restore what :meth:`tree` returned."""
         candidates = tuple(Candidate(**row) for row in tree["candidates"])
-        return cls(**{**tree, "core": tuple(tree["core"]), "candidates": candidates})
+        # Files of earlier versions have no forecast: alpha alone decided.
+        forecast_t = tree.get("forecast_t", 0.0)
+        return cls(**{**tree, "core": tuple(tree["core"]), "candidates": candidates, "forecast_t": forecast_t})
 
 
 def select(
@@ -164,17 +172,29 @@ def select(
     winner = trials.best_stop(best, everywhere)
     candidates = [trials.score(policy, stop) for policy in trials.policies for stop in trials.stops]
     whole = prepare_market(bars, config, split, features)
-    active = float(np.clip(winner.candidate.t_statistic - settings.doubt, 0.0, 1.0))
+    forecast_t = trials.forecast_t()
     weights = sorted(zip(whole.scaler.names, whole.scaler.weight.tolist(), strict=True), key=lambda pair: -pair[1])
     return Selection(
         policy=winner.candidate.policy,
         steps=winner.candidate.steps,
         core=_core(constant_mix(bars, whole.spans, config.trading), config.training.pooled),
-        active=active,
+        active=trust(winner.candidate.t_statistic, forecast_t, settings.doubt),
+        forecast_t=forecast_t,
         mix_growth=float(np.concatenate(trials.mixes).mean()) * trials.periods,
         candidates=tuple(score.candidate for score in candidates),
         features={name: weight for name, weight in weights if weight > FLOOR},
     )
+
+
+def trust(alpha_t: float, forecast_t: float, doubt: float) -> float:
+    """Return the share of the account that an agent may steer.
+
+    :param alpha_t: t-statistic of its alpha on held-out bars.
+    :param forecast_t: t-statistic of a linear forecast of held-out returns.
+    :param doubt: t-statistic up to which nothing is believed.
+    """
+    evidence = max(alpha_t, min(forecast_t, alpha_t + BENEFIT))
+    return float(np.clip(evidence - doubt, 0.0, 1.0))
 
 
 def stops_of(training: TrainingConfig, settings: SelectionConfig) -> list[int]:
@@ -252,7 +272,7 @@ class _Trials:
         report: ReportProgress | None,
     ) -> None:
         assert config.selection is not None
-        self.config, self.report = config, report
+        self.config, self.blocks, self.report = config, blocks, report
         self.stops = stops_of(config.training, config.selection)
         self.periods = config.trading.bars_per_year or periods_per_year(pd.DatetimeIndex(bars.index))
         self.markets = [prepare_market(bars, config, split, features, block) for block in blocks]
@@ -309,10 +329,21 @@ class _Trials:
             sharpe=t_statistic(np.concatenate(excess)) * float(np.sqrt(self.periods / len(returns))),
             growth=float(returns.mean()) * self.periods,
             turnover=turnover * self.periods / len(returns),
-            t_statistic=_alpha_t(np.concatenate(excess), np.concatenate(market), self.periods),
+            t_statistic=t_statistic(np.concatenate([beyond(*pair) for pair in zip(excess, market, strict=True)])),
             blocks=len(unseen),
         )
         return _Score(candidate, returns)
+
+    def forecast_t(self) -> float:
+        """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts."""
+        products = []
+        for market, (first, last) in zip(self.markets, self.blocks, strict=True):
+            columns, fill = market.features.by_instrument().astype(np.float64), self.config.trading.fill
+            seen = np.concatenate([np.arange(*span) for span in market.spans])
+            earned = np.concatenate([fill_returns(market.bars.iloc[slice(*span)], fill) for span in market.spans])
+            unseen_earned = fill_returns(market.bars.iloc[first:last], fill)
+            products.append(forecast_products(columns[:, seen], earned, columns[:, first:last], unseen_earned))
+        return t_of_products(np.concatenate(products))
 
     def _mix(self, number: int) -> Floats:
         """Return the constant mix that the other blocks support."""
@@ -362,11 +393,15 @@ class _AtStops(BetweenUpdates):
             self.function()
 
 
-def _alpha_t(returns: Floats, market: Floats, periods: float) -> float:
-    """Return the t-statistic of alpha; that of the mean return in a market that does not move."""
-    if float(market.std()) <= ROUNDING:
-        return t_statistic(returns)
-    return alpha_beta(returns, market, periods).alpha_t if float(returns.std()) > ROUNDING else 0.0
+def beyond(returns: Floats, market: Floats) -> Floats:
+    """Return what an account earned beyond its beta times the market, per bar; their mean is its alpha.
+
+    Every block has a beta of its own: what an agent holds on average is not timing, and it differs from block to block, since
+    each agent was trained without its block.
+    """
+    variance = float(market.var())
+    beta = float(((market - market.mean()) * returns).mean()) / variance if variance > ROUNDING**2 else 0.0
+    return returns - beta * market
 
 
 def t_statistic(returns: Floats) -> float:
@@ -398,7 +433,13 @@ def selection_table(selections: Mapping[int, Selection | None]) -> pd.DataFrame 
     :param selections: by fold.
     """
     tables = [
-        selection.table().assign(fold=fold, active=selection.active, mix_growth=selection.mix_growth, reason=selection.reason)
+        selection.table().assign(
+            fold=fold,
+            active=selection.active,
+            forecast_t=selection.forecast_t,
+            mix_growth=selection.mix_growth,
+            reason=selection.reason,
+        )
         for fold, selection in selections.items()
         if selection is not None
     ]

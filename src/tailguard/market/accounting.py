@@ -96,7 +96,7 @@ def kernel_rules(rules: TradingRules, assets: int) -> KernelRules:
         stop_loss=rules.stop_loss or 0.0,
         take_profit=math.inf if rules.take_profit is None else rules.take_profit,
         cash_rate=rules.cash_rate,
-        loan_rate=rules.loan_rate,
+        loan_rate=max(rules.loan_rate, rules.cash_rate),
         band=rules.band,
         ruin=rules.bankruptcy * rules.cash,
         maintenance_margin=rules.maintenance_margin,

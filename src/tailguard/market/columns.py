@@ -71,6 +71,7 @@ DECIMAL_COMMA = re.compile(r"^-?(?:\d[\d.]*\.\d+,\d*|\d+\.\d+\.[\d.]+|\d*,(?!\d{
 EITHER = re.compile(r"^-?\d{1,3},\d{3}$", re.MULTILINE)
 DECORATION = {ord(character): None for character in " \t\r\u00a0\u202f'\u2019$\u20ac\u00a3"}
 DECORATED = re.compile(f"[{''.join(map(chr, DECORATION))}]")
+NUMBER = r"-?\s*[$€£]?\s*-?[\d.,'\u2019 \u00a0\u202f]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?"
 SCALED = re.compile(r"^(-?\d[\d.]*)([KMB%])$", re.MULTILINE)
 SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "%": 0.01}
 
@@ -326,6 +327,20 @@ def _numbers(
         ]
         values[column] = numbers
     return values, problems, ("decimal comma",) if decimal == "," else ()
+
+
+def as_numbers(values: pd.Series) -> NDArray[np.float64]:
+    """Return a column as numbers, NaN where a cell is none.
+
+    Currencies, thousands marks, decimal commas, K, M, B, percent signs and negative numbers in brackets are understood.
+
+    :param values: numbers or text.
+    """
+    if pd.api.types.is_numeric_dtype(values):
+        return values.to_numpy(dtype=np.float64)
+    text = values.astype(str).str.strip().str.replace("\N{MINUS SIGN}", "-").str.replace(r"^\((.*)\)$", r"-\1", regex=True)
+    text = text.str.replace(r"^\+", "", regex=True).where(lambda cells: cells.str.fullmatch(NUMBER), "")
+    return np.asarray(pd.to_numeric(_cleaned(text, None), errors="coerce"), dtype=np.float64)
 
 
 def decimal_mark(columns: Mapping[str, pd.Series]) -> str:

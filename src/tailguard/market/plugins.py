@@ -4,7 +4,7 @@ A package declares a function from bars to features in the entry-point group :da
 is installed can be named: a configuration, or the run of a stranger, cannot bring code along.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import entry_points
 
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 from tailguard.validation import require
 
 GROUP = "tailguard.features"
-CUTS = 8  # times at which the future is replaced, to see whether something looks ahead
+CUTS = 8  # times at which the future is replaced, to see whether a function looks ahead
 SAME = 1e-9
 
 
@@ -55,27 +55,27 @@ def require_causal_function(bars: pd.DataFrame, name: str) -> None:
     """
     computed = function_features(bars, name)
     require(_same(computed, function_features(bars, name)), f"the function {name}", "random", "deterministic")
-    for cut, other in other_futures(bars):
-        if not _same(computed.iloc[: cut + 1], function_features(other, name).iloc[: cut + 1]):
+    generator = np.random.default_rng(0)
+    for cut in np.sort(generator.integers(len(bars) // 4, len(bars) - 1, CUTS)):
+        other = function_features(replace_bars(bars, cut + 1, generator), name)
+        if not _same(computed.iloc[: cut + 1], other.iloc[: cut + 1]):
             raise LookAheadError(
                 f"the function {name} looks ahead: its features up to {bars.index[cut]} change when only later bars do"
             )
 
 
-def other_futures(bars: pd.DataFrame, cuts: int = CUTS, seed: int = 0) -> Iterator[tuple[int, pd.DataFrame]]:
-    """Yield rows, and the bars with everything after each replaced by other bars.
+def replace_bars(bars: pd.DataFrame, first: int, generator: np.random.Generator) -> pd.DataFrame:
+    """Return the bars with others from a row on: in another order, times a random walk.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
-    :param cuts: how many rows.
-    :param seed: of the rows and of the other bars.
+    :param first: row from which on they are others.
+    :param generator: of the random numbers.
     """
-    generator = np.random.default_rng(seed)
-    for cut in np.sort(generator.integers(len(bars) // 4, len(bars) - 1, cuts)):
-        other = bars.copy()
-        later = generator.permutation(np.arange(cut + 1, len(bars)))
-        scale = np.exp(np.cumsum(generator.normal(0.0, 0.05, len(later))))
-        other.iloc[cut + 1 :] = bars.iloc[later].to_numpy() * scale[:, None]
-        yield int(cut), other
+    other = bars.copy()
+    later = generator.permutation(np.arange(first, len(bars)))
+    scale = np.exp(np.cumsum(generator.normal(0.0, 0.05, len(later))))
+    other.iloc[first:] = bars.iloc[later].to_numpy() * scale[:, None]
+    return other
 
 
 def _same(table: pd.DataFrame, other: pd.DataFrame) -> bool:

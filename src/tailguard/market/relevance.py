@@ -7,6 +7,10 @@ are therefore weighted before it sees them, by the t-statistic of each one's cov
 
 the shrinkage of the non-negative garrote (Breiman 1995) for one predictor at a time, as in sure independence screening
 (Fan and Lv 2008). What has said nothing is left audible, at FLOOR, since a feature may matter in ways that no covariance shows.
+
+Whether anything can be predicted at all is a question of its own. A linear forecast that was fitted to other rows answers it:
+its covariance with the returns of held-out rows (the information coefficient, times their deviations) has a t-statistic that is
+far more telling than that of an account, since an account earns a part of what could be forecast and pays for it.
 """
 
 import numpy as np
@@ -20,6 +24,9 @@ Floats = NDArray[np.float64]
 FLOOR = 0.1
 # Returns beyond this many standard deviations are cut: one crash must not decide what matters.
 OUTLIER = 4.0
+# Penalty of the linear forecast, per row: as if each coefficient had been seen to be 0 by a column of variance 0.1. Columns at
+# FLOOR have variance 0.01, so that they hardly count.
+PENALTY = 0.1
 
 
 def fill_returns(bars: pd.DataFrame, fill: Fill) -> Floats:
@@ -55,6 +62,49 @@ def relevance_weights(values: Floats, earned: Floats, threshold: float) -> Float
     bar = threshold**2 + 2.0 * np.log(1.0 if len(values) > 1 else assets)
     weights: Floats = np.maximum(FLOOR, 1.0 - bar / np.maximum(largest**2, 1e-12))
     return weights
+
+
+def forecast_products(values: Floats, earned: Floats, unseen: Floats, unseen_earned: Floats) -> Floats:
+    """Fit a linear forecast to some rows, and multiply its forecasts of others by the returns that followed there.
+
+    :param values: ``[N, n, F]`` features, weighted by relevance. N is 1 for features that all assets share, each of which then
+        has coefficients of its own; the instruments of a pool have them in common.
+    :param earned: ``[n, assets]`` returns that follow; NaN where unknown.
+    :param unseen: ``[N, m, F]`` features of other rows.
+    :param unseen_earned: ``[m, assets]`` returns that follow those.
+    :returns: ``[m]`` products, added up over the assets, which move together; see :func:`t_of_products`.
+    """
+    assets = earned.shape[1]
+    known = np.isfinite(earned)
+    count = np.maximum(known.sum(axis=0), 1)
+    mean = np.where(known, earned, 0.0).sum(axis=0) / count
+    scale = np.sqrt(np.where(known, np.square(earned - mean), 0.0).sum(axis=0) / count)
+    # An unknown return counts as the mean.
+    target, outcome = (
+        np.nan_to_num(np.clip((part - mean) / np.where(scale > 0.0, scale, 1.0), -OUTLIER, OUTLIER))
+        for part in (earned, unseen_earned)
+    )
+    groups = [list(range(assets))] if len(values) > 1 else [[asset] for asset in range(assets)]
+    products: Floats = np.zeros(unseen.shape[1])
+    for group in groups:
+        columns = np.concatenate(values[: len(group)])  # [instruments * n, F]
+        centre = columns.mean(axis=0)
+        columns = columns - centre
+        moments = columns.T @ columns / len(columns) + PENALTY * np.eye(columns.shape[1])
+        covariances = columns.T @ target[:, group].T.ravel() / len(columns)
+        coefficients = np.linalg.solve(moments, covariances)
+        for number, asset in enumerate(group):
+            products += (unseen[number] - centre) @ coefficients * outcome[:, asset]
+    return products
+
+
+def t_of_products(products: Floats) -> float:
+    """Return the t-statistic of forecasts times returns, robust to changing volatility (White 1980); 0 if nothing was forecast.
+
+    :param products: of :func:`forecast_products`, from one or several blocks of held-out rows.
+    """
+    error = float(np.sqrt(np.square(products).sum()))
+    return float(products.sum()) / error if error > 1e-12 else 0.0
 
 
 def t_statistics(values: Floats, earned: Floats) -> Floats:

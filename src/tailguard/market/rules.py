@@ -72,7 +72,7 @@ class TradingRules(BaseModel):
         usual; None fills everything.
     :param borrow_rate: paid per year on the value of short positions. 0.003 to 0.01 for large stocks, far more for scarce ones.
     :param cash_rate: earned per year on positive cash. It is taken out of every ratio and test: cash has a Sharpe ratio of 0.
-    :param loan_rate: paid per year on negative cash, that is, with `leverage` above 1.
+    :param loan_rate: paid per year on negative cash, that is, with `leverage` above 1. `cash_rate` is the least that is paid.
     :param fill: when an order is filled. ``next_open`` decides at the close and fills at the next open; ``close`` fills at the
         close that was just seen, which is optimistic; ``next_close`` a whole bar later.
     :param sizing: ``cost_aware``: the weight holds after costs; ``pre_cost``: a share of equity before costs, so that leverage

@@ -38,6 +38,10 @@ CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
 SAMPLE = 60
 
 
+class AmbiguousTimes(DataError):
+    """Raised for dates that can be read in two ways, such as 01/02/2003; what they may be stands before the semicolon."""
+
+
 class Times(NamedTuple):
     """Times that were understood.
 
@@ -163,7 +167,7 @@ def _year_last(text: pd.Series) -> str:
     if not days_in_front and not days_behind and mark != ".":  # nobody writes the month before a point
         date = "".join(found[0][k] for k in (0, 1, 2, 1, 3))
         readings = [pd.to_datetime(date, format=form) for form in (day_first, month_first)]
-        raise DataError(
+        raise AmbiguousTimes(
             f"{date!r} is {readings[0]:%-d %B %Y} or {readings[1]:%-d %B %Y}; "
             f"say which with --time-format {day_first} or {month_first}"
         )

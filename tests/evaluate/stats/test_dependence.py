@@ -71,6 +71,18 @@ def test_a_constant_mix_is_all_beta():
     assert (idle.alpha, idle.beta, idle.alpha_t, idle.r_squared) == (0.0, 0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("rho", [0.5, 0.0, -0.4])
+def test_inflation_is_the_newey_west_variance_of_the_mean_over_the_plain_one(rho):
+    from statsmodels.regression.linear_model import OLS
+
+    returns = 0.01 * ar1(1500, rho, (9, 1))
+    lags = statistics.newey_west_lags(1500)
+    robust = OLS(returns, np.ones(1500)).fit(cov_type="HAC", cov_kwds={"maxlags": lags, "use_correction": False})
+    ratio = float(robust.bse[0] ** 2) / (returns.var() / 1500)
+    assert statistics.variance_inflation(returns) == pytest.approx(max(ratio, 1.0), rel=1e-9)
+    assert statistics.variance_inflation(np.full(10, 0.01)) == 1.0
+
+
 def test_newey_west_t_values_hold_their_size_where_plain_ones_do_not():
     """Residuals with AR(1) 0.5 make the mean's variance 3 times as large: |t| > 1.96 happens with P(|Z| > 1.13) = 26 %."""
     rejected = {0: 0, 12: 0}

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import integrate, stats
+from scipy.signal import lfilter
 
 from tailguard.evaluate import statistics
 
@@ -79,6 +80,28 @@ def test_psr_holds_its_size_at_a_hurdle_for_skewed_returns():
     draws = rng.standard_exponential((2000, 1000)) - 1.0 + 0.1
     rejected = np.mean([statistics.probabilistic_sharpe(row, 0.1) > 0.95 for row in draws])
     assert 0.035 < rejected < 0.066
+
+
+def test_psr_and_dsr_hold_their_size_for_smoothed_returns_when_told_of_it():
+    """AR(1) 0.5 triples the variance of the mean: PSR > .95 happens with P(Z > .95) = 17 %, of the best of 10 nearly always."""
+    rng, trials, n = np.random.default_rng(8), 10, 1000
+    plain = aware = best_plain = best_aware = 0
+    for _ in range(200):
+        returns = lfilter([1.0], [1.0, -0.5], rng.standard_normal((trials, n + 50)))[:, 50:] * 0.01
+        first, best = returns[0], returns[(returns.mean(axis=1) / returns.std(axis=1)).argmax()]
+        plain += statistics.probabilistic_sharpe(first) > 0.95
+        aware += statistics.probabilistic_sharpe(first, inflation=statistics.variance_inflation(first)) > 0.95
+        best_plain += statistics.deflated_sharpe(best, trials) > 0.95
+        best_aware += statistics.deflated_sharpe(best, trials, inflation=statistics.variance_inflation(best)) > 0.95
+    assert plain / 200 > 0.11
+    assert aware / 200 < 0.10
+    assert best_plain / 200 > 0.2
+    assert best_aware / 200 < 0.05
+    returns = returns[0]
+    bars = statistics.minimum_track_record(np.abs(returns), inflation=3.0)
+    assert bars - 1.0 == pytest.approx(3.0 * (statistics.minimum_track_record(np.abs(returns)) - 1.0))
+    with pytest.raises(ValueError, match=r"inflation is 0\.5"):
+        statistics.deflated_sharpe(returns, 2, inflation=0.5)
 
 
 def test_the_best_of_many_noise_strategies_passes_the_psr_and_not_the_dsr():

@@ -44,7 +44,7 @@ def compare(evaluations: Sequence[Evaluation], names: Sequence[str] | None = Non
     comparison = compare_runs(evaluations, names)
     sections = [
         _verdicts(evaluations, names),
-        *([] if comparison is None else [_ranking(comparison)]),
+        _unranked() if comparison is None else _ranking(comparison),
         _equities(evaluations, names),
         _statistics(evaluations, names),
         _provenance(evaluations, names),
@@ -138,14 +138,14 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     share = say(best.best, "percent")
     lines = [
         f"{market}, given {count} (SPA, {chance(superior.p_value)}); {found} (StepM, 5%).",
-        f"{capital(best.name)} has the highest Sharpe ratio, and is the best in {share} of the resamples.",
+        f"The run {best.name} has the highest Sharpe ratio, and is the best in {share} of the resamples.",
     ]
     if comparison.deflated is not None:
         passed = "above" if comparison.deflated > 1.0 - SIZE else "not above"
         deflated = f"its deflated Sharpe ratio is {comparison.deflated:.3f}, {passed} 0.95"
         lines.append(f"Chosen as the best of {comparison.trials:,} trials, {deflated}.")
     share = say(comparison.pbo, "percent")
-    lines.append(f"The best run in one half of the bars is below the median in the other in {share} of the splits (PBO).")
+    lines.append(f"The best run in one half of the bars is no better than the median in the other in {share} of splits (PBO).")
     return lines
 
 
@@ -183,8 +183,15 @@ def _ranking(comparison: Comparison) -> ReportSection:
         ),
     ]
     best = comparison.ranking[0]
-    headline = f"{capital(best.name)} ranks first, in {say(best.best, 'percent')} of the resamples"
+    headline = f"The run {best.name} ranks first, in {say(best.best, 'percent')} of the resamples"
     return ReportSection("ranking", "Ranking", headline, lead, blocks)
+
+
+NOT_RANKED = "The runs share too few bars, or bars of different length: no test between them."
+
+
+def _unranked() -> ReportSection:
+    return ReportSection("ranking", "Ranking", "The runs are not ranked", NOT_RANKED, [])
 
 
 def _test_span(evaluation: Evaluation) -> str:
@@ -198,7 +205,7 @@ def _equities(evaluations: Sequence[Evaluation], names: list[str]) -> ReportSect
     ends = ", ".join(f"{name} {say(evaluation.agent.equity[-1])}" for name, evaluation in zip(names, evaluations, strict=True))
     panel = Panel("Value of 1 invested", marks, TIME, Axis("multiple", "log" if wide else "linear", include=(1.0,)), 380)
     best = max(range(len(names)), key=lambda i: float(evaluations[i].agent.equity[-1]))
-    title = f"{capital(names[best])} ends highest, at {say(evaluations[best].agent.equity[-1])}"
+    title = f"The run {names[best]} ends highest, at {say(evaluations[best].agent.equity[-1])}"
     chart = Chart("equities", title, f"1 invested became: {ends}.", [panel], "After all costs.", choose=True)
     return ReportSection("equities", "Equity", "Value of 1 invested", "", [chart])
 

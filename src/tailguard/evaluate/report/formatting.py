@@ -111,6 +111,11 @@ def day(time: pd.Timestamp) -> str:
     return f"{time.day} {time:%b %Y}"
 
 
+def moment(time: pd.Timestamp) -> str:
+    """Return a time as text, without the time of day at midnight."""
+    return f"{time:%Y-%m-%d}" if time == time.normalize() else f"{time:%Y-%m-%d %H:%M}"
+
+
 def _fixed(value: float, decimals: int) -> str:
     text = f"{abs(value):,.{decimals}f}"
     return text if value >= 0.0 or float(text.replace(",", "")) == 0.0 else MINUS + text

@@ -121,7 +121,7 @@ def _facts(evaluation: Evaluation) -> Html:
         "Data": evaluation.source,
         "Fingerprint": source.fingerprint,
         "Test": f"{day(times[0])} to {day(times[-1])}, {len(times):,} bars, {say(evaluation.periods_per_year)} per year",
-        "Assets": ", ".join(str(name) for name in evaluation.prices.columns) if several else evaluation.source,
+        "Assets": ", ".join(str(name) for name in evaluation.prices.columns) if several else "",
         "Training seeds": ", ".join(str(seed) for seed in source.seeds),
         "Trials": f"{source.trials:,} ({source.ledger or 'strategies that could have been chosen by looking at these bars'})",
         "Cash": _cash(evaluation),

@@ -396,9 +396,10 @@ def _metrics_from_sums(sums: Floats, centres: Floats, n: int, periods: float) ->
     deviation = np.sqrt(np.where(variance > ROUNDING**2, variance, 0.0))
     downside = np.sqrt(sums[..., DOWNSIDE] / n)
     downside = np.where(downside > ROUNDING, downside, 0.0)
-    growth = np.expm1(sums[..., LOG_GROWTH] * periods / n)
     excess_growth = (sums[..., LOG_GROWTH] - sums[..., RISKLESS_GROWTH]) / n
-    excess_growth = np.where(np.abs(excess_growth) > ROUNDING, np.expm1(excess_growth * periods), 0.0)
+    with np.errstate(over="ignore"):  # a few minutes of gains, taken as a year's, are infinite
+        growth = np.expm1(sums[..., LOG_GROWTH] * periods / n)
+        excess_growth = np.where(np.abs(excess_growth) > ROUNDING, np.expm1(excess_growth * periods), 0.0)
     year = math.sqrt(periods)
     return {
         "sharpe": _ratios(mean, deviation) * year,

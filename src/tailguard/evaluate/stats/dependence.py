@@ -49,6 +49,18 @@ def variance_ratio(returns: ArrayLike, horizon: int) -> float:
     return max(float(1.0 + 2.0 * weights @ covariances[1:] / covariances[0]), 0.0)
 
 
+def variance_inflation(returns: ArrayLike) -> float:
+    """Compute the variance of the mean as a multiple of that of independent bars, at least 1.
+
+    Smoothed or trending returns make a Sharpe ratio less certain than their number of bars says. Returns that revert would make
+    it more certain, which is not relied on.
+
+    :param returns: ``[T]``, at least 2; autocorrelations count up to :func:`newey_west_lags`.
+    """
+    values = as_series("returns", returns, 2)
+    return max(variance_ratio(values, newey_west_lags(len(values)) + 1), 1.0)
+
+
 def optimal_block_length(returns: ArrayLike) -> float:
     """Compute the stationary bootstrap's block length after Politis and White (2004), corrected by Patton et al. (2009).
 

@@ -36,8 +36,7 @@ def cagr(equity: ArrayLike, periods: float) -> float:
     """
     require_periods(periods)
     values = as_equity(equity)
-    growth = math.log(values[-1] / values[0]) * periods / (len(values) - 1)
-    return math.expm1(growth) if growth < LARGEST_LOG else math.inf
+    return _grown(math.log(values[-1] / values[0]) * periods / (len(values) - 1))
 
 
 def volatility(returns: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> float:
@@ -125,7 +124,7 @@ def calmar(equity: ArrayLike, periods: float, riskless: ArrayLike = 0.0) -> floa
     excess_returns(values[1:] / values[:-1] - 1.0, riskless, 1)  # checks the shape
     growth = math.log(values[-1] / values[0]) / (len(values) - 1) - float(np.log1p(riskless).mean())  # per bar
     growth = growth if abs(growth) > ROUNDING else 0.0
-    return _gain_over_risk(math.expm1(growth * periods), max_drawdown(values))
+    return _gain_over_risk(_grown(growth * periods), max_drawdown(values))
 
 
 def ulcer(equity: ArrayLike) -> float:
@@ -258,6 +257,11 @@ def _deviation(values: Floats) -> float:
     """Return the standard deviation, 0 for a constant despite rounding."""
     deviation = float(np.std(values, ddof=1))
     return deviation if deviation > ROUNDING else 0.0
+
+
+def _grown(logarithm: float) -> float:
+    """Return the growth of which this is the logarithm; infinite where no float can hold it."""
+    return math.expm1(logarithm) if logarithm < LARGEST_LOG else math.inf
 
 
 def _gain_over_risk(gain: float, risk: float) -> float:

@@ -16,20 +16,23 @@ from tailguard.evaluate.stats.series import ROUNDING, Floats, as_series, require
 from tailguard.validation import require
 
 
-def probabilistic_sharpe(returns: ArrayLike, hurdle: float = 0.0) -> float:
+def probabilistic_sharpe(returns: ArrayLike, hurdle: float = 0.0, inflation: float = 1.0) -> float:
     """Compute the probabilistic Sharpe ratio (PSR): the confidence that the true Sharpe ratio exceeds `hurdle`.
 
-    Phi((SR - hurdle) sqrt(n - 1) / sqrt(1 - g3 SR + (g4 - 1)/4 SR^2)), g3 skewness, g4 kurtosis (3 for a normal
-    distribution). Assumes independent bars: where returns trend it is too high, and
-    :mod:`tailguard.evaluate.stats.bootstrap` is right.
+    Phi((SR - hurdle) sqrt((n - 1) / inflation) / sqrt(1 - g3 SR + (g4 - 1)/4 SR^2)), g3 skewness, g4 kurtosis (3 for a normal
+    distribution).
 
     :param returns: ``[T]``, at least 3, not constant.
     :param hurdle: Sharpe ratio per bar to exceed; an annual one divided by the root of the bars per year.
+    :param inflation: of the variance by autocorrelation, at least 1, from
+        :func:`tailguard.evaluate.stats.dependence.variance_inflation`; 1 takes the bars as independent, as the paper does, and
+        is too sure where returns trend.
     """
     values = _varying(returns)
     require(math.isfinite(hurdle), "hurdle", hurdle, "finite")
+    _require_inflation(inflation)
     deviation = math.sqrt(_sharpe_variance(values))
-    return float(ndtr((sharpe(values, 1.0) - hurdle) * math.sqrt(len(values) - 1) / deviation))
+    return float(ndtr((sharpe(values, 1.0) - hurdle) * math.sqrt((len(values) - 1) / inflation) / deviation))
 
 
 def expected_max_sharpe(trials: int, deviation: float) -> float:
@@ -49,7 +52,7 @@ def expected_max_sharpe(trials: int, deviation: float) -> float:
     return deviation * float(tail)
 
 
-def deflated_sharpe(returns: ArrayLike, trials: int, deviation: float | None = None) -> float:
+def deflated_sharpe(returns: ArrayLike, trials: int, deviation: float | None = None, inflation: float = 1.0) -> float:
     """Compute the deflated Sharpe ratio (DSR): the PSR against what the best of all trials would reach by chance.
 
     Above 0.95 passes. With one trial it is the PSR against 0. Of N trials without skill, the best passes by luck in
@@ -58,27 +61,31 @@ def deflated_sharpe(returns: ArrayLike, trials: int, deviation: float | None = N
     :param returns: ``[T]`` of the chosen trial, at least 3, not constant.
     :param trials: everything that was tried, discarded runs included.
     :param deviation: standard deviation of the trials' Sharpe ratios per bar. None takes that of trials without skill,
-        1 / sqrt(T - 1); trials that really differ have more, near copies of one another less.
+        sqrt(inflation / (T - 1)); trials that really differ have more, near copies of one another less.
+    :param inflation: see :func:`probabilistic_sharpe`.
     """
     values = _varying(returns)
-    spread = 1.0 / math.sqrt(len(values) - 1) if deviation is None else deviation
-    return probabilistic_sharpe(values, expected_max_sharpe(trials, spread))
+    _require_inflation(inflation)
+    spread = math.sqrt(inflation / (len(values) - 1)) if deviation is None else deviation
+    return probabilistic_sharpe(values, expected_max_sharpe(trials, spread), inflation)
 
 
-def minimum_track_record(returns: ArrayLike, hurdle: float = 0.0, confidence: float = 0.95) -> float:
+def minimum_track_record(returns: ArrayLike, hurdle: float = 0.0, confidence: float = 0.95, inflation: float = 1.0) -> float:
     """Compute the bars needed for the PSR to reach `confidence`, if the sample's Sharpe ratio and moments are the true ones.
 
-    1 + (1 - g3 SR + (g4 - 1)/4 SR^2) (z / (SR - hurdle))^2; infinite if the Sharpe ratio is not above the hurdle.
+    1 + inflation (1 - g3 SR + (g4 - 1)/4 SR^2) (z / (SR - hurdle))^2; infinite if the Sharpe ratio is not above the hurdle.
 
     :param returns: ``[T]``, at least 3, not constant.
     :param hurdle: Sharpe ratio per bar to exceed.
     :param confidence: in (0.5, 1); 0.95 is usual.
+    :param inflation: see :func:`probabilistic_sharpe`.
     """
     values = _varying(returns)
     require(math.isfinite(hurdle), "hurdle", hurdle, "finite")
+    _require_inflation(inflation)
     require(0.5 < confidence < 1.0, "confidence", confidence, "in (0.5, 1)")
     edge = sharpe(values, 1.0) - hurdle
-    return 1.0 + _sharpe_variance(values) * (float(ndtri(confidence)) / edge) ** 2 if edge > 0.0 else math.inf
+    return 1.0 + inflation * _sharpe_variance(values) * (float(ndtri(confidence)) / edge) ** 2 if edge > 0.0 else math.inf
 
 
 def minimum_backtest_years(trials: int, annual_sharpe: float) -> float:
@@ -91,6 +98,10 @@ def minimum_backtest_years(trials: int, annual_sharpe: float) -> float:
     """
     require(0.0 < annual_sharpe < math.inf, "annual_sharpe", annual_sharpe, "finite and positive")
     return (expected_max_sharpe(trials, 1.0) / annual_sharpe) ** 2
+
+
+def _require_inflation(inflation: float) -> None:
+    require(1.0 <= inflation < math.inf, "inflation", inflation, "finite and at least 1")
 
 
 def _varying(returns: ArrayLike) -> Floats:

@@ -24,7 +24,7 @@ from tailguard.evaluate.report.charts import (
     title_of,
     value_axis,
 )
-from tailguard.evaluate.report.formatting import say, with_interval
+from tailguard.evaluate.report.formatting import capital, say, with_interval
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, table
 from tailguard.evaluate.sanity import CASH
@@ -69,7 +69,7 @@ IDLE, CONSTANT = 0.01, 0.02  # below these an agent is called idle, or its posit
 
 def equity_section(evaluation: Evaluation) -> ReportSection:
     """Show equity and drawdown of the agent, the baselines and the training seeds."""
-    panes: dict[str, list[Block]] = {"Agent and baselines": [_equity_chart(evaluation)]}
+    panes: dict[str, list[Block]] = {f"{capital(evaluation.subject)} and baselines": [_equity_chart(evaluation)]}
     if len(evaluation.seeds) > 1:
         panes["Training seeds"] = [_seed_chart(evaluation)]
     better = [history for history in evaluation.baselines if history.equity[-1] > evaluation.agent.equity[-1]]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import Evaluation
-from tailguard.evaluate.report.formatting import day, say, signed
+from tailguard.evaluate.report.formatting import day, moment, say, signed
 from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, table, tag
 from tailguard.evaluate.stats.series import Floats
 
@@ -146,8 +146,8 @@ def _trades(trades: pd.DataFrame, caption: str) -> Html:
         [
             str(trade["symbol"]),
             str(trade["side"]),
-            _moment(trade["entry"]),
-            "open" if pd.isna(trade["exit"]) else _moment(trade["exit"]),
+            moment(trade["entry"]),
+            "open" if pd.isna(trade["exit"]) else moment(trade["exit"]),
             say(float(trade["bars"]), "count"),
             signed(float(trade["gain"]), "percent"),
             say(float(trade["cost"]), "percent"),
@@ -157,8 +157,3 @@ def _trades(trades: pd.DataFrame, caption: str) -> Html:
     ]
     head = ["symbol", "side", "entry", "exit", "bars", "gain", "cost", "after costs"]
     return table(head, rows, caption, numbers_from=4)
-
-
-def _moment(time: pd.Timestamp) -> str:
-    """Return a time as text, without the time of day at midnight."""
-    return f"{time:%Y-%m-%d}" if time == time.normalize() else f"{time:%Y-%m-%d %H:%M}"
