@@ -247,8 +247,9 @@ def _difference(fitted: Sequence[str], given: Sequence[str]) -> str:
     """Return in a sentence how the features of some bars differ from those that a scale was fitted on."""
     known, other = (list(dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)) for names in (fitted, given))
     if known != other:
-        one = ["a single symbol"]
-        return f"fitted on bars of {', '.join(known or one)}, but these are of {', '.join(other or one)}: give the same symbols"
+        unnamed = ["a single symbol"]
+        symbols, these = ", ".join(known or unnamed), ", ".join(other or unnamed)
+        return f"fitted on bars of {symbols}, but these are of {these}: give the same symbols"
     missing, extra = [name for name in fitted if name not in given], [name for name in given if name not in fitted]
     return f"fitted on other features: of these bars {missing or 'none'} are missing and {extra or 'none'} are new"
 
