@@ -1,4 +1,4 @@
-"""Peak memory over the number of bars: `python benchmarks/memory.py --bars 20000 200000`.
+"""Peak memory over the number of bars: `python benchmarks/ram.py --bars 20000 200000`.
 
 Minute bars of a random walk as a CSV file. Every task is a process of its own; printed are its peak resident memory (libraries
 included), what that is above the memory of the libraries alone, the same per bar, and its CPU time.
