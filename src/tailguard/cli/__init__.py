@@ -28,8 +28,10 @@ app.command("control")(evaluations.run_control)
 app.command("trials")(evaluations.run_trials)
 app.command("compare")(evaluations.run_compare)
 app.command("population")(populations.run_population)
+app.command("deploy")(runs.run_deploy)
 app.command("export")(runs.run_export)
 app.command("act")(runs.run_act)
+app.command("paper")(runs.run_paper)
 
 
 def _version(requested: bool) -> None:

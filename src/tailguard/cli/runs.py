@@ -1,11 +1,12 @@
 """Commands about one agent: train it, resume its training, export it, let it trade."""
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -16,16 +17,19 @@ from tailguard.cli.terminal import (
     FormatOption,
     QuietOption,
     RunArgument,
+    console,
     free_folder,
     print_backtests,
     print_rows,
     progress_bar,
     say,
+    status_line,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tailguard.experiments.paper import PaperTrading, Status
     from tailguard.experiments.run import Run
 
 
@@ -95,6 +99,33 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
     say(f"One split and one seed are no evidence. {advice}", style="dim")
 
 
+def run_deploy(
+    walkforward: Annotated[Path, typer.Argument(metavar="WALKFORWARD", help="Folder of a finished walk-forward.")],
+    folder: Annotated[
+        Path | None, typer.Option("--run", "-r", help="New folder for the run; by default artifacts/runs/DATA-N.")
+    ] = None,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Select and train again on all bars, instead of taking the agents of the last fold.")
+    ] = False,
+    data: Annotated[str | None, typer.Option("--data", "-d", help="The bars, if they have moved or if more have come.")] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Make an agent of a walk-forward: the ensemble of its seeds, as a run that act, paper, export and evaluate take."""
+    from tailguard.experiments.deploy import deploy_last_fold, deploy_refit, open_walkforward
+
+    done = open_walkforward(walkforward, data)
+    path = folder or free_folder("runs", done.source)
+    if refit:
+        with progress_bar("refit", quiet) as report_progress:
+            run = deploy_refit(done, path, report_progress)
+    else:
+        run = deploy_last_fold(done, path)
+    first, last = (done.bars.index[row] for row in (run.split.train[0], run.split.train[1] - 1))
+    say(f"run: {run.path}, {len(done.seeds)} agents that act as one, trained on {first:%Y-%m-%d} to {last:%Y-%m-%d}")
+    if run.selection is not None:
+        say(f"  - {run.selection.reason}")
+
+
 def run_export(
     run: RunArgument,
     form: Annotated[
@@ -109,9 +140,9 @@ def run_export(
     from tailguard.experiments.run import Run
 
     opened = Run.open(run)
-    model, scaler = opened.trained_model(), opened.scaler
-    columns = observation_names(model.policy, scaler.names)
-    path = export(model.policy, output or opened.path / "agent", form.value, scaler, columns)
+    policy, scaler = opened.agent().policy, opened.scaler
+    columns = observation_names(policy, scaler.names)
+    path = export(policy, output or opened.path / "agent", form.value, scaler, columns)
     say(f"wrote {path}")
 
 
@@ -133,11 +164,11 @@ def run_act(
 
     opened = Run.open(run)
     config = opened.config
-    trader = Trader(opened.trained_model(), opened.scaler, config.features, config.trading, opened.timeframe)
+    trader = Trader(opened.agent(), opened.scaler, config.features, config.trading, opened.timeframe)
     first = pd.Timestamp.min if since is None else _parse_time("--since", since)
     files, keep = settings.files(config.files), config.features.columns
     decided = False
-    for chunk in bar_chunks(sys.stdin.buffer, files, keep) if bars is None else file_chunks(bars, files, keep, follow):
+    for chunk in bar_chunks(_standard_input(), files, keep) if bars is None else file_chunks(bars, files, keep, follow):
         for decision in trader.add(chunk):
             decided = True
             if decision.time >= first:
@@ -153,6 +184,115 @@ def run_act(
         raise ValueError(
             f"no decision: {n_bars} bars are too few for the look-backs of the features; give earlier bars as well"
         )
+
+
+@takes_settings(config=False)
+def run_paper(
+    settings: Settings,
+    run: RunArgument,
+    bars: Annotated[str, typer.Option("--bars", "-b", help="File with bars, or - for standard input.")] = "-",
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="Folder of the account; an existing one is resumed. By default RUN/paper.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Trade from this time on; by default from the end of the training.")
+    ] = None,
+    cash: Annotated[float | None, typer.Option("--cash", min=0.0, help="Starting cash; by default that of the run.")] = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option("--max-loss", min=0.0, max=1.0, help="Sell everything and stop once this share of the start is lost."),
+    ] = None,
+    rearm: Annotated[bool, typer.Option("--rearm", help="Trade again after the kill switch was thrown.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Trade bars on paper, with a ledger that survives a kill at any moment; FOLDER/KILL, SIGUSR1 and --max-loss stop it."""
+    from tailguard.experiments import Interrupted
+    from tailguard.experiments.bar_stream import bar_chunks, file_chunks, polled
+    from tailguard.experiments.broker import PaperBroker
+    from tailguard.experiments.paper import BROKER, PaperTrading, require_tradable
+    from tailguard.experiments.run import Run
+    from tailguard.market.bars import symbols_of
+    from tailguard.market.rules import TradingSettings
+    from tailguard.validation import build
+
+    opened, asked = Run.open(run), []
+    folder, config = ledger or opened.path / "paper", opened.config
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, but --ledger must name a folder")
+    rules = config.trading if cash is None else build(TradingSettings, config.trading.model_dump() | {"cash": cash}, "trading")
+    opened.config = config.model_copy(update={"trading": rules})
+    begin = None if since is None else _parse_time("--since", since)
+    files, keep = settings.files(config.files), config.features.columns
+    stream = bar_chunks(_standard_input(), files, keep) if bars == "-" else file_chunks(Path(bars), files, keep, follow)
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append("SIGUSR1 came"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as Ctrl-C does: a kill at any moment is safe
+    trading, again = None, ""
+    try:
+        with status_line("paper", quiet) as show:
+            for chunk in polled(stream):
+                if trading is None and chunk is not None:
+                    require_tradable(opened, chunk)  # while nothing is written
+                    trading = PaperTrading(
+                        opened,
+                        folder,
+                        PaperBroker(folder / BROKER, symbols_of(chunk), rules),
+                        chunk,
+                        since=begin,
+                        max_loss=max_loss,
+                        rearm=rearm,
+                        switch=lambda: "".join(asked[:1]),
+                        report=lambda status: show(_status_text(status)),
+                    )
+                elif trading is not None and chunk is not None:
+                    trading.add(chunk)
+                elif trading is not None:
+                    trading.check()
+                if trading is not None and trading.finished:
+                    break
+    except KeyboardInterrupt:
+        again = f"stopped; the same command resumes the ledger in {folder}"
+    if trading is not None and trading.history:
+        _show_paper(trading)
+        if trading.killed:
+            again = f"the kill switch was thrown because {trading.killed}; --rearm trades again"
+    elif trading is not None:
+        say(f"nothing was traded yet: no bars from {trading.since} on with enough bars before them; --since sets another time")
+    elif not again:
+        raise ValueError(f"no bars in {'the standard input' if bars == '-' else bars}: nothing was traded")
+    if again:
+        raise Interrupted(again)
+
+
+def _status_text(status: "Status") -> str:
+    weights = " ".join(f"{weight:.2f}" for weight in status.weights)
+    partial = ", partly" if status.unfilled else ""
+    return f"{status.time} equity {status.equity:.6g} ({status.gain:+.2%}), weights {weights}, {status.fills} fills{partial}"
+
+
+def _show_paper(trading: "PaperTrading") -> None:
+    """Print the account, and write its report."""
+    from tailguard.evaluate.judge import FEWEST_BARS
+
+    say(_status_text(trading.history[-1]))
+    if len(trading.history) == trading.resumed:
+        say("no bars have come since")
+        return
+    if len(trading.history) <= FEWEST_BARS:
+        say(f"no report yet: {len(trading.history)} bars are too few")
+        return
+    with console(stderr=True).status("evaluating"):
+        path = trading.judged().write_report(trading.folder / "report.html")
+    say(f"report: {path}")
+
+
+def _standard_input() -> BinaryIO:
+    """Return the standard input as a file of its own.
+
+    A thread reads it that may still wait when the command ends, and Python aborts at its exit if that holds the lock of
+    ``sys.stdin``.
+    """
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def _parse_time(name: str, text: str) -> "pd.Timestamp":

@@ -135,6 +135,21 @@ def progress_bar(what: str, quiet: bool) -> Iterator[Callable[[int, int, str], N
         yield lambda done, total, text: shown.update(task, completed=done, total=total, description=text)
 
 
+@contextmanager
+def status_line(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with a line about how things stand.
+
+    It takes the place of the line before on a terminal, and is written from time to time where there is none.
+    """
+    terminal = console(stderr=True)
+    if quiet or not terminal.is_terminal:
+        lines = _Lines(what)
+        yield (lambda _: None) if quiet else lines.write
+        return
+    with terminal.status(what) as shown:
+        yield lambda text: shown.update(text)
+
+
 def _no_report(done: int, total: int, text: str) -> None:
     """Report nothing."""
 
@@ -147,11 +162,15 @@ class _Lines:
         self.written = self.began
 
     def __call__(self, done: int, total: int, text: str) -> None:
+        about = "" if text == self.what else f", {text}"
+        self.write(f"{done / max(total, 1):.0%} after {time.monotonic() - self.began:.0f} s{about}")
+
+    def write(self, text: str) -> None:
+        """Write a line, unless one was written a moment ago."""
         now = time.monotonic()
         if now - self.written >= LINE_SECONDS:
             self.written = now
-            about = "" if text == self.what else f", {text}"
-            sys.stderr.write(f"{self.what}: {done / max(total, 1):.0%} after {now - self.began:.0f} s{about}\n")
+            sys.stderr.write(f"{self.what}: {text}\n")
             sys.stderr.flush()
 
 

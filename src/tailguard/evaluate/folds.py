@@ -78,7 +78,7 @@ def longest_lookback(features: FeatureConfig) -> int:
     """Return the longest look-back of the features, in rows; exponential averages reach further, with vanishing weights."""
     windows = (features.volatility_window, features.slow_window, features.drawdown_window, features.rsi, features.atr)
     oscillators = (features.bollinger, features.cci, features.macd[1] + features.macd[2])
-    longest = max(*features.horizons, *windows, *oscillators, features.lags + 1)
+    longest = max(*features.horizons, *windows, *oscillators, features.lags + 1, *features.functions.values())
     return longest + 1  # returns need one price more than their window
 
 

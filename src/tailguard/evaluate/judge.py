@@ -35,6 +35,7 @@ from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules
 from tailguard.market.bars import YEAR, DataError, periods_per_year, symbols_of, timeframe_text
 from tailguard.market.baselines import Strategy
 from tailguard.market.data import load_bars, load_dataset, load_source
+from tailguard.market.plugins import LookAheadError, replace_bars
 from tailguard.market.rules import TradingRules
 from tailguard.market.shipped import list_datasets
 from tailguard.validation import build, require
@@ -53,10 +54,6 @@ MOST_EXPOSURE = 20.0  # gross; larger weights are percentages, or units
 # Nothing was trained: the tables of a record that are about training are empty.
 NO_FOLDS = pd.DataFrame({name: [] for name in ("fold", "train_from", "train_to", "test_from", "test_to")})
 NO_TRAINING = pd.DataFrame({name: [] for name in ("fold", "seed", "step")})
-
-
-class LookAheadError(ValueError):
-    """Raised for a strategy whose decisions depend on bars that come after them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +208,7 @@ def require_causal(function: Strategy, bars: pd.DataFrame, cuts: int = CUTS, see
     )
     generator = np.random.default_rng(seed)
     for cut in _cuts(decided, cuts, generator):
-        other = _replaced(bars, cut + 1, generator)
+        other = replace_bars(bars, cut + 1, generator)
         changed = _decisions(function, other)
         moved = np.flatnonzero(
             ~np.isclose(decided[: cut + 1], changed[: cut + 1], 0.0, SAME_WEIGHT, equal_nan=True).all(axis=1)
@@ -237,19 +234,10 @@ def _cuts(decided: Floats, count: int, generator: np.random.Generator) -> list[i
     return sorted({*anywhere.tolist(), *generator.permutation(trades)[:count].tolist()})
 
 
-def _replaced(bars: pd.DataFrame, first: int, generator: np.random.Generator) -> pd.DataFrame:
-    """Return the bars with others from a row on: in another order, times a random walk."""
-    other = bars.copy()
-    later = generator.permutation(np.arange(first, len(bars)))
-    scale = np.exp(np.cumsum(generator.normal(0.0, 0.05, len(later))))
-    other.iloc[first:] = bars.iloc[later].to_numpy() * scale[:, None]
-    return other
-
-
 def _uses_bars(function: Strategy, bars: pd.DataFrame, decided: Floats) -> bool:
     """Return whether the decisions depend on the bars that the function is given, or are constant anyway."""
     constant = bool((decided == decided[:1]).all())
-    return constant or not _same(decided, _decisions(function, _replaced(bars, 0, np.random.default_rng(0))))
+    return constant or not _same(decided, _decisions(function, replace_bars(bars, 0, np.random.default_rng(0))))
 
 
 def _cautioned(judgement: Judgement, sentence: str) -> Judgement:

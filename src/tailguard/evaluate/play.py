@@ -17,7 +17,7 @@ from tailguard.market.env import AccountBatch, BatchStep
 from tailguard.market.features import FeatureSet
 from tailguard.market.kernel import EQUITY
 from tailguard.market.rules import TradingSettings, capped
-from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.ppo.config import RiskConfig
 from tailguard.validation import require
 
 # How progress is reported everywhere: what is done, how much there is in all, and a line about it.
@@ -93,12 +93,25 @@ class AgentSession:
     def step(self, accounts: AccountBatch) -> BatchStep:
         """Trade the chosen actions over one bar."""
         step = accounts.step(self.actions)
-        if self._running is not None:
-            self._running.add(step.rewards)
+        self.add_rewards(step.rewards)
         return step
 
+    def add_rewards(self, rewards: Floats) -> None:
+        """Add what the accounts ``[B]`` have earned over one bar to their running returns."""
+        if self._running is not None:
+            self._running.add(rewards)
 
-def return_gamma_of(model: DistributionalPPO) -> float | None:
+
+class LearntAgent(Protocol):
+    """An agent that was trained by :class:`DistributionalPPO`, alone or as part of an ensemble."""
+
+    @property
+    def gamma(self) -> float: ...  # noqa: D102
+    @property
+    def risk_config(self) -> RiskConfig: ...  # noqa: D102
+
+
+def return_gamma_of(model: LearntAgent) -> float | None:
     """Return the discount of the running return that a return-augmented agent must see; None for all others."""
     return float(model.gamma) if model.risk_config.return_augmented else None
 

@@ -82,6 +82,36 @@ def bar_chunks(
         yield load_bars("".join(waiting).encode(), config, keep)  # says what is wrong with it
 
 
+def polled(chunks: Iterator[pd.DataFrame], seconds: float = POLL_SECONDS) -> Iterator[pd.DataFrame | None]:
+    """Yield the chunks as they arrive, and None every so often while there is none.
+
+    :param chunks: may block; they are read in a thread.
+    :param seconds: between two that are None.
+    """
+    arrived: queue.Queue[pd.DataFrame | Exception | None] = queue.Queue()
+
+    def read() -> None:
+        try:
+            for chunk in chunks:
+                arrived.put(chunk)
+            arrived.put(None)
+        except (OSError, ValueError) as error:  # raised again where somebody sees it
+            arrived.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            entry = arrived.get(timeout=seconds)
+        except queue.Empty:
+            yield None
+            continue
+        if entry is None:
+            return
+        if isinstance(entry, Exception):
+            raise entry
+        yield entry
+
+
 def _heading(lines: Sequence[str], config: FileConfig) -> list[str] | None:
     """Return the lines before the first bar, or None while there is no bar yet."""
     try:

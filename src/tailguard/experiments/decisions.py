@@ -8,9 +8,9 @@ import numpy as np
 
 from tailguard.evaluate.play import Trajectory, play, return_gamma_of
 from tailguard.evaluate.stats.series import Floats
+from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import Market
 from tailguard.market.env import Rows
-from tailguard.ppo.algorithm import DistributionalPPO
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Decisions:
 
 
 def trade_market(
-    model: DistributionalPPO, market: Market, spans: Sequence[Rows], warmup: int
+    model: TradingAgent, market: Market, spans: Sequence[Rows], warmup: int
 ) -> list[tuple[Floats, list[Trajectory]]]:
     """Play an agent over spans of its market.
 
@@ -58,7 +58,7 @@ def trade_market(
     return [(np.concatenate([account.targets for account in group], axis=1) / n, group) for group in groups]
 
 
-def out_of_sample_decisions(model: DistributionalPPO, market: Market, span: Rows, warmup: int) -> Decisions:
+def out_of_sample_decisions(model: TradingAgent, market: Market, span: Rows, warmup: int) -> Decisions:
     """Play the agent over a span after a warm-up, and ask its critic along the way.
 
     Everything that is said about an agent out of sample rests on this call: the table after a training, an evaluation, and a

@@ -26,6 +26,7 @@ from tailguard.evaluate.sanity import matched_random_positions
 from tailguard.evaluate.stats.series import Floats
 from tailguard.evaluate.verdict import VerdictRules
 from tailguard.experiments.decisions import Decisions, out_of_sample_decisions
+from tailguard.experiments.ensemble import Ensemble, TradingAgent
 from tailguard.experiments.population_run import FOLDER, LINEAGE
 from tailguard.experiments.prepared_market import Market, fingerprint
 from tailguard.experiments.run import Run
@@ -34,13 +35,12 @@ from tailguard.io.atomic import atomic
 from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
 from tailguard.population.lineage import read as read_lineage
-from tailguard.ppo.algorithm import DistributionalPPO
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
 ATTACK_TABLE, ATTACK_GRID = "attack.csv", "attack.json"
 
 
-def backtest_agent(model: DistributionalPPO, market: Market, warmup: int) -> list[BacktestRow]:
+def backtest_agent(model: TradingAgent, market: Market, warmup: int) -> list[BacktestRow]:
     """Trade the agent and the baselines over the test rows; the figures are those of :func:`evaluate_agent`.
 
     :param model: the agent.
@@ -57,7 +57,7 @@ def backtest_agent(model: DistributionalPPO, market: Market, warmup: int) -> lis
 
 
 def evaluate_agent(
-    model: DistributionalPPO,
+    model: TradingAgent,
     market: Market,
     config: Config,
     *,
@@ -73,7 +73,7 @@ def evaluate_agent(
     effort: Effort | None = None,
     ledger: Ledger | None = None,
 ) -> Evaluation:
-    """Evaluate one trained agent on the test rows of its market: one fold, one seed.
+    """Evaluate one trained agent, or one ensemble, on the test rows of its market: one fold.
 
     :param model: the agent.
     :param market: with its split; the first decision is taken at the close before the first test row.
@@ -91,11 +91,12 @@ def evaluate_agent(
     :param ledger: of trials; None keeps none.
     """
     fold, seed = market.split.fold, config.training.seed
+    name = "ensemble" if isinstance(model, Ensemble) else f"seed {seed}"
     decisions = out_of_sample_decisions(model, market, fold.span, config.walkforward.warmup)
     window = BacktestWindow(market.bars, market.trading, fold.span)
     curves = pd.DataFrame({"step": []}) if training is None else training.drop(columns=["fold", "seed"], errors="ignore")
     context = Context(
-        title=title or f"{source}, one seed",
+        title=title or f"{source}, {name}",
         source=source,
         folds=fold_table([fold], market.bars),
         training=labelled_curves(curves, 0, seed),
@@ -106,7 +107,7 @@ def evaluate_agent(
         attack=attack,
         selection=selection,
     )
-    return assess(window, {f"seed {seed}": decisions.targets}, [len(decisions.targets)], context, rules, effort, ledger)
+    return assess(window, {name: decisions.targets}, [len(decisions.targets)], context, rules, effort, ledger)
 
 
 def evaluate_run(run: Run, ledger: Ledger | None = None) -> Evaluation:
@@ -115,10 +116,11 @@ def evaluate_run(run: Run, ledger: Ledger | None = None) -> Evaluation:
     :param run: with a trained model.
     :param ledger: of trials; None keeps none.
     """
+    _require_unseen(run)
     metrics = run.metrics()
     attack, lineage = run.path / ATTACK_TABLE, run.path / FOLDER / LINEAGE
     return evaluate_agent(
-        run.trained_model(),
+        run.agent(),
         run.market(),
         run.config,
         source=run.info["data"],
@@ -142,12 +144,26 @@ def attack_run(run: Run, plan: AttackPlan, report: ReportProgress | None = None)
     :returns: a row per kind, strength and statistic, which :func:`evaluate_run` makes part of the report.
     """
     torch.set_num_threads(1)  # small networks are slower on more, on a busy machine ten times
-    result = attack_market(run.trained_model(), run.market(), plan, report, run.config.walkforward.warmup)
+    _require_unseen(run)
+    agent = run.agent()
+    # Members of an ensemble are attacked one by one, each in an account of its own; the figures are their means.
+    attacked = agent.members if isinstance(agent, Ensemble) else agent
+    result = attack_market(attacked, run.market(), plan, report, run.config.walkforward.warmup)
     table = attack_table(result)
     with atomic(run.path / ATTACK_TABLE) as file:
         file.write(table.to_csv(index=False).encode())
     result.write(run.path / ATTACK_GRID)
     return table
+
+
+def _require_unseen(run: Run) -> None:
+    """Raise for an agent that was trained on all bars."""
+    first, last = run.split.test
+    if first == last:
+        raise ValueError(
+            f"{run.path} was trained on all bars, so that none is left to test it on: the walk-forward has judged its method; "
+            "`tailguard deploy` without --refit gives an ensemble that can be tested"
+        )
 
 
 def attack_table(report: AttackReport) -> pd.DataFrame:

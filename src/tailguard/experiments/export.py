@@ -2,7 +2,8 @@
 
 Inputs are the observation ``[batch, D]`` and, if the policy is recurrent, its hidden and cell states ``[layers, batch, H]``;
 outputs are the most likely action as the environment expects it, and the states to pass in with the next observation. States
-are zeros at the start. The normalisation of observations is part of the graph.
+are zeros at the start. The normalisation of observations is part of the graph. The states of an ensemble's members follow each
+other on the first axis, and the action is the one that asks for the mean of their weights.
 """
 
 import json
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tailguard import __version__
+from tailguard.experiments.ensemble import EnsemblePolicy
 from tailguard.io.atomic import atomic
 from tailguard.market.features import FeatureScaler
 from tailguard.ppo.actions import ActionDistribution, Categorical, Gaussian
@@ -58,6 +60,29 @@ class ActingStep(nn.Module):
         return (self.action(dist_params), *after) if state else (self.action(dist_params),)
 
 
+class EnsembleStep(nn.Module):
+    """One step of an ensemble, from raw observations to actions; see :class:`ActingStep`.
+
+    :param policy: of the ensemble.
+    :param scaler: see :class:`ActingStep`.
+    """
+
+    def __init__(self, policy: EnsemblePolicy, scaler: FeatureScaler | None = None) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(ActingStep(member, scaler) for member in policy.members)
+        self.low, self.high = policy.trading.lowest_weight, policy.trading.leverage
+
+    def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return the mean action, and hidden and cell states if the policies are recurrent."""
+        own = zip(*(part.chunk(len(self.steps)) for part in state), strict=True) if state else [()] * len(self.steps)
+        after = [step(observation, *member) for step, member in zip(self.steps, own, strict=True)]
+        weights = torch.stack([self.low + 0.5 * (action + 1.0) * (self.high - self.low) for action, *_ in after])
+        gross = weights.abs().sum(-1, keepdim=True)
+        mean = (weights * (self.high / gross.clamp(min=self.high))).mean(0)
+        states = (torch.cat(parts) for parts in zip(*(states for _, *states in after), strict=True))
+        return (2.0 * (mean - self.low) / (self.high - self.low) - 1.0, *states)
+
+
 class _ModeAsAction(nn.Module):
     """``mode`` and ``to_env`` of an action distribution, in operations that can be exported."""
 
@@ -82,7 +107,7 @@ class _ModeAsAction(nn.Module):
 
 
 def export(
-    policy: DistributionalPolicy,
+    policy: DistributionalPolicy | EnsemblePolicy,
     path: str | Path,
     form: Format,
     scaler: FeatureScaler | None = None,
@@ -90,6 +115,7 @@ def export(
 ) -> Path:
     """Write one step of a policy.
 
+    :param policy: of an agent, or of an ensemble.
     :param path: of the file; its ending is added if it is missing.
     :param form: ``onnx`` needs the extra of that name.
     :param scaler: see :class:`ActingStep`.
@@ -100,8 +126,8 @@ def export(
     path = path if path.suffix else path.with_suffix(SUFFIXES[form])
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}; make it, or name another file")
-    policy.set_training_mode(False)
-    step = ActingStep(policy, scaler).eval()
+    step = EnsembleStep(policy, scaler) if isinstance(policy, EnsemblePolicy) else ActingStep(policy, scaler)
+    step.eval()
     inputs, names = _example(policy)
     facts = json.dumps({"tailguard": __version__, "inputs": names, "columns": list(columns)})
     with warnings.catch_warnings(), torch.no_grad():
@@ -117,17 +143,21 @@ def export(
     return path
 
 
-def observation_names(policy: DistributionalPolicy, features: Sequence[str]) -> list[str]:
+def observation_names(policy: DistributionalPolicy | EnsemblePolicy, features: Sequence[str]) -> list[str]:
     """Return the columns of an observation of a trading agent: features, account, and the running return of CVaR agents.
 
     :param features: names of the features.
     """
+    policy = policy.members[0] if isinstance(policy, EnsemblePolicy) else policy
     assets = (policy.own_size - len(features) - 1) // 2
     account = [f"{what}_{asset}" for what in ("weight", "unrealised_gain") for asset in range(assets)]
     return [*features, *account, "drawdown", *("earned", "discount", "tail")[: policy.budget.columns]]
 
 
-def _example(policy: DistributionalPolicy) -> tuple[tuple[Tensor, ...], list[str]]:
+def _example(policy: DistributionalPolicy | EnsemblePolicy) -> tuple[tuple[Tensor, ...], list[str]]:
+    if isinstance(policy, EnsemblePolicy):
+        (observation, *state), names = _example(policy.members[0])
+        return (observation, *(part.repeat(len(policy.members), 1, 1) for part in state)), names
     # Two rows: with one the exporters would take the batch for a constant.
     observation = torch.zeros(2, policy.obs_size)
     if not policy.recurrent:
@@ -135,7 +165,7 @@ def _example(policy: DistributionalPolicy) -> tuple[tuple[Tensor, ...], list[str
     return (observation, *policy.initial_state(2)), ["observation", "hidden", "cell"]
 
 
-def _onnx_graph(step: ActingStep, inputs: tuple[Tensor, ...], names: list[str], facts: str) -> bytes:
+def _onnx_graph(step: nn.Module, inputs: tuple[Tensor, ...], names: list[str], facts: str) -> bytes:
     try:
         import onnx
         import onnxscript  # noqa: F401 (torch's exporter needs it and would say so less clearly)

@@ -9,10 +9,11 @@ import pandas as pd
 
 from tailguard.config import Config, TrainingConfig
 from tailguard.evaluate.folds import Fold, longest_lookback
-from tailguard.market.bars import symbols_of
+from tailguard.market.bars import iterate_symbols, symbols_of
 from tailguard.market.data import load_source
 from tailguard.market.env import Rows, TradingVecEnv
 from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features, build_pooled_features
+from tailguard.market.plugins import require_causal_function
 from tailguard.market.relevance import fill_returns
 from tailguard.market.rules import TradingSettings
 from tailguard.validation import require
@@ -25,17 +26,18 @@ class Split:
     """The rows that an agent learns from and the rows that it is tested on.
 
     :param train: rows of the training.
-    :param test: rows over which returns are earned in a test; nothing about the agent has seen them.
+    :param test: rows over which returns are earned in a test; nothing about the agent has seen them. Empty for an agent that is
+        trained on everything.
     """
 
     train: Rows
     test: Rows
 
     def __post_init__(self) -> None:
-        """Refuse rows that are empty or overlap."""
-        ordered = 0 <= self.train[0] < self.train[1] <= self.test[0] < self.test[1]
+        """Refuse rows that overlap, or none to train on."""
+        ordered = 0 <= self.train[0] < self.train[1] <= self.test[0] <= self.test[1]
         if not ordered:
-            raise ValueError(f"the test must come after the training and neither be empty, got {self}")
+            raise ValueError(f"the test must come after the training, which must not be empty, got {self}")
 
     @property
     def fold(self) -> Fold:
@@ -51,6 +53,9 @@ class Split:
 def default_split(n_rows: int, config: TrainingConfig) -> Split:
     """Return the split of a training: the last rows are the test, as many as ``test_share`` says."""
     first_unseen = round(n_rows * (1.0 - config.test_share))
+    require(
+        0 < first_unseen < n_rows, "training.test_share", config.test_share, f"one that leaves bars on both sides of {n_rows}"
+    )
     return Split((0, first_unseen), (first_unseen, n_rows))
 
 
@@ -159,11 +164,14 @@ def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train:
 
 
 def market_features(bars: pd.DataFrame, config: Config) -> FeatureSet:
-    """Compute the features of a market, not yet scaled: those of a portfolio, or of a pool.
+    """Compute the features of a market, not yet scaled: those of a portfolio, or of a pool. Functions are tested to be causal.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param config: with ``features`` and ``training.pooled``.
     """
+    for function in config.features.functions:
+        for _, table in iterate_symbols(bars):
+            require_causal_function(table, function)
     build = build_pooled_features if config.training.pooled else build_features
     return build(bars, config.features)
 

@@ -3,7 +3,8 @@
     RUN/config.yaml           every setting, as a record
     RUN/run.json              data and its fingerprint, rows of training and test, scale of the features, versions, checksum
     RUN/selection.json        what was chosen on held-out blocks of the training bars, if anything was to choose
-    RUN/checkpoints/          the last few models and the best
+    RUN/checkpoints/          the last few models and the best; or
+    RUN/agents/               the members of an ensemble, which `tailguard deploy` makes
     RUN/metrics.jsonl         the metrics, a line per update
 
 Nothing else is needed to resume, evaluate or deploy it.
@@ -30,6 +31,7 @@ from tailguard.experiments.callbacks import (
     WriteMetrics,
     stopped_by_signals,
 )
+from tailguard.experiments.ensemble import Ensemble, TradingAgent
 from tailguard.experiments.prepared_market import (
     Market,
     Split,
@@ -85,13 +87,16 @@ class Run:
         self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS, info.get("run_id"))
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, source: str, market: Market) -> Self:
+    def create(
+        cls, path: str | Path, config: Config, source: str, market: Market, facts: Mapping[str, Any] | None = None
+    ) -> Self:
         """Make the folder of a new run.
 
         :param path: nothing may be there yet.
         :param config: every setting.
         :param source: the data, as :func:`tailguard.market.data.load_source` understands it.
         :param market: prepared from this data.
+        :param facts: further entries of ``run.json``.
         :raises ValueError: when the folder is not empty, or when the settings do not fit the data. Nothing is written then.
         """
         path = Path(path)
@@ -106,6 +111,7 @@ class Run:
             "features": market.scaler.state_dict(),
             "versions": checkpoint.libraries(),
             "config": config.model_dump(mode="json"),
+            **(facts or {}),
         }
         # The same settings on the same data are the same run: its checkpoints are equal, bit for bit.
         info["run_id"] = digest(sealed({name: value for name, value in info.items() if name not in ("data", "versions")}))
@@ -237,6 +243,20 @@ class Run:
 
         return self.checkpoints.newest(resume)
 
+    @property
+    def members(self) -> list[Path]:
+        """The files of the agents of an ensemble; empty for a training."""
+        return [self.path / name for name in self.info.get("ensemble", ())]
+
+    def agent(self) -> TradingAgent:
+        """Return what trades: the newest model of a training, or the ensemble.
+
+        :raises ValueError: when no model was saved yet.
+        """
+        if not self.members:
+            return self.trained_model()
+        return Ensemble([DistributionalPPO.load(path) for path in self.members], self.config.trading)
+
     def trained_model(self) -> DistributionalPPO:
         """Return the newest model.
 
@@ -274,6 +294,8 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     :raises ValueError: when the disk or the environments fail; the last checkpoint can be resumed from.
     """
     torch.set_num_threads(1)  # small networks are slower on more
+    if run.members:
+        raise ValueError(f"{run.path} is an ensemble of trained agents: there is nothing to train")
     with run.locked():
         clear_unfinished(run.path)
         run.select(report)

@@ -12,16 +12,31 @@ import pandas as pd
 
 from tailguard.evaluate.play import AgentSession, return_gamma_of, target_weights
 from tailguard.evaluate.stats.series import Floats
+from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import scaled_features
 from tailguard.market.bars import DataError, timeframe, timeframe_text
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
 from tailguard.market.kernel import END, NOW
 from tailguard.market.rules import TradingSettings
-from tailguard.ppo.algorithm import DistributionalPPO
 
 # Bars are of another timeframe than those of the training if the usual time between them differs by more than this factor.
 OTHER_TIMEFRAME = 1.5
+
+
+def require_timeframe(times: pd.DatetimeIndex, trained_on: pd.Timedelta | None) -> None:
+    """Raise for bars of another length than those that an agent has learnt from.
+
+    :param times: of the bars.
+    :param trained_on: time between the bars of its training; None if it is not known.
+    """
+    if trained_on is None:
+        return
+    step = timeframe(times)
+    if max(step / trained_on, trained_on / step) > OTHER_TIMEFRAME:
+        raise DataError(
+            f"bars of {timeframe_text(step)}, but the agent was trained on bars of {timeframe_text(trained_on)}: give it those"
+        )
 
 
 class Decision(NamedTuple):
@@ -49,7 +64,7 @@ class Trader:
 
     def __init__(
         self,
-        model: DistributionalPPO,
+        model: TradingAgent,
         scaler: FeatureScaler,
         features: FeatureConfig,
         trading: TradingSettings,
@@ -80,7 +95,7 @@ class Trader:
         last = len(self.bars) - 1
         if self.ruined or features.warmup >= last:
             return []
-        self._require_timeframe(pd.DatetimeIndex(self.bars.index))
+        require_timeframe(pd.DatetimeIndex(self.bars.index), self.trained_on)
         accounts, decisions = AccountBatch(self.bars, self.trading, 1, features), []
         if self._account is None:
             obs = np.empty((1, accounts.observation_size), np.float32)
@@ -98,17 +113,6 @@ class Trader:
                 decisions.append(self._decision(accounts))
         self._account = accounts.state_dict()
         return decisions
-
-    def _require_timeframe(self, times: pd.DatetimeIndex) -> None:
-        """Raise for bars of another length than those that the agent has learnt from."""
-        if self.trained_on is None:
-            return
-        step = timeframe(times)
-        if max(step / self.trained_on, self.trained_on / step) > OTHER_TIMEFRAME:
-            raise DataError(
-                f"bars of {timeframe_text(step)}, but the agent was trained on bars of {timeframe_text(self.trained_on)}: "
-                "give it those"
-            )
 
     def _decision(self, accounts: AccountBatch) -> Decision:
         info = accounts.info(0)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tailguard.market.bars import COLUMNS, PRICES, iterate_symbols
+from tailguard.market.plugins import function_features
 from tailguard.market.relevance import relevance_weights
 from tailguard.validation import require
 
@@ -54,6 +55,8 @@ class FeatureConfig(BaseModel):
         counts once the next one has begun. Their look-backs are in long bars, so that they cost a long start of the series.
     :param columns: further columns of the file that are features as they stand, such as ``[sentiment, vix]``; the training rows
         give their scale. A value must be known at the close of its bar; a missing one keeps the last known.
+    :param functions: features by functions of installed packages, see :mod:`tailguard.market.plugins`: their names and their
+        look-backs in bars, such as ``{my_momentum: 20}``. The training rows give their scale.
     :param clip: features are cut to [-clip, clip]; 10 keeps all but errors in the data.
     """
 
@@ -74,6 +77,7 @@ class FeatureConfig(BaseModel):
     exclude: tuple[str, ...] = ()
     timeframes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    functions: dict[str, Annotated[int, Field(ge=1, le=10_000)]] = {}
     clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
 
     @field_validator("horizons")
@@ -209,7 +213,7 @@ class FeatureScaler:
     def transform(self, features: FeatureSet) -> FeatureSet:
         """Standardise the columns and weight them; warm-up rows stay 0."""
         if features.names != self.names:
-            raise ValueError(f"fitted on {list(self.names)}, asked to transform {list(features.names)}")
+            raise ValueError(_difference(self.names, features.names))
         known = self.mean.size // len(self.names)
         if features.instruments != known:
             raise ValueError(f"fitted on {known} instruments, asked to transform {features.instruments}")
@@ -239,6 +243,17 @@ class FeatureScaler:
         return scaler
 
 
+def _difference(fitted: Sequence[str], given: Sequence[str]) -> str:
+    """Return in a sentence how the features of some bars differ from those that a scale was fitted on."""
+    known, other = (list(dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)) for names in (fitted, given))
+    if known != other:
+        unnamed = ["a single symbol"]
+        symbols, these = ", ".join(known or unnamed), ", ".join(other or unnamed)
+        return f"fitted on bars of {symbols}, but these are of {these}: give the same symbols"
+    missing, extra = [name for name in fitted if name not in given], [name for name in given if name not in fitted]
+    return f"fitted on other features: of these bars {missing or 'none'} are missing and {extra or 'none'} are new"
+
+
 def _naive_utc(time: pd.Timestamp | str) -> pd.Timestamp:
     stamp = pd.Timestamp(time)
     return stamp if stamp.tzinfo is None else stamp.tz_convert("UTC").tz_localize(None)
@@ -265,17 +280,22 @@ def build_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> F
     table = pd.concat(parts, axis=1)
     if not table.shape[1]:
         raise ValueError(f"features.exclude {list(config.exclude)} leaves no feature; take out a pattern, or name columns")
-    finite = np.isfinite(table.to_numpy()).all(axis=1)
+    # Column by column: a copy of the whole table would be most of the memory that a long series needs.
+    finite = np.ones(len(table), bool)
+    for name in table.columns:
+        finite &= np.isfinite(table[name].to_numpy())
     warmup = int(np.argmax(finite)) if finite.any() else len(table)
     broken = np.flatnonzero(~finite[warmup:])
     if len(broken):
         row = table.iloc[warmup + broken[0]]
         raise ValueError(f"feature {row.index[~np.isfinite(row)][0]!r} is not finite at {row.name}")
-    values = np.nan_to_num(table.to_numpy(), posinf=0.0, neginf=0.0)
-    own = np.array([name.rpartition(":")[2] in config.columns for name in table.columns])  # their scale is not known yet
-    values = np.where(own, values, values.clip(-config.clip, config.clip))
-    values[:warmup] = 0.0
-    return FeatureSet(np.ascontiguousarray(values, dtype=np.float32), tuple(table.columns), index, warmup)
+    values = np.zeros(table.shape, np.float32)
+    for k, name in enumerate(table.columns):
+        known = table[name].to_numpy()[warmup:]
+        plain = str(name).rpartition(":")[2]
+        own = plain in config.columns or plain.partition(".")[0] in config.functions  # their scale is not known yet
+        values[warmup:, k] = known if own else known.clip(-config.clip, config.clip)
+    return FeatureSet(values, tuple(table.columns), index, warmup)
 
 
 def build_pooled_features(bars: pd.DataFrame, config: FeatureConfig | None = None) -> FeatureSet:
@@ -303,6 +323,11 @@ def _all_features(bars: pd.DataFrame, config: FeatureConfig) -> pd.DataFrame:
     for pattern in config.exclude:
         require(any(fnmatchcase(name, pattern) for name in names), "features.exclude", pattern, f"one of {', '.join(names)}")
     columns = columns[[name for name in names if not any(fnmatchcase(name, pattern) for pattern in config.exclude)]]
+    for function in config.functions:
+        computed = function_features(bars, function)
+        taken = [str(name) for name in computed.columns if name in columns]
+        require(not taken, "features.functions", function, f"another name: a feature {taken[:1]} exists")
+        columns = columns.join(computed)
     for column in config.columns:
         require(column in bars.columns, "features.columns", column, f"one of the columns {', '.join(bars.columns)} of the bars")
         require(column not in columns, "features.columns", column, "another name: a feature of that name exists")

@@ -35,10 +35,10 @@ TRADE_FIELDS = {"next_open": OPEN, "close": CLOSE, "next_close": CLOSE}
 # tuple, which costs more than the arithmetic.
 CASH, EQUITY, PEAK, FEES, SLIPPAGE, CARRY, TURNOVER, UNITS = range(8)
 
-# Scratch space of the present account, [6, A]. TARGET is the target weight of a decision, ACTIVE_TARGET is NaN where it is not
-# traded.
-HELD, ACTIVE_TARGET, TRADES, OPENS, WORST, TARGET = range(6)
-WORK_ROWS = 6
+# Scratch space of the present account, [10, A]. TARGET is the target weight of a decision, ACTIVE_TARGET is NaN where it is not
+# traded. The last four rows add up units and cash of purchases and sales, for `trade_bar`, which clears them.
+HELD, ACTIVE_TARGET, TRADES, OPENS, WORST, TARGET, BOUGHT, PAID, SOLD, RECEIVED = range(10)
+WORK_ROWS = 10
 
 # A liquidated account keeps at least this share of its starting cash, so that the log of its equity exists.
 RUIN_EQUITY = 1e-6
@@ -191,7 +191,7 @@ def limit_purchases(cash, bars, t, price_field, rules, work):
 
 
 @inlined
-def execute(accounts, b, a, assets, trade, price, impact, rate, rules):
+def execute(accounts, b, a, assets, trade, price, impact, rate, rules, work):
     """Execute one trade of signed notional `trade` in asset `a` of account `b`, with a fee of `rate`."""
     side = math.copysign(1.0, trade)
     amount = abs(trade)
@@ -213,6 +213,12 @@ def execute(accounts, b, a, assets, trade, price, impact, rate, rules):
     accounts[b, CASH] -= trade + slippage + fee
     accounts[b, FEES] += fee
     accounts[b, SLIPPAGE] += slippage
+    if trade > 0.0:
+        work[BOUGHT, a] += bought
+        work[PAID, a] += amount + slippage
+    else:
+        work[SOLD, a] -= bought
+        work[RECEIVED, a] += amount - slippage
 
 
 @inlined
@@ -266,7 +272,9 @@ def rebalance(accounts, b, bars, t, price_field, target, rules, work):
         for a in range(assets):
             trade = work[TRADES, a]
             if trade != 0.0:
-                execute(accounts, b, a, assets, trade, bars[t, a, price_field], bars[t, a, IMPACT], bars[t, a, FEE], rules)
+                execute(
+                    accounts, b, a, assets, trade, bars[t, a, price_field], bars[t, a, IMPACT], bars[t, a, FEE], rules, work
+                )
                 accounts[b, TURNOVER] += abs(trade) / equity
         if limited and accounts[b, CASH] > -ROUNDING * equity:  # rounding below 0 at full investment is no loan
             accounts[b, CASH] = max(accounts[b, CASH], 0.0)
@@ -348,7 +356,7 @@ def close_at_stops(accounts, b, a, bars, t, low, high, rules, work):
         equity = accounts[b, CASH]
         for other in range(assets):
             equity += accounts[b, UNITS + other] * work[OPENS, other]
-        execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], bars[t, a, FEE], rules)
+        execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], bars[t, a, FEE], rules, work)
         accounts[b, TURNOVER] += abs(units) * price / equity
 
 
@@ -404,7 +412,7 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
             price = work[OPENS, a] + survived * (work[WORST, a] - work[OPENS, a])
             units = accounts[b, UNITS + a]
             if units != 0.0:
-                execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], bars[t, a, FEE], rules)
+                execute(accounts, b, a, assets, -units * price, price, bars[t, a, IMPACT], bars[t, a, FEE], rules, work)
         accounts[b, CASH] = max(accounts[b, CASH], RUIN_EQUITY * start_cash)
     return ruined
 
@@ -417,6 +425,21 @@ def mark_to_market(accounts, b, bars, t, rules):
         equity += accounts[b, UNITS + a] * bars[t, a, MARK]
     accounts[b, EQUITY] = equity
     accounts[b, PEAK] = max(accounts[b, PEAK], equity)
+
+
+@compiled
+def trade_bar(accounts, bars, t, trade_field, target, rules, start_cash, work):
+    """Take one account through bar `t` as :func:`simulate_account` does, and leave its fills in `work`.
+
+    :returns: True if the account was ruined.
+    """
+    for cost in range(FEES, UNITS):
+        accounts[0, cost] = 0.0
+    for row in range(BOUGHT, WORK_ROWS):
+        work[row] = 0.0
+    ruined = play_bar(accounts, 0, bars, t, trade_field, target, rules, start_cash, work)
+    mark_to_market(accounts, 0, bars, t, rules)
+    return ruined
 
 
 @compiled
@@ -451,6 +474,12 @@ def _observe(obs, b, features, accounts, bars, t, rules):
         obs[b, width + a] = units * mark / equity
         obs[b, width + assets + a] = units * (mark - accounts[b, UNITS + assets + a]) / equity
     obs[b, width + 2 * assets] = equity / accounts[b, PEAK] - 1.0
+
+
+@compiled
+def observe_account(obs, features, accounts, bars, t, rules):
+    """Write what an agent sees of bar `t` and of one account into `obs` ``[1, D]``, as :func:`step_accounts` does."""
+    _observe(obs, 0, features, accounts, bars, t, rules)
 
 
 @compiled

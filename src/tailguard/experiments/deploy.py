@@ -1,0 +1,155 @@
+"""Make a run of a walk-forward: an agent that can be deployed.
+
+A walk-forward judges a method: select inside the training bars, train several seeds, trade the mean of their decisions. The
+agent that follows from it is an ensemble of seeds: that of the last fold, which was tested on the newest bars, or a refit, the
+same method on all bars, as the fold after the last would have it.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+import yaml
+
+from tailguard.config import Config
+from tailguard.evaluate.folds import Fold
+from tailguard.evaluate.play import ReportProgress
+from tailguard.evaluate.record import RECORD_FOLDER, load_record
+from tailguard.experiments.callbacks import ShowProgress
+from tailguard.experiments.prepared_market import Market, Split, fingerprint, load_source_of, market_features, prepare_market
+from tailguard.experiments.run import SELECTION, Run, require_free
+from tailguard.experiments.selection import Selection, save_selection, select
+from tailguard.experiments.training import build_model, train_model
+from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun
+from tailguard.io.atomic import UNFINISHED
+from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.validation import build
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedWalkforward:
+    """A walk-forward that has been evaluated, and its bars.
+
+    :param folder: of the walk-forward.
+    :param config: of its trainings.
+    :param seeds: of its trainings.
+    :param last: its last fold.
+    :param source: of the bars.
+    :param bars: those of the walk-forward, and any that have come since.
+    :param n_bars: those of the walk-forward.
+    """
+
+    folder: Path
+    config: Config
+    seeds: tuple[int, ...]
+    last: Fold
+    source: str
+    bars: pd.DataFrame
+    n_bars: int
+
+
+def open_walkforward(folder: Path, data: str | None = None) -> FinishedWalkforward:
+    """Read a finished walk-forward and its bars.
+
+    :param folder: of the walk-forward.
+    :param data: where the bars are, if they have moved.
+    :raises ValueError: if there is none, or if the bars are others.
+    """
+    if not (folder / IDENTITY).is_file() or not (folder / RECORD_FOLDER).is_dir():
+        raise ValueError(f"{folder} is no finished walk-forward; `tailguard walkforward --run FOLDER` makes or resumes one")
+    record = load_record(folder / RECORD_FOLDER)
+    config = build(Config, yaml.safe_load(record.provenance.config))
+    row = record.folds.iloc[-1]
+    last = Fold(int(row["fold"]), *((int(row[f"{part}_first"]), int(row[f"{part}_last"])) for part in ("train", "test")))
+    source, n_bars = data or record.source, last.test[1]
+    bars = load_source_of(config, source)
+    if fingerprint(bars.iloc[:n_bars]) != record.provenance.fingerprint:
+        raise ValueError(f"{source} is not what {folder} was made with: restore it, or name the bars with --data")
+    return FinishedWalkforward(folder, config, record.provenance.seeds, last, source, bars, n_bars)
+
+
+def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
+    """Make a run of the agents of the last fold.
+
+    :param walkforward: whose agents they are.
+    :param path: of the new run.
+    """
+    done = walkforward
+    if len(done.bars) != done.n_bars:
+        raise ValueError(
+            f"{done.source} has {len(done.bars) - done.n_bars} bars more than the walk-forward: deploy with --refit to learn "
+            "from them, or restore the file"
+        )
+    trained = WalkforwardRun(done.bars, done.config, done.config.walkforward.warmup, done.folder)
+    selection = trained.selection(done.last)
+    files = {seed: trained.agent_file(Pair(done.last, seed)) for seed in done.seeds}
+    for file in files.values():
+        DistributionalPPO.load(file)  # a missing or damaged agent is better found before there is a run
+    market = prepare_market(done.bars, _applied(done.config, selection), Split(done.last.train, done.last.test))
+    with _new_run(done, path, market, selection, "last fold") as folder:
+        for seed, file in files.items():
+            shutil.copyfile(file, folder / _member(seed))
+    return Run.open(path)
+
+
+def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportProgress) -> Run:
+    """Select and train as the walk-forward did, on all bars, and make a run of the agents.
+
+    :param walkforward: whose method is applied.
+    :param path: of the new run.
+    :param report: called with the steps done, the steps in all, and a line.
+    """
+    torch.set_num_threads(1)
+    done = walkforward
+    require_free(path, "another --run makes a new one")
+    n, window = len(done.bars), done.last.train[1] - done.last.train[0]
+    first = n - window if done.config.walkforward.mode == "rolling" else 0
+    split = Split((first, n), (n, n))
+    features = market_features(done.bars, done.config)
+    selection = select(done.bars, done.config, split, features, report) if done.config.selects else None
+    config = _applied(done.config, selection)
+    market = prepare_market(done.bars, config, split, features)
+    with _new_run(done, path, market, selection, "refit") as folder:
+        for seed in done.seeds:
+            training = config.training.model_copy(update={"seed": seed})
+            model = build_model(market, training)
+            train_model(model, training.steps, [ShowProgress(report)], minutes=training.minutes)
+            model.save(folder / _member(seed))
+    return Run.open(path)
+
+
+def _applied(config: Config, selection: Selection | None) -> Config:
+    return config if selection is None else selection.applied(config)
+
+
+def _member(seed: int) -> str:
+    return f"agents/seed-{seed}.safetensors"
+
+
+@contextmanager
+def _new_run(
+    walkforward: FinishedWalkforward, path: Path, market: Market, selection: Selection | None, kind: str
+) -> Iterator[Path]:
+    """Yield a folder to put the agents in, which becomes the run when they are there."""
+    require_free(path, "another --run makes a new one")
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    facts = {
+        "ensemble": [_member(seed) for seed in walkforward.seeds],
+        "deployed": {"walkforward": str(walkforward.folder.resolve()), "kind": kind},
+    }
+    try:
+        Run.create(unfinished, walkforward.config, walkforward.source, market, facts)
+        (unfinished / "agents").mkdir()
+        if selection is not None:
+            save_selection(selection, unfinished / SELECTION)
+        yield unfinished
+        if path.exists():
+            path.rmdir()  # empty, or it would have been refused
+        unfinished.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
