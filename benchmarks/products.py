@@ -55,7 +55,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"vectors of {kernels.LANES} floats\n")
     print(
-        "| M | K | N | ours, us | GFLOP/s | OpenBLAS, us | GFLOP/s | torch, us | GFLOP/s |\n|---|---|---|---|---|---|---|---|---|"
+        "| M | K | N | ours, us | GFLOP/s | OpenBLAS, us | GFLOP/s | torch, us | GFLOP/s |\n"
+        "|---|---|---|---|---|---|---|---|---|"
     )
     for m, k, n in SHAPES:
         left, right, out = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)

@@ -22,7 +22,7 @@ CASES = {
 }
 
 
-class Watched(Threads):
+class Timed(Threads):
     """Counts the processor time that the longer one of two tasks takes, beyond what the caller spends itself."""
 
     beyond = 0.0
@@ -38,7 +38,7 @@ class Watched(Threads):
 
         results = super().run(lambda: timed(0, here), lambda: timed(1, beside))
         if self.count > 1:
-            Watched.beyond += max(spent) - spent[0]
+            Timed.beyond += max(spent) - spent[0]
         return results
 
 
@@ -47,16 +47,16 @@ def measure(case, threads, rounds):
     policy, critic, networks = CASES[case]
     model = ours(policy, critic, **networks, threads=threads)
     gradient = model.update.compiled
-    gradient._threads = watched = Watched(threads)
+    gradient._threads = timed = Timed(threads)
     if gradient._actor_trunk is not None and gradient._critic_trunk is None:
-        gradient._actor_trunk._threads = watched
+        gradient._actor_trunk._threads = timed
     model.learn(STEPS * ENVS)
     wall, path = [], []
     for _ in range(rounds):
-        Watched.beyond, start, cpu = 0.0, time.perf_counter(), time.thread_time()
+        Timed.beyond, start, cpu = 0.0, time.perf_counter(), time.thread_time()
         model.learn(STEPS * ENVS, reset_num_timesteps=False)
         wall.append(time.perf_counter() - start)
-        path.append(time.thread_time() - cpu + Watched.beyond)
+        path.append(time.thread_time() - cpu + Timed.beyond)
     return np.median(wall), np.median(path), torch.cat([p.detach().reshape(-1) for p in model.policy.parameters()])
 
 
