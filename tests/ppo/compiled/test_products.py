@@ -12,7 +12,7 @@ from isa import AVX2
 from tailguard.ppo.compiled import kernels
 from tolerance import rounding
 
-# Around the heights of tiles (6, 8), the widths of strips (16, 32), blocks of rows (48) and four strips at once; a single one.
+# Around the heights of tiles (6, 8), the widths of panels (16, 32), blocks of rows (48) and four panels at once; a single one.
 SHAPES = [(1, 1, 1), (1, 5, 129), (1, 64, 256), (3, 7, 31), (6, 64, 33), (8, 17, 64), (49, 2, 16), (101, 40, 15), (13, 300, 70)]
 
 

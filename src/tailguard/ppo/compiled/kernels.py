@@ -6,9 +6,9 @@ do not overlap, which it gives up for more than a few: so loops are short. And a
 a pass over it: so callers bring all of them.
 
 **Products** are our own, since those of BLAS reach a quarter to a half of the CPU's speed on the sizes of these networks, and
-no more than ours on larger ones (benchmarks/products.py). A *tile* is a few rows times a strip of columns, whose sums stay in
-registers; the right factor is *packed* into such strips beforehand. Each number of a product is one sum in the order of the
-inner index, each term added by a fused multiply-add: so results depend neither on the tiles nor on the vector width, on how
+no more than ours on larger ones (benchmarks/products.py). A *tile* is a few rows times a panel of columns, whose sums stay in
+registers; the right factor is *packed* into such panels beforehand. Each number of a product is one sum in the order of the
+inner index, each term added by a multiply-add of one rounding: so results depend neither on the tiles nor on the vector width, on how
 many rows there are, on where arrays begin, nor on which thread takes which rows.
 """
 
@@ -55,11 +55,11 @@ def as_array(tensor: Tensor, dtype: torch.dtype) -> NDArray[Any]:
 
 # -------------------------------------------------------------------------------------------------------------- products
 
-# What the registers hold: tiles of up to `TALLEST` rows by a strip of two vectors, in 32 registers of 16 floats (AVX-512) or
+# What the registers hold: tiles of up to `TALLEST` rows by a panel of two vectors, in 32 registers of 16 floats (AVX-512) or
 # in 16 registers of 8 (AVX2).
 LANES, TALLEST = (16, 8) if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else (8, 6)
-STRIP = 2 * LANES
-# Rows that are multiplied by one strip after the other, so that both stay in the fastest cache; whole tiles of either height.
+PANEL = 2 * LANES
+# Rows that are multiplied by one panel after the other, so that both stay in the fastest cache; whole tiles of either height.
 BLOCK = 48
 # Rows of a long sum over samples that are packed together.
 CHUNK = 128
@@ -70,16 +70,16 @@ _FLOAT, _INT = ir.FloatType(), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 
 
-def _emit_tile(function: ir.Function, rows: int, strips: int) -> None:
+def _emit_tile(function: ir.Function, rows: int, panels: int) -> None:
     """Write the body of a tile: for each row, ``out = initial + sum over k of left[k] * right[k, :]``, with sums in registers.
 
     numba's loops cannot say this: the compiler does not keep an array in registers.
     """
-    left, left_row, left_inner, right, right_strip, initial, initial_row, out, out_row, depth = function.args
+    left, left_row, left_inner, right, right_panel, initial, initial_row, out, out_row, depth = function.args
     module, builder = function.module, ir.IRBuilder(function.append_basic_block("entry"))
     name = f"llvm.fma.v{LANES}f32"
     fma = module.globals.get(name) or ir.Function(module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), name)
-    cells = [(row, vector) for row in range(rows) for vector in range(2 * strips)]
+    cells = [(row, vector) for row in range(rows) for vector in range(2 * panels)]
 
     def vector_at(base: ir.Value, offset: ir.Value) -> ir.Value:
         return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
@@ -91,11 +91,11 @@ def _emit_tile(function: ir.Function, rows: int, strips: int) -> None:
     for row, vector in cells:
         builder.store(builder.load(vector_at(initial, at(row, initial_row, vector)), align=4), sums[row, vector])
     with cgutils.for_range(builder, depth) as loop:
-        here = builder.mul(loop.index, _INT(STRIP))
+        here = builder.mul(loop.index, _INT(PANEL))
         factors = []
-        for vector in range(2 * strips):
-            in_strip = builder.add(here, _INT(vector % 2 * LANES))
-            offset = builder.add(builder.mul(_INT(vector // 2), right_strip), in_strip)
+        for vector in range(2 * panels):
+            in_panel = builder.add(here, _INT(vector % 2 * LANES))
+            offset = builder.add(builder.mul(_INT(vector // 2), right_panel), in_panel)
             factors.append(builder.load(vector_at(right, offset), align=4))
         inner = builder.mul(loop.index, left_inner)
         for row in range(rows):
@@ -112,8 +112,8 @@ def _emit_tile(function: ir.Function, rows: int, strips: int) -> None:
     builder.ret_void()
 
 
-def _tiles(tallest: int, strips: int) -> Any:
-    """Return a function for compiled code that multiplies up to `tallest` rows by some strips."""
+def _tiles(tallest: int, panels: int) -> Any:
+    """Return a function for compiled code that multiplies up to `tallest` rows by some panels."""
 
     @intrinsic
     def multiply(
@@ -123,14 +123,14 @@ def _tiles(tallest: int, strips: int) -> Any:
         left_row: Any,
         left_inner: Any,
         right: Any,
-        right_strip: Any,
+        right_panel: Any,
         initial: Any,
         initial_row: Any,
         out: Any,
         out_row: Any,
         depth: Any,
     ) -> Any:
-        """Take 1-D arrays that begin where the tile does, and the distances between rows, inner indices and strips in them."""
+        """Take 1-D arrays that begin where the tile does, and the distances between rows, inner indices and panels in them."""
         size = types.intp
         return types.void(size, left, size, size, right, size, initial, size, out, size, size), call
 
@@ -146,7 +146,7 @@ def _tiles(tallest: int, strips: int) -> Any:
             block = builder.append_basic_block(f"rows_{rows}")
             switch.add_case(_INT(rows), block)
             with builder.goto_block(block):
-                builder.call(_tile(builder.module, kinds, rows, strips), values)
+                builder.call(_tile(builder.module, kinds, rows, panels), values)
                 builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -154,45 +154,45 @@ def _tiles(tallest: int, strips: int) -> Any:
     return multiply
 
 
-def _tile(module: ir.Module, kinds: list[ir.Type], rows: int, strips: int) -> ir.Function:
+def _tile(module: ir.Module, kinds: list[ir.Type], rows: int, panels: int) -> ir.Function:
     """Return a tile of a module, which is written where it is first needed."""
-    name = f"tile_{rows}_{strips}"
+    name = f"tile_{rows}_{panels}"
     if name not in module.globals:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
         function.linkage = "internal"
         function.attributes.add("noinline")  # merged with other tiles, it would run out of registers
-        _emit_tile(function, rows, strips)
+        _emit_tile(function, rows, panels)
     return module.globals[name]
 
 
-_rows_by_strip = _tiles(TALLEST, 1)
-# The sums of one row in one strip would wait for one another: it takes several strips at once.
+_rows_by_panel = _tiles(TALLEST, 1)
+# The sums of one row in one panel would wait for one another: it takes several panels at once.
 ABREAST = 4
-_row_by_strips = _tiles(1, ABREAST)
+_row_by_panel = _tiles(1, ABREAST)
 
 
 def packed_shape(depth: int, columns: int) -> tuple[int, int, int]:
-    """Return the shape of a packed right factor ``[K, N]``: strips of columns, the last one filled up with zeros."""
-    return -(-columns // STRIP), depth, STRIP
+    """Return the shape of a packed right factor ``[K, N]``: panels of columns, the last one filled up with zeros."""
+    return -(-columns // PANEL), depth, PANEL
 
 
 @inlined
-def _strips(columns: int) -> int:
-    return (columns + STRIP - 1) // STRIP
+def _panel(columns: int) -> int:
+    return (columns + PANEL - 1) // PANEL
 
 
 @called
 def _pack(matrix: Floats, packed: Floats) -> None:
     """Pack ``[K, N]``."""
     depth, columns = matrix.shape
-    for strip in range(len(packed)):
-        left = strip * STRIP
-        width = min(STRIP, columns - left)
+    for panel in range(len(packed)):
+        left = panel * PANEL
+        width = min(PANEL, columns - left)
         for k in range(depth):
-            row, to = matrix[k, left : left + width], packed[strip, k]
+            row, to = matrix[k, left : left + width], packed[panel, k]
             for j in range(width):
                 to[j] = row[j]
-            for j in range(width, STRIP):
+            for j in range(width, PANEL):
                 to[j] = ZERO
 
 
@@ -200,12 +200,12 @@ def _pack(matrix: Floats, packed: Floats) -> None:
 def _pack_transposed(matrix: Floats, packed: Floats) -> None:
     """Pack the transpose of ``[N, K]``, in small squares, each of which stays in the fastest cache."""
     columns, depth = matrix.shape
-    for strip in range(len(packed)):
+    for panel in range(len(packed)):
         for top in range(0, depth, LINE):
-            for j in range(STRIP):
-                n = strip * STRIP + j
+            for j in range(PANEL):
+                n = panel * PANEL + j
                 for k in range(top, min(top + LINE, depth)):
-                    packed[strip, k, j] = matrix[n, k] if n < columns else ZERO
+                    packed[panel, k, j] = matrix[n, k] if n < columns else ZERO
 
 
 @called
@@ -226,38 +226,38 @@ def _multiply(
     :param initial: may be `out`; `initial_row`: distance between its rows, 0 for one row that is added to all.
     :param columns: of `out`, N.
     """
-    depth, whole = packed.shape[1], columns // STRIP
-    strips, strip_size, width = packed.reshape(packed.size), depth * STRIP, columns - whole * STRIP
-    edge = np.empty(TALLEST * STRIP if width else 0, np.float32)
+    depth, whole = packed.shape[1], columns // PANEL
+    panels, panel_size, width = packed.reshape(packed.size), depth * PANEL, columns - whole * PANEL
+    edge = np.empty(TALLEST * PANEL if width else 0, np.float32)
     for top in range(0, rows, BLOCK):
         end = min(top + BLOCK, rows)
         tiles = -(-(end - top) // TALLEST)
-        strip = 0
-        while end - top == 1 and strip + ABREAST <= whole:
-            x, y, z = left[top * left_row :], initial[top * initial_row + strip * STRIP :], out[top * columns + strip * STRIP :]
-            _row_by_strips(1, x, 0, left_inner, strips[strip * strip_size :], strip_size, y, 0, z, 0, depth)
-            strip += ABREAST
-        while strip < whole:
-            first, right = top, strips[strip * strip_size :]
+        panel = 0
+        while end - top == 1 and panel + ABREAST <= whole:
+            x, y, z = left[top * left_row :], initial[top * initial_row + panel * PANEL :], out[top * columns + panel * PANEL :]
+            _row_by_panel(1, x, 0, left_inner, panels[panel * panel_size :], panel_size, y, 0, z, 0, depth)
+            panel += ABREAST
+        while panel < whole:
+            first, right = top, panels[panel * panel_size :]
             for tile in range(tiles):
                 height = (end - first) // (tiles - tile)  # as even as possible
-                x, y = left[first * left_row :], initial[first * initial_row + strip * STRIP :]
-                z = out[first * columns + strip * STRIP :]
-                _rows_by_strip(height, x, left_row, left_inner, right, 0, y, initial_row, z, columns, depth)
+                x, y = left[first * left_row :], initial[first * initial_row + panel * PANEL :]
+                z = out[first * columns + panel * PANEL :]
+                _rows_by_panel(height, x, left_row, left_inner, right, 0, y, initial_row, z, columns, depth)
                 first += height
-            strip += 1
+            panel += 1
         if width:
-            first, right = top, strips[whole * strip_size :]
+            first, right = top, panels[whole * panel_size :]
             for tile in range(tiles):
                 height = (end - first) // (tiles - tile)
                 for i in range(height):
                     for j in range(width):
-                        edge[i * STRIP + j] = initial[(first + i) * initial_row + whole * STRIP + j]
+                        edge[i * PANEL + j] = initial[(first + i) * initial_row + whole * PANEL + j]
                 x = left[first * left_row :]
-                _rows_by_strip(height, x, left_row, left_inner, right, 0, edge, STRIP, edge, STRIP, depth)
+                _rows_by_panel(height, x, left_row, left_inner, right, 0, edge, PANEL, edge, PANEL, depth)
                 for i in range(height):
                     for j in range(width):
-                        out[(first + i) * columns + whole * STRIP + j] = edge[i * STRIP + j]
+                        out[(first + i) * columns + whole * PANEL + j] = edge[i * PANEL + j]
                 first += height
 
 
@@ -298,14 +298,14 @@ def _narrow_product(left: Floats, weights: Floats, bias: Floats, out: Floats) ->
 def _outer(left: Floats, right: Floats, first: int, last: int, out: Floats) -> None:
     """Compute rows `first` to `last` of ``out = left.T @ right`` of ``left[M, I]`` and ``right[M, J]``, a long sum over M."""
     (samples, n_left), n_right = left.shape, right.shape[1]
-    packed = np.empty(_strips(n_right) * CHUNK * STRIP, np.float32)
+    packed = np.empty(_panel(n_right) * CHUNK * PANEL, np.float32)
     out[first:last] = ZERO
     numbers, sums = left.reshape(left.size), out.reshape(out.size)[first * n_right :]
     for top in range(0, samples, CHUNK):
         end = min(top + CHUNK, samples)
-        strips = packed[: _strips(n_right) * (end - top) * STRIP].reshape(_strips(n_right), end - top, STRIP)
-        _pack(right[top:end], strips)
-        _multiply(numbers[top * n_left + first :], 1, n_left, last - first, strips, sums, n_right, sums, n_right)
+        panels = packed[: _panel(n_right) * (end - top) * PANEL].reshape(_panel(n_right), end - top, PANEL)
+        _pack(right[top:end], panels)
+        _multiply(numbers[top * n_left + first :], 1, n_left, last - first, panels, sums, n_right, sums, n_right)
 
 
 # ---------------------------------------------------------------------------------------------------------- elementwise
@@ -387,15 +387,15 @@ def pack_lstm(
 ) -> None:
     """Pack the weights ``[4 H, D]`` and ``[4 H, H]``, and add up the biases ``[4 H]``, for :func:`lstm_forward`."""
     size = w_hidden.shape[1]
-    factors = np.full(_strips(4 * size) * STRIP, HALF)
+    factors = np.full(_panel(4 * size) * PANEL, HALF)
     factors[2 * size : 3 * size] = ONE
     for weights, packed in ((w_input, inward), (w_hidden, recurrent)):
         _pack_transposed(weights, packed)
-        for strip in range(len(packed)):
-            by = factors[strip * STRIP : (strip + 1) * STRIP]
+        for panel in range(len(packed)):
+            by = factors[panel * PANEL : (panel + 1) * PANEL]
             for k in range(packed.shape[1]):
-                row = packed[strip, k]
-                for j in range(STRIP):
+                row = packed[panel, k]
+                for j in range(PANEL):
                     row[j] *= by[j]
     for j in range(4 * size):
         bias[j] = factors[j] * (b_input[j] + b_hidden[j])
@@ -576,8 +576,8 @@ def _padded(count: int) -> int:
 
 @inlined
 def _layer_of(packed: Any, start: int, n_in: int, n_out: int) -> Any:
-    size = _strips(n_out) * n_in * STRIP
-    return packed[start : start + size].reshape(_strips(n_out), n_in, STRIP)
+    size = _panel(n_out) * n_in * PANEL
+    return packed[start : start + size].reshape(_panel(n_out), n_in, PANEL)
 
 
 @compiled
