@@ -8,8 +8,8 @@ a pass over it: so callers bring all of them.
 **Products** are our own, since those of BLAS reach a quarter to a half of the CPU's speed on the sizes of these networks, and
 no more than ours on larger ones (benchmarks/products.py). A *tile* is a few rows times a panel of columns, whose sums stay in
 registers; the right factor is *packed* into such panels beforehand. Each number of a product is one sum in the order of the
-inner index, each term added by a multiply-add of one rounding: so results depend neither on the tiles nor on the vector width, on how
-many rows there are, on where arrays begin, nor on which thread takes which rows.
+inner index, each term added by a multiply-add of one rounding: so results depend neither on the tiles nor on the vector width,
+on how many rows there are, on where arrays begin, nor on which thread takes which rows.
 """
 
 from typing import Any
