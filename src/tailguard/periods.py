@@ -1,0 +1,190 @@
+"""Periods that returns are counted over: a number of bars, or weeks and months of the calendar.
+
+A decision at the close of bar t is about bar t + 1 and those after it. So it belongs to the period in which the next bar is
+expected, and the end of a month is known at the close of its last bar. Nothing here looks at later bars: the time of the next
+bar and the number of bars to go are expected from the times so far, and agree with those of the same bars followed by others.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tailguard.validation import require
+
+Ints = NDArray[np.int64]
+Times = NDArray[Any]  # datetime64
+
+# Bars that the usual time between bars, and the days without bars, are taken from.
+RECENT_BARS = 250
+# Weekdays are taken to have bars until this many days have been seen.
+ENOUGH_DAYS = 14
+DAY = np.timedelta64(1, "D")
+# Units of the calendar in months or in hours.
+MONTHS = {"M": 1, "Q": 3, "Y": 12}
+HOURS = {"H": 1, "D": 24, "W": 168}
+# 1970-01-05 was a Monday, on which weeks begin.
+MONDAY = np.datetime64("1970-01-05", "D")
+FORM = re.compile(r"(\d{0,4})([HDWMQY])")
+
+
+class PeriodRows(NamedTuple):
+    """The periods of n bars, and of the decisions at their closes.
+
+    :param own: ``[n]`` number of the period that each bar belongs to, rising.
+    :param next: ``[n]`` number of the period in which the bar after it is expected.
+    :param to_go: ``[n]`` bars that are expected from the next one to the end of its period, at least 1.
+    """
+
+    own: Ints
+    next: Ints
+    to_go: Ints
+
+    @property
+    def restarts(self) -> NDArray[np.bool_]:
+        """``[n]``, true where the decision at the close is the first of a period: nothing has been earned in it yet."""
+        return np.asarray(self.own != self.next)
+
+
+@dataclass(frozen=True)
+class Period:
+    """A number of bars, or of units of the calendar (UTC; weeks begin on Monday).
+
+    :param count: of bars or units, at least 1.
+    :param unit: ``H``, ``D``, ``W``, ``M``, ``Q`` or ``Y``; empty for bars.
+    """
+
+    count: int
+    unit: str = ""
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """Return the period that a setting stands for: a number of bars, or ``1W``, ``1M``, ``2W``, ``1Q``.
+
+        :raises ValueError: if it is none.
+        """
+        legal = "a number of bars, at least 1, or a time such as 1D, 1W, 1M or 1Q"
+        if isinstance(value, int) and not isinstance(value, bool):
+            require(value >= 1, "period", value, legal)
+            return cls(value)
+        form = FORM.fullmatch(value.strip().upper()) if isinstance(value, str) else None
+        if form is None:
+            require(isinstance(value, str) and value.strip().isdigit() and int(value) >= 1, "period", value, legal)
+            return cls(int(value))
+        count = int(form[1] or 1)
+        require(count >= 1, "period", value, legal)
+        return cls(count, form[2])
+
+    def __str__(self) -> str:
+        """Return the form that :meth:`parse` reads."""
+        return f"{self.count}{self.unit}"
+
+    @property
+    def words(self) -> str:
+        """The period in words: ``21 bars``, ``month``, ``2 weeks``."""
+        names = {"": "bar", "H": "hour", "D": "day", "W": "week", "M": "month", "Q": "quarter", "Y": "year"}
+        name = names[self.unit]
+        return name if self.count == 1 else f"{self.count} {name}s"
+
+    def rows(self, times: pd.DatetimeIndex, first: int = 0) -> PeriodRows:
+        """Return the periods of bars.
+
+        :param times: of the bars, increasing; naive ones are taken as UTC.
+        :param first: for a number of bars: row of the first bar of a period. The calendar needs none.
+        """
+        if not self.unit:
+            since = np.arange(len(times), dtype=np.int64) - first
+            return PeriodRows(since // self.count, (since + 1) // self.count, self.count - (since + 1) % self.count)
+        naive = times.tz_convert("UTC").tz_localize(None) if times.tz is not None else times
+        stamps = naive.as_unit("s").to_numpy().astype("datetime64[s]")
+        calendar = _Calendar(stamps)
+        expected = calendar.next_times()
+        following = self._number(expected)
+        own = self._number(stamps)
+        # A bar may come in a later period than it was expected in, never in an earlier one than the bar before.
+        following = np.maximum(following, own)
+        return PeriodRows(own, following, calendar.bars_until(expected, self._start(following + 1)))
+
+    def _number(self, stamps: Times) -> Ints:
+        """Return the number of the period that each time belongs to."""
+        if self.unit in MONTHS:
+            months = stamps.astype("datetime64[M]").astype(np.int64)
+            return np.asarray(months // (MONTHS[self.unit] * self.count))
+        hours = (stamps - MONDAY.astype("datetime64[s]")).astype("timedelta64[h]").astype(np.int64)
+        return np.asarray(hours // (HOURS[self.unit] * self.count))
+
+    def _start(self, numbers: Ints) -> Times:
+        """Return the time at which each period begins."""
+        if self.unit in MONTHS:
+            months = (numbers * MONTHS[self.unit] * self.count).astype("datetime64[M]")
+            return np.asarray(months.astype("datetime64[s]"))
+        hours = (numbers * HOURS[self.unit] * self.count).astype("timedelta64[h]")
+        return np.asarray(MONDAY.astype("datetime64[s]") + hours.astype("timedelta64[s]"))
+
+
+class _Calendar:
+    """The bars to expect after each of n bars, from the times up to it.
+
+    :param stamps: ``[n]``, increasing, in seconds.
+    """
+
+    def __init__(self, stamps: Times) -> None:
+        self.stamps, n = stamps, len(stamps)
+        seconds = np.diff(stamps).astype(np.int64)
+        usual = pd.Series(seconds).rolling(RECENT_BARS, min_periods=1).median().to_numpy()
+        # The usual time between bars; of a first bar nothing is known, and a day is as good as anything.
+        self.step = np.concatenate(([86400.0], usual)).astype("timedelta64[s]")
+        self.days = days = stamps.astype("datetime64[D]")
+        rows = np.arange(n)
+        oldest = np.maximum(rows - RECENT_BARS + 1, 0)
+        # [n, 7], true for weekdays that have had bars recently, and for all of them until enough days have been seen.
+        seen = np.cumsum(_weekday(days)[:, None] == np.arange(7), axis=0)
+        before = np.where(oldest[:, None] > 0, seen[np.maximum(oldest - 1, 0)], 0)
+        span = (days - days[oldest]).astype(np.int64) + 1
+        self.active = (seen > before) | (span < ENOUGH_DAYS)[:, None]
+        # Bars per day that has bars, over whole days: a holiday now and then makes it a little less than a whole number.
+        new_day = np.append(True, days[1:] != days[:-1])[:n]
+        today = np.maximum.accumulate(np.where(new_day, rows, 0))  # row of the first bar of the same day
+        next_day = np.append(np.minimum.accumulate(np.where(new_day, rows, n)[::-1])[::-1], n)
+        whole = np.where(oldest > 0, next_day[oldest], 0)  # row of the first bar of the oldest whole day
+        active_days = self._active_days(days[np.minimum(whole, n - 1)], days)
+        self.in_day = rows - today + 1  # bars of the same day so far
+        self.per_day = np.where((whole < today) & (active_days > 0), (today - whole) / np.maximum(active_days, 1), self.in_day)
+
+    def next_times(self) -> Times:
+        """Return the time at which the bar after each is expected: nights and days without bars are skipped."""
+        expected = self.stamps + self.step
+        tomorrow = (self.days + DAY).astype("datetime64[s]")
+        expected = np.where(self.in_day >= np.rint(self.per_day), np.maximum(expected, tomorrow), expected)
+        rows = np.arange(len(expected))
+        for _ in range(6):
+            has_bars = self.active[rows, _weekday(expected.astype("datetime64[D]"))]
+            expected = np.where(has_bars, expected, expected + DAY)
+        return np.asarray(expected)
+
+    def bars_until(self, expected: Times, end: Times) -> Ints:
+        """Return the number of bars that are expected from the next one, at `expected`, to a time after it."""
+        day = expected.astype("datetime64[D]")
+        tonight = np.minimum((day + DAY).astype("datetime64[s]"), end)
+        rest_of_day = np.ceil((tonight - expected).astype(np.float64) / self.step.astype(np.float64)) - 1.0
+        # Days with opening hours end before midnight.
+        same_day = day == self.days
+        rest_of_day = np.clip(rest_of_day, 0.0, np.maximum(self.per_day - np.where(same_day, self.in_day + 1, 1), 0.0))
+        later = self.per_day * self._active_days(day + DAY, end.astype("datetime64[D]"))
+        return np.asarray(1 + np.rint(rest_of_day + later), np.int64)
+
+    def _active_days(self, start: Times, end: Times) -> Ints:
+        """Return how many of the days from `start` to before `end` are weekdays with bars; 0 if there are none."""
+        days = np.maximum((end - start).astype(np.int64), 0)
+        weeks, rest = days // 7, days % 7
+        later = (_weekday(start)[:, None] + np.arange(7)) % 7
+        in_rest = np.take_along_axis(self.active, later, axis=1) & (np.arange(7) < rest[:, None])
+        return np.asarray(weeks * self.active.sum(axis=1) + in_rest.sum(axis=1), np.int64)
+
+
+def _weekday(days: Times) -> Ints:
+    """Return the weekdays of days, 0 for Monday."""
+    return np.asarray((days - MONDAY).astype(np.int64) % 7)
