@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
@@ -20,7 +20,7 @@ from stable_baselines3.common.utils import get_device
 from torch import Tensor, nn
 
 from tailguard.io.checkpoint import refusing
-from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
+from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution, masked
 from tailguard.ppo.compiled.networks import has_kernel, head_outputs
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
@@ -440,6 +440,7 @@ class DistributionalPolicy(BasePolicy):
         state: tuple[NDArray[Any], ...] | None = None,
         episode_start: NDArray[Any] | None = None,
         deterministic: bool = False,
+        action_masks: ArrayLike | None = None,
     ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
         """Return actions for one or many observations, and the recurrent state to pass in with the next ones.
 
@@ -447,6 +448,7 @@ class DistributionalPolicy(BasePolicy):
         :param state: what the previous call returned; None at the start.
         :param episode_start: true where the observation begins an episode: the state is reset there.
         :param deterministic: the mode of the distribution instead of a sample.
+        :param action_masks: false for actions that are not possible, as ``MaskablePPO`` takes them; None for none.
         """
         self.set_training_mode(False)
         if self.budget.columns:
@@ -462,6 +464,7 @@ class DistributionalPolicy(BasePolicy):
                     raise ValueError(f"state must have the shape {expected}, got {tuple(carried[0].shape)}")
             starts = np.zeros(n, np.bool_) if episode_start is None else np.asarray(episode_start, np.bool_).reshape(n)
             dist_params, carried = self.respond(batch, carried, starts)
+            dist_params = masked(self.action_dist, dist_params, action_masks)
             actions = self.action_dist.mode(dist_params) if deterministic else self.action_dist.sample(dist_params)
         chosen = self.action_dist.to_env(actions.cpu().numpy())
         after = (carried[0].cpu().numpy(), carried[1].cpu().numpy()) if self.recurrent else None
@@ -476,18 +479,20 @@ class DistributionalPolicy(BasePolicy):
         actor, critic, _ = self._latents(obs)
         return self._decided(actor, critic, deterministic)
 
-    def evaluate_actions(self, obs: TensorObservation, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate_actions(
+        self, obs: TensorObservation, actions: Tensor, action_masks: ArrayLike | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return values ``[B, 1]``, and log-probabilities and entropies ``[B]`` of actions."""
         actor, critic, _ = self._latents(obs)
-        return self._evaluated(actor, critic, actions)
+        return self._evaluated(actor, critic, actions, action_masks)
 
     def predict_values(self, obs: TensorObservation) -> Tensor:
         """Return mean returns ``[B, 1]``."""
         return self._values(self._latents(obs)[1])
 
-    def get_distribution(self, obs: TensorObservation) -> Distribution:
+    def get_distribution(self, obs: TensorObservation, action_masks: ArrayLike | None = None) -> Distribution:
         """Return SB3's distribution of actions."""
-        return self.action_dist.to_sb3(self.dist_params(self._latents(obs)[0]))
+        return self.action_dist.to_sb3(masked(self.action_dist, self.dist_params(self._latents(obs)[0]), action_masks))
 
     def _decided(self, actor: Tensor, critic: Tensor, deterministic: bool) -> tuple[Tensor, Tensor, Tensor]:
         dist_params = self.dist_params(actor)
@@ -495,8 +500,10 @@ class DistributionalPolicy(BasePolicy):
         shaped = actions.reshape(len(actions), *cast(tuple[int, ...], self.action_space.shape))
         return shaped, self._values(critic), self.action_dist.log_prob(dist_params, actions)
 
-    def _evaluated(self, actor: Tensor, critic: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dist_params = self.dist_params(actor)
+    def _evaluated(
+        self, actor: Tensor, critic: Tensor, actions: Tensor, action_masks: ArrayLike | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dist_params = masked(self.action_dist, self.dist_params(actor), action_masks)
         log_prob = self.action_dist.log_prob(dist_params, actions.reshape(len(dist_params), -1).to(dist_params))
         return self._values(critic), log_prob, self.action_dist.entropy(dist_params)
 
@@ -580,11 +587,16 @@ class RecurrentDistributionalPolicy(DistributionalPolicy):
         return *self._decided(actor, critic, deterministic), after
 
     def evaluate_actions(  # type: ignore[override]
-        self, obs: TensorObservation, actions: Tensor, lstm_states: PairOfStates, episode_starts: Tensor
+        self,
+        obs: TensorObservation,
+        actions: Tensor,
+        lstm_states: PairOfStates,
+        episode_starts: Tensor,
+        action_masks: ArrayLike | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return values, log-probabilities and entropies of actions."""
         actor, critic, _ = self._latents(obs, lstm_states, episode_starts)
-        return self._evaluated(actor, critic, actions)
+        return self._evaluated(actor, critic, actions, action_masks)
 
     def predict_values(  # type: ignore[override]
         self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor
@@ -593,11 +605,11 @@ class RecurrentDistributionalPolicy(DistributionalPolicy):
         return self._values(self._latents(obs, (lstm_states, lstm_states), episode_starts)[1])
 
     def get_distribution(  # type: ignore[override]
-        self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor
+        self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor, action_masks: ArrayLike | None = None
     ) -> tuple[Distribution, State]:
         """Return SB3's distribution of actions for the actor's states, and the states after the last step."""
         actor, _, after = self._latents(obs, (lstm_states, lstm_states), episode_starts)
-        return self.action_dist.to_sb3(self.dist_params(actor)), after[0]
+        return self.action_dist.to_sb3(masked(self.action_dist, self.dist_params(actor), action_masks)), after[0]
 
 
 class CnnDistributionalPolicy(DistributionalPolicy):

@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tailguard.envs.vec_env import StepArrays
-from tailguard.ppo.actions import ActionDistribution
+from tailguard.ppo.actions import ActionDistribution, masked
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
 from tailguard.ppo.networks import LstmTrunk, State
@@ -274,16 +274,17 @@ class Acting:
         self._noise_of_steps = self._noise.unbind()
         self._actions, self._dist_params = rollout.actions.numpy(), rollout.dist_params.numpy()
 
-    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+    def step(self, rollout: Rollout, obs: Tensor, state: State, masks: NDArray[np.bool_] | None = None) -> State:
         """Write the next row of actions and of the parameters of their distribution; return the recurrent state after it.
 
         :param obs: ``[B, obs_size]`` as the rollout has stored them.
         :param state: recurrent state before them, already reset where an episode starts.
+        :param masks: ``[B, n_params]``, false for actions that are not possible now; None for none.
         """
         t = rollout.filled
         with torch.inference_mode():
             dist_params, state = self._policy.act(self._policy.acting_inputs(obs), state)
-            dist_params = dist_params.cpu()
+            dist_params = masked(self._action_dist, dist_params.cpu(), masks)
             self._actions[t] = self._action_dist.draw(dist_params, self._noise_of_steps[t]).numpy()
             self._dist_params[t] = dist_params.numpy()
         return state
@@ -306,7 +307,7 @@ class SdeActing(Acting):
         self._weights = self._draw(rollout.n_envs)
 
     @override
-    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+    def step(self, rollout: Rollout, obs: Tensor, state: State, masks: NDArray[np.bool_] | None = None) -> State:
         t = rollout.filled
         if self._sample_freq > 0 and t and t % self._sample_freq == 0:
             self._weights = self._draw(rollout.n_envs)
