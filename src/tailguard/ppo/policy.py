@@ -24,7 +24,7 @@ from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution,
 from tailguard.ppo.compiled.networks import has_kernel, head_outputs
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
-from tailguard.ppo.networks import LstmTrunk, State, mlp, reset_state
+from tailguard.ppo.networks import GruTrunk, LstmTrunk, RecurrentTrunk, State, mlp, reset_state
 from tailguard.ppo.observations import Observation, ObservationRows
 from tailguard.ppo.risk import Budget
 from tailguard.ppo.saved_form import require_sizes
@@ -68,8 +68,9 @@ class DistributionalPolicy(BasePolicy):
     :param normalize_images: scale images to [0, 1].
     :param optimizer_class: a torch optimizer instead of the algorithm's own; None leaves the choice to the algorithm.
     :param optimizer_kwargs: its arguments, without the learning rate.
-    :param lstm_hidden_size: size of the LSTM's hidden state.
-    :param n_lstm_layers: number of LSTM layers.
+    :param lstm_hidden_size: size of the hidden state, of a GRU as well.
+    :param n_lstm_layers: number of recurrent layers.
+    :param recurrent_cell: ``lstm``, or ``gru`` for GRU layers in the place of every LSTM.
     :param lstm_forget_bias: added to the forget gates at initialisation. With 0 one half of the cell state is lost per step,
         which learns fast from the last few observations; 1 to 3 for what lies far back.
     :param shared_lstm: one LSTM for actor and critics instead of one each.
@@ -119,6 +120,7 @@ class DistributionalPolicy(BasePolicy):
         optimizer_kwargs: dict[str, Any] | None = None,
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
+        recurrent_cell: str = "lstm",
         lstm_forget_bias: float = 0.0,
         shared_lstm: bool = False,
         enable_critic_lstm: bool | None = None,
@@ -156,18 +158,24 @@ class DistributionalPolicy(BasePolicy):
             input_size = self.features_extractor.features_dim + self.budget.features
         features = input_size
 
-        self.actor_trunk: LstmTrunk | None = None
-        self.critic_trunk: LstmTrunk | None = None
+        self.actor_trunk: RecurrentTrunk | None = None
+        self.critic_trunk: RecurrentTrunk | None = None
         self.critic_layer: nn.Linear | None = None  # in the place of the critics' LSTM
         if self.recurrent:
             require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
             require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
             require(math.isfinite(lstm_forget_bias), "lstm_forget_bias", lstm_forget_bias, "a finite number")
             _require_one_critic_trunk(shared_lstm, enable_critic_lstm, share_features_extractor)
-            sizes = (input_size, lstm_hidden_size, n_lstm_layers, compiled, lstm_forget_bias, _dropout(lstm_kwargs))
-            self.actor_trunk = LstmTrunk(*sizes)
+            require(recurrent_cell in ("lstm", "gru"), "recurrent_cell", recurrent_cell, "lstm or gru")
+            require(recurrent_cell == "lstm" or not lstm_forget_bias, "lstm_forget_bias", lstm_forget_bias, "0 for a GRU")
+            sizes, share = (input_size, lstm_hidden_size, n_lstm_layers), _dropout(lstm_kwargs)
+            for_lstm = (compiled, lstm_forget_bias)
+            build = (
+                partial(GruTrunk, *sizes, share) if recurrent_cell == "gru" else partial(LstmTrunk, *sizes, *for_lstm, share)
+            )
+            self.actor_trunk = build()
             if not shared_lstm and enable_critic_lstm is not False:
-                self.critic_trunk = LstmTrunk(*sizes)
+                self.critic_trunk = build()
             features = lstm_hidden_size
 
         self.use_sde, self.use_expln = use_sde, use_expln
@@ -632,7 +640,7 @@ OWN_POLICIES = (
 )
 
 
-def _unrolled(trunk: LstmTrunk, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+def _unrolled(trunk: RecurrentTrunk, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
     """Run sequences that stand one after the other, ``[n * L, F]``, step by step; return the outputs so, and the last state."""
     n = state[0].shape[1]
     outputs, carried = [], (state[0], state[1])

@@ -26,7 +26,7 @@ from tailguard.envs.vec_env import StepArrays
 from tailguard.ppo.actions import ActionDistribution, masked
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
-from tailguard.ppo.networks import LstmTrunk, State
+from tailguard.ppo.networks import RecurrentTrunk, State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import FinishedEpisodes, RiskObjective
 from tailguard.ppo.targets import gae, sr_lambda_targets
@@ -536,7 +536,7 @@ def _atoms(
     The state is None where the critics have none of their own.
     """
     if policy.shares_trunk:
-        return _acted_atoms(policy, cast(LstmTrunk, policy.actor_trunk), obs, layout, rollout), None
+        return _acted_atoms(policy, cast(RecurrentTrunk, policy.actor_trunk), obs, layout, rollout), None
     encoded, resets = policy.encode_for_critics(obs), layout.resets.to(policy.device)
     if policy.critic_trunk is None:
         return policy.raw_atoms(policy.critic_features(encoded, resets, critic_state)), None
@@ -545,7 +545,7 @@ def _atoms(
 
 
 def _acted_atoms(
-    policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, layout: SequenceLayout, rollout: Rollout
+    policy: DistributionalPolicy, trunk: RecurrentTrunk, obs: Tensor, layout: SequenceLayout, rollout: Rollout
 ) -> Tensor:
     """Return raw atoms of critics on the actor's trunk, which saw the steps when they were acted on.
 
@@ -693,7 +693,7 @@ def _cut(policy: DistributionalPolicy, learnt: LearntSteps, dones: Tensor, lengt
 
 
 def _states_at_parts(
-    trunk: LstmTrunk, encoded: Tensor, layout: SequenceLayout, start: tuple[Tensor, ...], length: int
+    trunk: RecurrentTrunk, encoded: Tensor, layout: SequenceLayout, start: tuple[Tensor, ...], length: int
 ) -> tuple[Tensor, ...]:
     """Return the recurrent states with which parts of `length` steps begin, ``[n_layers, N B, H]`` twice."""
     rows, envs = layout.resets.shape[:2]
