@@ -20,11 +20,10 @@ from tailguard.experiments.walkforward import (
     Choice,
     Pair,
     Progress,
+    Training,
     WalkforwardRun,
     load_result,
-    select_for_fold,
     train_all,
-    train_pair,
     walkforward,
 )
 from tailguard.market import random_walk
@@ -85,10 +84,11 @@ def selected(bars, selecting, tmp_path_factory):
 
 def trained(bars, config, pair, folder):
     run = WalkforwardRun(bars, config, WALK.warmup, folder)
-    if config.selection is not None:
-        select_for_fold(run, pair.fold, lambda name, share: None)
-    train_pair(run, pair, lambda name, share: None)
-    return load_result(run.decisions_file(pair))
+    chosen = None if config.selection is None else Choice(pair.fold).work(run, lambda share: None)
+    result = Training(pair, chosen).work(run, lambda share: None)
+    folder.mkdir(exist_ok=True)
+    (folder / "decisions").write_bytes(result.decisions)
+    return load_result(folder / "decisions", run.label(*pair))
 
 
 def silent(done, total, line):

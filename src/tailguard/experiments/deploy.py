@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import torch
 import yaml
 
 from tailguard.config import Config
@@ -26,6 +25,7 @@ from tailguard.experiments.selection import Selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
 from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun
 from tailguard.io.atomic import UNFINISHED
+from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import build
 
@@ -72,6 +72,7 @@ def open_walkforward(folder: Path, data: str | None = None) -> FinishedWalkforwa
     return FinishedWalkforward(folder, config, record.provenance.seeds, last, source, bars, n_bars)
 
 
+@one_thread()
 def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
     """Make a run of the agents of the last fold.
 
@@ -96,6 +97,7 @@ def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
     return Run.open(path)
 
 
+@one_thread()
 def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportProgress) -> Run:
     """Select and train as the walk-forward did, on all bars, and make a run of the agents.
 
@@ -103,7 +105,6 @@ def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportPro
     :param path: of the new run.
     :param report: called with the steps done, the steps in all, and a line.
     """
-    torch.set_num_threads(1)
     done = walkforward
     require_free(path, "another --run makes a new one")
     n, window = len(done.bars), done.last.train[1] - done.last.train[0]

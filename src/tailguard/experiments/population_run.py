@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger, configure
 
 from tailguard.config import Config
+from tailguard.experiments import stopped_at_once
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
 from tailguard.experiments.run import Run
 from tailguard.io.atomic import atomic, clear_unfinished
+from tailguard.parallel.threads import one_thread, warn_of_differences
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine, Extinct
@@ -134,6 +135,7 @@ class PopulationRun:
         """Number of settings that were tried, by which the Sharpe ratio of the winner has to be deflated."""
         return self.config.population_size + self.scheduler.exploration_count
 
+    @one_thread()
     def train(
         self,
         engine: EngineName = "serial",
@@ -153,9 +155,10 @@ class PopulationRun:
             disk needs a URL such as ``s3://bucket/run``.
         :raises ValueError: when every member has died, or none has a finite score.
         """
-        torch.set_num_threads(1)
-        with self.run.locked(), _logged_to(self.folder / LOG):
+        again = f"`tailguard population --run {self.run.path}` resumes it"
+        with self.run.locked(), _logged_to(self.folder / LOG), stopped_at_once(again):
             clear_unfinished(self.run.path)
+            warn_of_differences(str(self.run.path), self.run.info.get("conditions"))
             factory = self._factory()
             with self._engine(engine, factory, FileStore(store or self.folder / STATES), address, parallel) as running:
                 self._begin_or_resume(running)
@@ -195,7 +198,8 @@ class PopulationRun:
             return SerialEngine(self.scheduler, factory, store)
         if name == "process":
             return ProcessEngine(self.scheduler, factory, store, parallel=parallel)
-        from tailguard.population.engines.ray import RayEngine, connect
+        from tailguard.parallel.ray import connect
+        from tailguard.population.engines.ray import RayEngine
 
         connect(address)
         factory = MarketFactory(factory.market, factory.validation, factory.config)  # other machines lack the mapped file
