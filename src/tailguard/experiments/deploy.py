@@ -23,7 +23,7 @@ from tailguard.experiments.prepared_market import Market, Split, fingerprint, lo
 from tailguard.experiments.run import SELECTION, Run, require_free
 from tailguard.experiments.selection import Selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
-from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun
+from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun, agent_hash, identity_of, load_result
 from tailguard.io.atomic import UNFINISHED
 from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -85,12 +85,19 @@ def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
             f"{done.source} has {len(done.bars) - done.n_bars} bars more than the walk-forward: deploy with --refit to learn "
             "from them, or restore the file"
         )
-    trained = WalkforwardRun(done.bars, done.config, done.config.walkforward.warmup, done.folder)
+    warmup = done.config.walkforward.warmup
+    trained = WalkforwardRun(done.bars, done.config, warmup, done.folder, identity=identity_of(done.folder))
     selection = trained.selection(done.last)
     files = {seed: trained.agent_file(Pair(done.last, seed)) for seed in done.seeds}
-    for file in files.values():
-        DistributionalPPO.load(file)  # a missing or damaged agent is better found before there is a run
     market = prepare_market(done.bars, _applied(done.config, selection), Split(done.last.train, done.last.test))
+    for seed, file in files.items():
+        # A missing or damaged agent is better found before there is a run, and so is another one in its place.
+        model, tested = DistributionalPPO.load(file), trained.decisions_file(Pair(done.last, seed))
+        if (
+            agent_hash(model, market.scaler.state_dict(), selection)
+            != load_result(tested, trained.label(done.last, seed)).agent_hash
+        ):
+            raise ValueError(f"{file} is not the agent that was tested: delete {tested}, and resume the walk-forward")
     with _new_run(done, path, market, selection, "last fold") as folder:
         for seed, file in files.items():
             shutil.copyfile(file, folder / _member(seed))

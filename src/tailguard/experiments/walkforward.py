@@ -347,7 +347,7 @@ def _kept_selection(run: WalkforwardRun, fold: Fold) -> Selection | None:
     try:
         return run.selection(fold)
     except ValueError as error:
-        logger.warning("%s; the selection is made again", error)
+        logger.warning("%s; that is done now", error)
         return None
 
 
@@ -457,12 +457,17 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
     if not path.exists():
         write_sealed(path, {**identity, "conditions": conditions()})
         return
-    kept = read_sealed(path)
+    if identity_of(folder) != digest(sealed(identity)):
+        raise ValueError(f"{folder} holds a walk-forward of other data or another configuration; choose another folder")
+    warn_of_differences(str(folder), read_sealed(path).get("conditions"))
+
+
+def identity_of(folder: Path) -> str:
+    """Return the checksum of the settings and the data of the walk-forward in a folder."""
+    kept = read_sealed(folder / IDENTITY)
     # Read as a configuration, since a folder of an older version lacks settings that have been added since.
     known = _identity(build(Config, kept["config"]), build(WalkforwardConfig, kept["walkforward"]), kept["data"])
-    if known != identity:
-        raise ValueError(f"{folder} holds a walk-forward of other data or another configuration; choose another folder")
-    warn_of_differences(str(folder), kept.get("conditions"))
+    return digest(sealed(known))
 
 
 def _identity(config: Config, settings: WalkforwardConfig, data: str) -> dict[str, Any]:
