@@ -73,7 +73,7 @@ def conditions() -> dict[str, str]:
         "instructions of torch": cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "numba": numba.__version__,
-        **libraries,
+        **dict(sorted(libraries.items())),  # in whatever order they were loaded
     }
 
 
