@@ -5,9 +5,10 @@ import os
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
-from faults import INTERVAL, Fates, left_behind, population
+from faults import INTERVAL, Fates, JsonStore, left_behind, population
 
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.lineage import read, replay
@@ -79,6 +80,33 @@ def test_apart_everybody_trains_to_the_end(cluster, tmp_path):
         engine.run(INTERVALS)
     assert [member.step for member in scheduler.members] == [INTERVALS * INTERVAL] * 3
     assert [m.to_dict() for m in replay(read(tmp_path / "lineage.jsonl"))] == [m.to_dict() for m in scheduler.members]
+
+
+@dataclass(frozen=True)
+class OwnDisks(JsonStore):
+    """A store on the disk of each machine, which no other machine sees."""
+
+    def own(self):
+        folder = self.folder / ray.get_runtime_context().get_node_id()
+        folder.mkdir(exist_ok=True)
+        return JsonStore(folder)
+
+    def write(self, name, state):
+        self.own().write(name, state)
+
+    def read(self, name):
+        return self.own().read(name)
+
+
+def test_machines_without_a_common_disk_are_refused_before_anything_is_trained(cluster, tmp_path):
+    from tailguard.population.engines.ray import RayEngine, require_common
+
+    other = cluster.add_node(num_cpus=1, **SMALL)
+    scheduler, store = population(tmp_path)
+    with pytest.raises(ValueError, match=r"machine \S+ does not share the store of the population: give --store"):
+        RayEngine(scheduler, Fates(tmp_path), OwnDisks(store.folder))
+    require_common(store)
+    cluster.remove_node(other)
 
 
 def test_too_small_a_cluster_is_refused(cluster, tmp_path):

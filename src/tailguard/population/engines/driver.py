@@ -18,7 +18,7 @@ from tailguard.population.worker import CopyFrom, Create, Done, IOFailed, JobRes
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
-STORE_VERSION = 1
+STORE_VERSION = 2
 
 
 class Extinct(RuntimeError):
@@ -100,6 +100,8 @@ class Engine:
         self._patience = patience
         self._created: set[int] = set()  # members that have a learner in the state of their record
         self._busy: dict[int, _Task] = {}
+        self._parts = 0  # of the histories that are stored
+        self._stored = [0] * len(scheduler.members)  # entries of each member in them
         self._backlog: list[tuple[int, JobResult]] = []  # arrived while the driver was waiting for something else
 
     def run(self, intervals: int) -> None:
@@ -126,8 +128,17 @@ class Engine:
         record = self.store.read_population()
         if record is None:
             raise ValueError("the store holds no population that could be resumed")
-        require(record["version"] == STORE_VERSION, "version of the stored population", record["version"], str(STORE_VERSION))
-        self.scheduler.load_state_dict(record["scheduler"])
+        legal = f"at most {STORE_VERSION}: a newer version of Tailguard has written it"
+        require(record["version"] <= STORE_VERSION, "version of the stored population", record["version"], legal)
+        state = record["scheduler"]
+        self._parts = record.get("history_parts", 0)  # version 1 has the histories in the record itself
+        for part in range(self._parts):
+            for member, entries in zip(state["members"], self.store.read_history(part)["entries"], strict=True):
+                member.setdefault("history", []).extend(entries)
+        for member in state["members"]:
+            member.setdefault("history", [])
+        self.scheduler.load_state_dict(state)
+        self._stored = [len(member.history) if self._parts else 0 for member in self.scheduler.members]
         self._created.clear()
 
     def close(self) -> None:
@@ -239,7 +250,15 @@ class Engine:
             self._mark_dead(exploit.target, result)
 
     def _save_population(self) -> None:
-        self.store.write_population({"version": STORE_VERSION, "scheduler": self.scheduler.state_dict()})
+        """Store what has been decided. Histories only grow: what is new of them is stored, and nothing is written again."""
+        state = self.scheduler.state_dict()
+        histories = [member.pop("history") for member in state["members"]]
+        if any(len(history) > stored for history, stored in zip(histories, self._stored, strict=True)):
+            entries = [history[stored:] for history, stored in zip(histories, self._stored, strict=True)]
+            self.store.write_history(self._parts, {"entries": entries})
+            self._parts, self._stored = self._parts + 1, [len(history) for history in histories]
+        # The record counts the parts: one that was written before a crash and is not counted will be written again.
+        self.store.write_population({"version": STORE_VERSION, "history_parts": self._parts, "scheduler": state})
         self.store.keep_only(self._needed())
 
     def _needed(self) -> set[str]:
