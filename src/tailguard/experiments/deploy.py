@@ -18,6 +18,7 @@ from tailguard.config import Config
 from tailguard.evaluate.folds import Fold
 from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import RECORD_FOLDER, load_record
+from tailguard.experiments import stopped_at_once
 from tailguard.experiments.callbacks import ShowProgress
 from tailguard.experiments.prepared_market import Market, Split, fingerprint, load_source_of, market_features, prepare_market
 from tailguard.experiments.run import SELECTION, Run, require_free
@@ -121,7 +122,8 @@ def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportPro
     selection = select(done.bars, done.config, split, features, report) if done.config.selects else None
     config = _applied(done.config, selection)
     market = prepare_market(done.bars, config, split, features)
-    with _new_run(done, path, market, selection, "refit") as folder:
+    again = "nothing was deployed; the same command begins again"
+    with stopped_at_once(again), _new_run(done, path, market, selection, "refit") as folder:
         for seed in done.seeds:
             training = config.training.model_copy(update={"seed": seed})
             model = build_model(market, training)
