@@ -1,4 +1,4 @@
-"""What may become of work that was given to another process or machine."""
+"""Outcomes of work that was given to another process or machine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -243,12 +243,12 @@ def on_every_machine(function: Callable[[str], Any]) -> Iterator[tuple[str, str,
 def ray() -> Any:
     """Return the module of Ray.
 
-    :raises ImportError: if it is not installed.
+    :raises ValueError: if it is not installed.
     """
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
-        raise ImportError('this needs Ray: pip install "tailguard[ray]"') from error
+        raise ValueError('this needs Ray: pip install "tailguard[ray]"') from error
 
 
 def _on(machine: str) -> Any:
