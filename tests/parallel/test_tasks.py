@@ -104,6 +104,18 @@ def test_workers_end_with_their_parent(number, tmp_path):
         time.sleep(0.02)
 
 
+def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from parallel_tasks import Square\n"
+        "from tailguard.parallel.tasks import ProcessTasks, run_tasks\n"
+        "run_tasks([Square(1)], ProcessTasks(0, 1), lambda task, result: [], lambda name, share: None, max_losses=0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert 'ended with exit code 1 before it began: a script needs `if __name__ == "__main__":`' in ran.stderr.splitlines()[-1]
+
+
 def _runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

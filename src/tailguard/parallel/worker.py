@@ -59,6 +59,7 @@ class WorkerProcess:
     """
 
     def __init__(self, make_handler: Callable[..., Handler], arguments: tuple[Any, ...]) -> None:
+        self._has_started = False
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, make_handler, arguments), daemon=True)
@@ -82,10 +83,16 @@ class WorkerProcess:
             message: Message = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
-            return Lost(f"its process ended with exit code {self.process.exitcode}")
+            return Lost(f"its process ended with exit code {self.process.exitcode}{self._advice()}")
+        self._has_started = True
         if isinstance(message, Returned):
             forward_logs(message.logs)
         return message
+
+    def _advice(self) -> str:
+        """Return what to do about a process that has ended with an error before it began: it imports the script of the user."""
+        failed = not self._has_started and self.process.exitcode == 1
+        return ' before it began: a script needs `if __name__ == "__main__":` around what it calls' if failed else ""
 
     def kill(self) -> None:
         """End the process at once."""
