@@ -84,6 +84,7 @@ BENCH = (
     Job("Optimizers", "optim.py --only digits --seeds 1", 5.0),
     Job("Population", "population.py toys --seeds 50", 4.0),
     Job("Population", "population.py search --agent-seeds 2 --horizon 60", 6.0, 2),
+    Job("Driver of a large walk-forward", "driver.py", 2.0),
 )
 CHECK = (
     Job("Environment speed", "env_speed.py --rounds 2 --seconds 0.1", 5.0, 0),
@@ -94,6 +95,7 @@ CHECK = (
     Job("Robustness", "robustness.py --quick --tasks cartpole-mlp --agents PPO --market-steps 0", 5.0),
     Job("Optimizers", "optim.py --only gradients --seeds 1", 5.0),
     Job("Population", "population.py toys --seeds 3", 5.0),
+    Job("Driver of a large walk-forward", "driver.py --pairs 50 --machines 10 --lost 2", 5.0),
 )
 
 

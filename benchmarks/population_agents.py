@@ -92,7 +92,7 @@ def throughput(updates: int, ray: bool) -> None:
         from tailguard.population.engines.ray import RayEngine
 
         theirs, _ = _timed(lambda scheduler, store: RayEngine(scheduler, factory, store), updates)
-        print(f"| Ray, two actors | {theirs:.2f} | | {wall / theirs:.2f} | {theirs - ours:+.2f} s over processes |", flush=True)
+        print(f"| Ray | {theirs:.2f} | | {wall / theirs:.2f} | {theirs - ours:+.2f} s over processes |", flush=True)
 
 
 def idle_round(ray: bool) -> None:
@@ -107,7 +107,7 @@ def idle_round(ray: bool) -> None:
     if ray:
         from tailguard.population.engines.ray import RayEngine
 
-        engines["Ray, two actors"] = lambda scheduler, store: RayEngine(scheduler, MovingOptimum, store)
+        engines["Ray"] = lambda scheduler, store: RayEngine(scheduler, MovingOptimum, store)
     for name, make in engines.items():
         print(f"| {name} | {1e3 * _timed(make, 1, rounds=20, search=MovingOptimum.search)[0]:.1f} |", flush=True)
 

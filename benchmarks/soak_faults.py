@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from soak_subjects import Child, Population, Subject, Training, wait_for_step
 
-ENDED, USER_ERROR, INTERRUPTED = 0, 2, 130
+ENDED, USER_ERROR, INTERRUPTED = 0, 2, 128 + signal.SIGTERM
 PATIENCE = 900.0  # seconds for anything that should happen soon, on a machine that others use as well
 
 

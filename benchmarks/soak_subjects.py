@@ -1,4 +1,4 @@
-"""The subjects of soak.py: a training and a population, each through the real command line in a folder of its own."""
+"""The subjects of soak.py and kills.py, each through the real command line in a folder of its own, threads as they come."""
 
 import json
 import os
@@ -32,6 +32,12 @@ POPULATION = [
     "population={population_size: 3, perturbation_interval: 10, intervals: 10, validation_blocks: 4, hyperparams: ["
     "{name: learning_rate, min_value: 1.0e-5, max_value: 1.0e-2, is_log_scale: true},"
     "{name: clip_range, min_value: 0.05, max_value: 0.4}]}",
+]
+WALKFORWARD = [
+    *TRAINING,
+    "training.steps=4096",
+    "selection={blocks: 2, seeds: 1, stops: [1.0]}",
+    "walkforward={folds: 2, seeds: 2}",
 ]
 CHILDREN: "list[Child]" = []  # all that were ever started
 
@@ -80,7 +86,8 @@ class Subject:
         return self.child(self.arguments(), clock, self.errors)
 
     def child(self, arguments: list[str], clock: int | None, errors: Path) -> "Child":
-        environment = {**os.environ, "SOAK_BURST": str(self.burst), "OMP_NUM_THREADS": "1"}
+        environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+        environment["SOAK_BURST"] = str(self.burst)
         if clock is not None:
             environment["SOAK_CLOCK"] = str(clock)
         return Child([sys.executable, str(HERE / "soak_child.py"), *arguments, "--quiet"], environment, errors)
@@ -148,6 +155,76 @@ class Population(Subject):
     def safe(self) -> int:
         path = self.folder / "population" / "states" / "population.json"
         return json.loads(path.read_text())["scheduler"]["rounds"] if path.exists() else 0
+
+
+class RayPopulation(Population):
+    """`tailguard population` on a Ray cluster that is started on this machine."""
+
+    name = "population on Ray"
+
+    def arguments(self) -> list[str]:
+        return [*super().arguments(), "--engine", "ray"]
+
+
+class Walkforward(Subject):
+    """`tailguard walkforward` with a selection per fold and pairs, in processes of their own."""
+
+    name = "walk-forward"
+
+    def arguments(self) -> list[str]:
+        return ["walkforward", "--data", DATA, "--run", str(self.folder), "--no-ledger", *self.overrides()]
+
+    def record(self) -> Path:
+        return self.folder / "decisions"
+
+    def result(self) -> dict[str, bytes]:
+        kinds = ("selection", "decisions", "agents")
+        return {f"{kind} {path.name}": path.read_bytes() for kind in kinds for path in sorted((self.folder / kind).iterdir())}
+
+    def progress(self) -> int:
+        return len(list(self.record().glob("fold*"))) if self.record().exists() else 0
+
+    safe = progress
+
+
+class RayWalkforward(Walkforward):
+    """`tailguard walkforward` on a Ray cluster that is started on this machine."""
+
+    name = "walk-forward on Ray"
+
+    def arguments(self) -> list[str]:
+        return [*super().arguments(), "--engine", "ray"]
+
+
+class Paper(Subject):
+    """`tailguard paper`: an agent that trades on paper, with a ledger.
+
+    :param run: of the agent.
+    :param bars: file that it trades.
+    """
+
+    name = "paper"
+
+    def __init__(self, folder: Path, run: Path, bars: Path) -> None:
+        super().__init__(folder, [])
+        self.run, self.bars = run, bars
+
+    def arguments(self) -> list[str]:
+        return ["paper", str(self.run), "--bars", str(self.bars), "--ledger", str(self.folder)]
+
+    def record(self) -> Path:
+        return self.folder / "ledger.jsonl"
+
+    def result(self) -> dict[str, bytes]:
+        """Return what was settled and ordered; bars may come in other portions after a kill."""
+        lines = [json.loads(line) for line in self.record().read_bytes().splitlines()]
+        kept = [{key: line[key] for key in line if key != "sum"} for line in lines if line["kind"] in ("begin", "bar", "order")]
+        return {"settled and ordered": json.dumps(kept).encode()}
+
+    def progress(self) -> int:
+        return self.record().read_bytes().count(b'"kind":"order"') if self.record().exists() else 0
+
+    safe = progress
 
 
 class Child:

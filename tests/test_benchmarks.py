@@ -200,7 +200,7 @@ def test_a_spoilt_file_is_never_taken_for_a_whole_one(tmp_path, seed):
 def test_the_report_counts_what_was_promised():
     good = Finding("killed", "training", "killed", True, "words", 512)
     bad = Finding("killed", "training", "killed", False, "", 9999)
-    text = report(60.0, 3, [Round("LSTM", [good, bad], True, True), Round("MLP", [], False, True)], Memory(), 130)
+    text = report(60.0, 3, [Round("LSTM", [good, bad], True, True), Round("MLP", [], False, True)], Memory(), 143)
     assert "2 faults in 2 rounds, 1 with the outcome that was promised" in text
     assert "| killed | training | 2 | 1 | killed | 9,999 steps | `words` |" in text
     assert "| MLP | 0 | yes | **no** |" in text

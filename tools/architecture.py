@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (FOUNDATION,),
     ("envs",),
     ("io",),
+    ("parallel",),
     ("market", "optim", "population", "robust"),
     ("ppo",),
     ("evaluate",),

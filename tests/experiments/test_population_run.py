@@ -174,6 +174,30 @@ def test_a_population_that_was_stopped_goes_on_as_if_it_had_not_been(straight, d
     assert winner(population) == winner(straight[0])
 
 
+def test_a_population_is_resumed_with_its_store_and_never_started_over(straight, data, tmp_path):
+    """The store is noted: without --store it is found again, with another one, or without its states, nothing is touched."""
+
+    def stop(standing):
+        raise KeyboardInterrupt
+
+    population, place = PopulationRun.create(tmp_path / "run", load_config(None, TINY), data), tmp_path / "elsewhere"
+    with pytest.raises(KeyboardInterrupt):
+        population.train("serial", stop, store=str(place))
+    before = population.lineage.read_text()
+    with pytest.raises(ValueError, match="leave out --store, or move them there"):
+        PopulationRun.open(tmp_path / "run").train("serial", store=str(tmp_path / "other"))
+    (place / "population.json").rename(tmp_path / "kept")
+    with pytest.raises(ValueError, match=r"elsewhere holds no population, but .* events: restore the states"):
+        PopulationRun.open(tmp_path / "run").train("serial")
+    assert population.lineage.read_text() == before
+    (tmp_path / "kept").rename(place / "population.json")
+    again = PopulationRun.open(tmp_path / "run")
+    again.train("serial")
+    assert again.lineage.read_text() == straight[0].lineage.read_text()
+    assert winner(again) == winner(straight[0])
+    assert not (again.folder / "states").exists()
+
+
 def test_a_full_disk_stops_a_population_and_costs_nothing(straight, data, tmp_path, full_disk):
     population = PopulationRun.create(tmp_path / "full", load_config(None, TINY), data)
     market = population.run.market()

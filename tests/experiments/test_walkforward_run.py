@@ -1,6 +1,8 @@
 """Whole walk-forwards with tiny agents: what they may know, that they can be stopped, that processes do not matter."""
 
 import hashlib
+import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,13 +22,16 @@ from tailguard.experiments.walkforward import (
     Choice,
     Pair,
     Progress,
+    Training,
     WalkforwardRun,
+    _warn_of_other_machines,
+    identity_of,
     load_result,
-    select_for_fold,
     train_all,
-    train_pair,
     walkforward,
 )
+from tailguard.io.lock import locked
+from tailguard.io.sealed import read_sealed, write_sealed
 from tailguard.market import random_walk
 from tailguard.ppo.algorithm import DistributionalPPO
 
@@ -85,10 +90,11 @@ def selected(bars, selecting, tmp_path_factory):
 
 def trained(bars, config, pair, folder):
     run = WalkforwardRun(bars, config, WALK.warmup, folder)
-    if config.selection is not None:
-        select_for_fold(run, pair.fold, lambda name, share: None)
-    train_pair(run, pair, lambda name, share: None)
-    return load_result(run.decisions_file(pair))
+    chosen = None if config.selection is None else Choice(pair.fold).work(run, lambda share: None)
+    result = Training(pair, chosen).work(run, lambda share: None)
+    folder.mkdir(exist_ok=True)
+    (folder / "decisions").write_bytes(result.decisions)
+    return load_result(folder / "decisions", run.label(*pair))
 
 
 def silent(done, total, line):
@@ -221,7 +227,7 @@ def test_nothing_is_chosen_without_a_selection(finished, bars, config, folds):
 
 def test_every_fold_is_selected_inside_its_own_training_and_every_seed_trained_so(selected, bars, selecting, folds):
     folder, record, reports = selected
-    run = WalkforwardRun(bars, selecting, WALK.warmup, folder)
+    run = WalkforwardRun(bars, selecting, WALK.warmup, folder, identity=identity_of(folder))
     features = market_features(bars, selecting)
     chosen = {fold.number: select(bars, selecting, Split(fold.train, fold.test), features) for fold in folds}
     pd.testing.assert_frame_equal(record.selection, selection_table(chosen))
@@ -263,12 +269,18 @@ def test_a_selection_that_is_there_is_not_made_again(selected, bars, selecting, 
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_a_damaged_selection_is_named(bars, selecting, folds, tmp_path):
-    run = WalkforwardRun(bars, selecting, WALK.warmup, tmp_path)
-    run.selection_file(folds[0]).parent.mkdir()
-    run.selection_file(folds[0]).write_text("{")
-    with pytest.raises(ValueError, match=r"selection/fold-0\.json is damaged"):
-        train_all(run, folds[:1], [Pair(folds[0], 0)], 1, silent)
+def test_a_damaged_or_exchanged_selection_is_named_and_made_again(selected, bars, selecting, folds, tmp_path, caplog):
+    folder, _, _ = selected
+    run = WalkforwardRun(bars, selecting, WALK.warmup, tmp_path, identity=identity_of(folder))
+    right = [(folder / f"selection/fold-{fold.number}.json").read_bytes() for fold in folds]
+    (tmp_path / "selection").mkdir()
+    for content, complaint in ((b"{", "is damaged"), (right[1], "not about")):
+        run.selection_file(folds[0]).write_bytes(content)
+        train_all(run, folds[:1], [], 1, silent)
+        assert run.selection_file(folds[0]).read_bytes() == right[0]
+        assert complaint in caplog.records[-1].getMessage()
+        assert str(run.selection_file(folds[0])) in caplog.records[-1].getMessage()
+    assert len(caplog.records) == 2
 
 
 def test_a_folder_with_another_selection_is_refused(selected, bars, selecting):
@@ -288,12 +300,52 @@ def test_a_folder_of_something_else_is_refused(finished, bars, config):
         walkforward(bars * 1.01, config, WALK, folder, source="walk", effort=QUICK)
 
 
-def test_a_damaged_file_is_named(bars, config, folds, tmp_path):
-    run, pair = WalkforwardRun(bars, config, WALK.warmup, tmp_path), Pair(folds[0], 0)
+def test_a_damaged_or_exchanged_file_is_named_and_its_pair_trained_again(finished, bars, config, folds, tmp_path, caplog):
+    """Half a file; the decisions of another seed, of another fold and of another walk-forward in the place of a pair's."""
+    folder, _, _ = finished
+    run, pair = WalkforwardRun(bars, config, WALK.warmup, tmp_path, identity=identity_of(folder)), Pair(folds[0], 0)
+    there = replace(run, folder=folder)
+    elsewhere = Training(pair, None).work(replace(run, identity="other"), lambda share: None).decisions
+    others = [there.decisions_file(Pair(folds[0], 1)).read_bytes(), there.decisions_file(Pair(folds[1], 0)).read_bytes()]
     run.decisions_file(pair).parent.mkdir()
-    run.decisions_file(pair).write_bytes(b"half of it")
-    with pytest.raises(ValueError, match=r"fold-0-seed-0\.safetensors"):
+    for content, complaint in (
+        (b"half of it", "is not a whole Tailguard file"),
+        (others[0], "is about fold 0, seed 1"),
+        (others[1], "is about fold 1, seed 0"),
+        (elsewhere, "of the walk-forward other, not about"),
+    ):
+        run.decisions_file(pair).write_bytes(content)
         train_all(run, folds, [pair], 1, silent)
+        assert run.decisions_file(pair).read_bytes() == there.decisions_file(pair).read_bytes()
+        assert complaint in caplog.records[-1].getMessage()
+        assert caplog.records[-1].getMessage().endswith("fold-0-seed-0 is trained again")
+    assert len(caplog.records) == 4
+
+
+def test_a_second_process_is_refused(finished, bars, config):
+    folder, _, _ = finished
+    with locked(folder), pytest.raises(ValueError, match="is being trained by another process"):
+        walkforward(bars, config, WALK, folder, source="walk", effort=QUICK)
+
+
+def test_other_conditions_are_named_in_one_line(finished, bars, config, folds, tmp_path, caplog):
+    folder, _, _ = finished
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    kept = read_sealed(tmp_path / "walkforward.json")
+    write_sealed(tmp_path / "walkforward.json", kept | {"conditions": kept["conditions"] | {"CPU": "abacus"}})
+    walkforward(bars, config, WALK, tmp_path, source="walk", effort=QUICK)
+    (line,) = caplog.messages
+    assert f"began under other conditions (CPU: abacus -> {kept['conditions']['CPU']})" in line
+
+
+def test_pairs_of_different_machines_are_named_in_one_line(finished, bars, config, folds, caplog):
+    folder, _, _ = finished
+    run = WalkforwardRun(bars, config, WALK.warmup, folder)
+    result = load_result(run.decisions_file(Pair(folds[0], 0)))
+    _warn_of_other_machines([result, result])
+    assert caplog.messages == []
+    _warn_of_other_machines([result, replace(result, conditions=result.conditions | {"torch": "1.0"})])
+    assert f"different conditions (torch: {result.conditions['torch']} -> 1.0)" in caplog.messages[0]
 
 
 def test_agents_that_watch_their_return_walk_too(bars, config, folds, tmp_path):

@@ -45,6 +45,12 @@ class JsonStore:
     def write_population(self, record):
         self.write("population", record)
 
+    def write_history(self, part, record):
+        self.write(f"history_{part}", record)
+
+    def read_history(self, part):
+        return self.read(f"history_{part}")
+
     def read_population(self):
         return self.read("population") if (self.folder / "population.json").exists() else None
 

@@ -50,6 +50,37 @@ def test_same_lineage_and_states_as_in_one_process(tmp_path, undisturbed):
     assert os.environ.get("MKL_NUM_THREADS") == before
 
 
+def test_the_history_is_appended_and_never_written_again(tmp_path):
+    """The record of the population does not grow with its age, and an interrupted one has its whole history again."""
+    scheduler, store = population(tmp_path)
+    engine = SerialEngine(scheduler, Fates(tmp_path), store)
+    engine.run(1)
+    record, first = tmp_path / "states" / "population.json", tmp_path / "states" / "history_0.json"
+    size, before = record.stat().st_size, (first.stat().st_mtime_ns, first.read_bytes())
+    engine.run(30)
+    assert record.stat().st_size < 2 * size
+    assert (first.stat().st_mtime_ns, first.read_bytes()) == before
+    other = SerialEngine(population(tmp_path / "other")[0], Fates(tmp_path), store)
+    other.resume()
+    assert other.scheduler.state_dict() == scheduler.state_dict()
+    assert all(len(member.history) == 30 for member in other.scheduler.members)
+
+
+def test_a_population_of_an_earlier_version_is_resumed(tmp_path):
+    scheduler, store = population(tmp_path)
+    SerialEngine(scheduler, Fates(tmp_path), store).run(3)
+    store.write_population({"version": 1, "scheduler": scheduler.state_dict()})
+    for part in (tmp_path / "states").glob("history_*"):
+        part.unlink()
+    other = SerialEngine(population(tmp_path / "other")[0], Fates(tmp_path), store)
+    other.resume()
+    other.run(4)
+    again = SerialEngine(population(tmp_path / "third")[0], Fates(tmp_path), store)
+    again.resume()
+    assert again.scheduler.state_dict() == other.scheduler.state_dict()
+    assert [len(member.history) for member in again.scheduler.members] == [4, 4, 4]
+
+
 def test_a_killed_member_costs_time_and_nothing_else(tmp_path, undisturbed):
     """SIGKILL in the middle of an interval: one right after the start, one that has a checkpoint, one that is a fresh copy."""
     copied = next(event for event in map(json.loads, undisturbed[0].splitlines()) if event["event"] == "exploit")

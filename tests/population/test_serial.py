@@ -245,6 +245,8 @@ class TestFailures:
 class Late:
     """An executor in which one member's training takes several waits; without a timeout it is waited for."""
 
+    keeps_learners = True
+
     def __init__(self, executor, member_id, waits):
         self.executor, self.member_id, self.waits, self.held = executor, member_id, waits, None
 

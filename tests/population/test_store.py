@@ -57,6 +57,18 @@ def test_a_damaged_state_is_no_state(tmp_path):
         store.read("a")
 
 
+def test_parts_of_the_history_stay_as_they_were(store):
+    for part in range(3):
+        store.write_history(part, {"entries": [part]})
+    store.keep_only(set())
+    assert [store.read_history(part)["entries"] for part in range(3)] == [[0], [1], [2]]
+
+
+def test_a_missing_part_of_the_history_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"history_000000\.json.*cannot be resumed"):
+        FileStore(tmp_path).read_history(0)
+
+
 def test_a_damaged_population_is_named(tmp_path):
     FileStore(tmp_path).write_population({"a": 1})
     (tmp_path / "population.json").write_text('{"a": ')

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail("out of memory: smaller data, networks, training.n_envs or training.n_steps need less")
     except Interrupted as stopped:
         sys.stderr.write(f"{stopped}\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(stopped.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)

@@ -1,5 +1,6 @@
 """Commands that evaluate: one agent, a method fold by fold, an agent under attack, runs side by side."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from tailguard.experiments.run import Run
 
 REPORT = "report.html"
+
+
+class WalkforwardEngine(StrEnum):
+    """Engines that train the pairs of a walk-forward."""
+
+    PROCESS = "process"
+    RAY = "ray"
+
+
 CONTROL_SHARPES = (0.0, 1.0, 2.0, 3.0)
 LedgerOption = Annotated[
     bool, typer.Option("--ledger/--no-ledger", help="Count this evaluation as a trial, and the trials before it.")
@@ -43,6 +53,10 @@ def run_walkforward(
     settings: Settings,
     data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
+    engine: Annotated[
+        WalkforwardEngine, typer.Option(help="Train in processes on this machine, or on a Ray cluster; the results are equal.")
+    ] = WalkforwardEngine.PROCESS,
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")] = None,
     ledger: LedgerOption = True,
     quiet: QuietOption = False,
 ) -> None:
@@ -64,6 +78,8 @@ def run_walkforward(
             source=source,
             report=report_progress,
             ledger=user_ledger() if ledger else None,
+            engine=engine.value,
+            address=address,
         )
     _show(evaluation, folder)
 

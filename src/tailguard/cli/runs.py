@@ -207,7 +207,7 @@ def run_paper(
     quiet: QuietOption = False,
 ) -> None:
     """Trade bars on paper, with a ledger that survives a kill at any moment; FOLDER/KILL, SIGUSR1 and --max-loss stop it."""
-    from tailguard.experiments import Interrupted
+    from tailguard.experiments import Interrupted, stopped_at_once
     from tailguard.experiments.bar_stream import bar_chunks, file_chunks, polled
     from tailguard.experiments.broker import PaperBroker
     from tailguard.experiments.paper import BROKER, PaperTrading, require_tradable
@@ -226,10 +226,9 @@ def run_paper(
     files, keep = settings.files(config.files), config.features.columns
     stream = bar_chunks(_standard_input(), files, keep) if bars == "-" else file_chunks(Path(bars), files, keep, follow)
     signal.signal(signal.SIGUSR1, lambda *_: asked.append("SIGUSR1 came"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as Ctrl-C does: a kill at any moment is safe
-    trading, again = None, ""
+    trading, again, number = None, "", int(signal.SIGINT)
     try:
-        with status_line("paper", quiet) as show:
+        with stopped_at_once(f"the same command resumes the ledger in {folder}"), status_line("paper", quiet) as show:
             for chunk in polled(stream):
                 if trading is None and chunk is not None:
                     require_tradable(opened, chunk)  # while nothing is written
@@ -250,8 +249,8 @@ def run_paper(
                     trading.check()
                 if trading is not None and trading.finished:
                     break
-    except KeyboardInterrupt:
-        again = f"stopped; the same command resumes the ledger in {folder}"
+    except Interrupted as stopped:
+        again, number = str(stopped), stopped.number
     if trading is not None and trading.history:
         _show_paper(trading)
         if trading.killed:
@@ -261,7 +260,7 @@ def run_paper(
     elif not again:
         raise ValueError(f"no bars in {'the standard input' if bars == '-' else bars}: nothing was traded")
     if again:
-        raise Interrupted(again)
+        raise Interrupted(again, number)
 
 
 def _status_text(status: "Status") -> str:

@@ -22,6 +22,7 @@ from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.stats.significance import deflated_sharpe, minimum_track_record, overfitting, probabilistic_sharpe
 from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules, judge
+from tailguard.parallel.threads import one_thread
 from tailguard.validation import require
 
 
@@ -76,6 +77,7 @@ class Context:
     subject: str = AGENT
 
 
+@one_thread()
 def assess(
     window: BacktestWindow,
     targets: Mapping[str, ArrayLike],
@@ -125,6 +127,7 @@ def assess(
     return replace(record, trades=window.round_trips(result))
 
 
+@one_thread()
 def assess_returns(
     agent: AccountHistory,
     benchmark: AccountHistory | None,

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard.config import CheckpointConfig
 from tailguard.evaluate.play import ReportProgress
-from tailguard.experiments import Interrupted
+from tailguard.experiments import Interrupted, handling_signals
 from tailguard.io.atomic import atomic, named
 from tailguard.io.checkpoint_folder import Checkpoints
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -121,7 +120,7 @@ class SaveCheckpoints(BetweenUpdates):
         super().__init__()
         self.checkpoints, self.config = checkpoints, config
         self.saved_step, self.saved_time = 0, time.monotonic()
-        self.stop_requested = False
+        self.stop_requested = 0  # the signal that has asked for it
 
     def _init_callback(self) -> None:
         self.saved_step = self.model.num_timesteps
@@ -137,7 +136,7 @@ class SaveCheckpoints(BetweenUpdates):
         if ended or due_steps or due_time or self.stop_requested:
             self.save()
         if self.stop_requested:
-            raise Interrupted(f"stopped and saved at step {self.saved_step:,}")
+            raise Interrupted(f"stopped and saved at step {self.saved_step:,}", self.stop_requested)
 
     def save(self) -> None:
         """Save what there is, unless it is saved already."""
@@ -190,20 +189,14 @@ class StopAfter(BetweenUpdates):
 @contextmanager
 def stopped_by_signals(saving: SaveCheckpoints) -> Iterator[None]:
     """On SIGINT and SIGTERM finish the present update, save, and stop; a second signal stops at once."""
-    handlers: dict[signal.Signals, Any] = {}
 
     def request(number: int, _: FrameType | None) -> None:
         if saving.stop_requested:
             raise KeyboardInterrupt
-        saving.stop_requested = True
+        saving.stop_requested = number
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handlers[number] = signal.signal(number, request)
-    try:
+    with handling_signals(request):
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def mean_return(model: Any) -> float:

@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import torch
 import yaml
 
 from tailguard.config import Config
 from tailguard.evaluate.folds import Fold
 from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import RECORD_FOLDER, load_record
+from tailguard.experiments import stopped_at_once
 from tailguard.experiments.callbacks import ShowProgress
 from tailguard.experiments.prepared_market import Market, Split, fingerprint, load_source_of, market_features, prepare_market
 from tailguard.experiments.run import SELECTION, Run, require_free
 from tailguard.experiments.selection import Selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
-from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun
+from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun, agent_hash, identity_of, load_result
 from tailguard.io.atomic import UNFINISHED
+from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import build
 
@@ -72,6 +73,7 @@ def open_walkforward(folder: Path, data: str | None = None) -> FinishedWalkforwa
     return FinishedWalkforward(folder, config, record.provenance.seeds, last, source, bars, n_bars)
 
 
+@one_thread()
 def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
     """Make a run of the agents of the last fold.
 
@@ -84,18 +86,26 @@ def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
             f"{done.source} has {len(done.bars) - done.n_bars} bars more than the walk-forward: deploy with --refit to learn "
             "from them, or restore the file"
         )
-    trained = WalkforwardRun(done.bars, done.config, done.config.walkforward.warmup, done.folder)
+    warmup = done.config.walkforward.warmup
+    trained = WalkforwardRun(done.bars, done.config, warmup, done.folder, identity=identity_of(done.folder))
     selection = trained.selection(done.last)
     files = {seed: trained.agent_file(Pair(done.last, seed)) for seed in done.seeds}
-    for file in files.values():
-        DistributionalPPO.load(file)  # a missing or damaged agent is better found before there is a run
     market = prepare_market(done.bars, _applied(done.config, selection), Split(done.last.train, done.last.test))
+    for seed, file in files.items():
+        # A missing or damaged agent is better found before there is a run, and so is another one in its place.
+        model, tested = DistributionalPPO.load(file), trained.decisions_file(Pair(done.last, seed))
+        if (
+            agent_hash(model, market.scaler.state_dict(), selection)
+            != load_result(tested, trained.label(done.last, seed)).agent_hash
+        ):
+            raise ValueError(f"{file} is not the agent that was tested: delete {tested}, and resume the walk-forward")
     with _new_run(done, path, market, selection, "last fold") as folder:
         for seed, file in files.items():
             shutil.copyfile(file, folder / _member(seed))
     return Run.open(path)
 
 
+@one_thread()
 def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportProgress) -> Run:
     """Select and train as the walk-forward did, on all bars, and make a run of the agents.
 
@@ -103,7 +113,6 @@ def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportPro
     :param path: of the new run.
     :param report: called with the steps done, the steps in all, and a line.
     """
-    torch.set_num_threads(1)
     done = walkforward
     require_free(path, "another --run makes a new one")
     n, window = len(done.bars), done.last.train[1] - done.last.train[0]
@@ -113,7 +122,8 @@ def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportPro
     selection = select(done.bars, done.config, split, features, report) if done.config.selects else None
     config = _applied(done.config, selection)
     market = prepare_market(done.bars, config, split, features)
-    with _new_run(done, path, market, selection, "refit") as folder:
+    again = "nothing was deployed; the same command begins again"
+    with stopped_at_once(again), _new_run(done, path, market, selection, "refit") as folder:
         for seed in done.seeds:
             training = config.training.model_copy(update={"seed": seed})
             model = build_model(market, training)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from tailguard.config import Config, dump_config
 from tailguard.evaluate import statistics
@@ -34,12 +33,14 @@ from tailguard.experiments.selection import selection_table
 from tailguard.io.atomic import atomic
 from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
+from tailguard.parallel.threads import one_thread
 from tailguard.population.lineage import read as read_lineage
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
 ATTACK_TABLE, ATTACK_GRID = "attack.csv", "attack.json"
 
 
+@one_thread()
 def backtest_agent(model: TradingAgent, market: Market, warmup: int) -> list[BacktestRow]:
     """Trade the agent and the baselines over the test rows; the figures are those of :func:`evaluate_agent`.
 
@@ -56,6 +57,7 @@ def backtest_agent(model: TradingAgent, market: Market, warmup: int) -> list[Bac
     return [backtest_row(window, name, weights) for name, weights in ({"agent": decisions.targets} | targets).items()]
 
 
+@one_thread()
 def evaluate_agent(
     model: TradingAgent,
     market: Market,
@@ -135,6 +137,7 @@ def evaluate_run(run: Run, ledger: Ledger | None = None) -> Evaluation:
     )
 
 
+@one_thread()
 def attack_run(run: Run, plan: AttackPlan, report: ReportProgress | None = None) -> pd.DataFrame:
     """Attack the agent of a run on its test rows, and keep the results in the run.
 
@@ -143,7 +146,6 @@ def attack_run(run: Run, plan: AttackPlan, report: ReportProgress | None = None)
     :param report: called with the bars done, the bars in all, and a line.
     :returns: a row per kind, strength and statistic, which :func:`evaluate_run` makes part of the report.
     """
-    torch.set_num_threads(1)  # small networks are slower on more, on a busy machine ten times
     _require_unseen(run)
     agent = run.agent()
     # Members of an ensemble are attacked one by one, each in an account of its own; the figures are their means.

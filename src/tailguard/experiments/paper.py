@@ -31,6 +31,7 @@ from tailguard.market.bars import DataError, symbols_of
 from tailguard.market.env import AccountBatch
 from tailguard.market.kernel import CASH, EQUITY, MARK, PEAK, UNITS, observe_account
 from tailguard.market.rules import TradingRules
+from tailguard.parallel.threads import one_thread
 
 LEDGER, BROKER, KILL = "ledger.jsonl", "broker.jsonl", "KILL"
 # Cash and positions of broker and ledger may differ by this share of equity: rounding.
@@ -119,6 +120,7 @@ class PaperTrading:
             return bool(self.killed)
         return self._settled.liquidated or (bool(self.killed) and not self._settled.account.units.any())
 
+    @one_thread()
     def add(self, bars: pd.DataFrame) -> list[Status]:
         """Take bars, settle and decide at the close of each.
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-import torch
 from stable_baselines3.common.utils import FloatSchedule
 
 from tailguard.config import Config
@@ -25,6 +24,7 @@ from tailguard.experiments.training import build_model, train_model
 from tailguard.io.state import IsolatedRandomState
 from tailguard.market.bars import periods_per_year
 from tailguard.market.env import Rows
+from tailguard.parallel.threads import one_thread
 from tailguard.population.config import PopulationConfig, Value
 from tailguard.population.exploit import LEARNING_RATE, CopySettings, exploit, load_member_state, member_state
 from tailguard.population.member import MemberFailed
@@ -55,10 +55,10 @@ class MarketLearner:
     :param seed: of everything that is random.
     """
 
+    @one_thread()
     def __init__(
         self, market: Market, validation: Rows, config: Config, member_id: int, hyperparams: Mapping[str, Value], seed: int
     ) -> None:
-        torch.set_num_threads(1)  # members share the machine; and one process must compute what another does
         self.member_id = member_id
         self.hyperparams = dict(hyperparams)
         self._population = population_of(config)
@@ -74,6 +74,7 @@ class MarketLearner:
         if LEARNING_RATE in hyperparams:
             self.model.lr.set(float(hyperparams[LEARNING_RATE]))
 
+    @one_thread()
     def train(self, steps: int) -> None:
         """Train for some updates; schedules see the whole training of the population.
 
@@ -88,6 +89,7 @@ class MarketLearner:
             except NotFinite as error:
                 raise MemberFailed(str(error)) from error
 
+    @one_thread()
     def score(self) -> list[float]:
         """Return one number per block of the validation rows, the same rows for all members."""
         paths = equity_paths(self.model, self._market, self._blocks)

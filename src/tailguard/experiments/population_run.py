@@ -13,26 +13,28 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger, configure
 
 from tailguard.config import Config
+from tailguard.experiments import stopped_at_once
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
 from tailguard.experiments.run import Run
 from tailguard.io.atomic import atomic, clear_unfinished
+from tailguard.parallel.threads import one_thread, warn_of_differences
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
 from tailguard.population.engines.driver import Engine, Extinct
 from tailguard.population.engines.process import ProcessEngine
 from tailguard.population.engines.serial import SerialEngine
-from tailguard.population.lineage import Lineage
+from tailguard.population.lineage import Lineage, read
 from tailguard.population.scheduler import Round
-from tailguard.population.store import FileStore
+from tailguard.population.store import POPULATION, FileStore
 
 logger = logging.getLogger(__name__)
 FOLDER, LINEAGE, STATES, FEATURES, LOG = "population", "lineage.jsonl", "states", "features.npy", "log.txt"
+STORE = "store"  # entry of run.json: where the states are, if not in the run
 Floats32 = NDArray[np.float32]
 EngineName = Literal["serial", "process", "ray"]
 
@@ -134,6 +136,7 @@ class PopulationRun:
         """Number of settings that were tried, by which the Sharpe ratio of the winner has to be deflated."""
         return self.config.population_size + self.scheduler.exploration_count
 
+    @one_thread()
     def train(
         self,
         engine: EngineName = "serial",
@@ -149,15 +152,16 @@ class PopulationRun:
         :param report: called after every decision.
         :param address: of a Ray cluster; None starts one on this machine.
         :param parallel: processes that train at the same time; None takes one per core.
-        :param store: folder or URL for the states of the members; None is the folder of the run. A cluster without a common
-            disk needs a URL such as ``s3://bucket/run``.
+        :param store: folder or URL for the states of the members; None is where they are, or the folder of the run. A cluster
+            without a common disk needs a URL such as ``s3://bucket/run``.
         :raises ValueError: when every member has died, or none has a finite score.
         """
-        torch.set_num_threads(1)
-        with self.run.locked(), _logged_to(self.folder / LOG):
+        again = f"`tailguard population --run {self.run.path}` resumes it"
+        with self.run.locked(), _logged_to(self.folder / LOG), stopped_at_once(again):
             clear_unfinished(self.run.path)
+            warn_of_differences(str(self.run.path), self.run.info.get("conditions"))
             factory = self._factory()
-            with self._engine(engine, factory, FileStore(store or self.folder / STATES), address, parallel) as running:
+            with self._engine(engine, factory, FileStore(self._store(store)), address, parallel) as running:
                 self._begin_or_resume(running)
                 tensorboard = self._tensorboard()
                 running.on_round = lambda decided: self._report(decided, tensorboard, report)
@@ -195,17 +199,39 @@ class PopulationRun:
             return SerialEngine(self.scheduler, factory, store)
         if name == "process":
             return ProcessEngine(self.scheduler, factory, store, parallel=parallel)
-        from tailguard.population.engines.ray import RayEngine, connect
+        from tailguard.parallel.ray import connect
+        from tailguard.population.engines.ray import RayEngine
 
         connect(address)
         factory = MarketFactory(factory.market, factory.validation, factory.config)  # other machines lack the mapped file
         return RayEngine(self.scheduler, factory, store, resources={"num_cpus": self.config.cpus_per_member})
+
+    def _store(self, asked: str | None) -> str:
+        """Return where the states are, which is noted in the run; a population is not continued without them.
+
+        :param asked: where they shall be; None leaves them where they are.
+        """
+        known = self.run.info.get(STORE)
+        place = None if asked is None else asked if "://" in asked else str(Path(asked).resolve())
+        if known is not None and place not in (None, known):
+            raise ValueError(f"the states of {self.run.path} are in {known}: leave out --store, or move them there")
+        if known is None and place is not None:
+            if (self.folder / STATES / POPULATION).exists():
+                raise ValueError(f"the states of {self.run.path} are in its own folder: leave out --store")
+            self.run.note({STORE: place})
+        return known or place or str(self.folder / STATES)
 
     def _begin_or_resume(self, engine: Engine) -> None:
         if engine.store.read_population() is not None:
             engine.resume()
             self.scheduler.record = Lineage(self.lineage, keep=self.scheduler.events)
             return
+        events = [event["event"] for event in read(self.lineage)] if self.lineage.exists() else []
+        if "report" in events:
+            raise ValueError(
+                f"{self._store(None)} holds no population, but {self.lineage} has {len(events)} events: restore the states, or "
+                "start a new population with another --run"
+            )
         self.lineage.unlink(missing_ok=True)  # of a process that died before its first decision was written down
         self.scheduler = engine.scheduler = PBTScheduler(self.config, record=Lineage(self.lineage))
 

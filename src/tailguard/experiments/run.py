@@ -10,7 +10,6 @@
 Nothing else is needed to resume, evaluate or deploy it.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +18,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import pandas as pd
-import torch
 
 from tailguard.config import Config, changed_settings, dump_config, load_config
 from tailguard.evaluate.play import ReportProgress
-from tailguard.experiments import Interrupted
+from tailguard.experiments import Interrupted, stopped_at_once
 from tailguard.experiments.callbacks import (
     LogLastingWarnings,
     SaveCheckpoints,
@@ -45,16 +43,20 @@ from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
+from tailguard.io.lock import LOCK, locked
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.bars import timeframe
 from tailguard.market.data import source_parts
 from tailguard.market.features import FeatureScaler
+from tailguard.parallel.threads import conditions, one_thread, warn_of_differences
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.rollout import NotFinite
 from tailguard.ppo.serialization import KIND, MIGRATIONS
 from tailguard.validation import build
 
-CONFIG, INFO, SELECTION, METRICS, LOCK = "config.yaml", "run.json", "selection.json", "metrics.jsonl", ".lock"
+CONFIG, INFO, SELECTION, METRICS = "config.yaml", "run.json", "selection.json", "metrics.jsonl"
+# Entries of run.json that say where a run began, and not which run it is.
+PLACE = ("data", "versions", "conditions")
 # Settings that may change while a run is under way, if that is asked for. Of the training: names of the model's arguments.
 MODEL_SETTINGS = (
     *("learning_rate", "n_epochs", "gae_lambda", "clip_range", "max_grad_norm", "vf_coef", "microbatch_size"),
@@ -110,11 +112,12 @@ class Run:
             "test": list(market.split.test),
             "features": market.scaler.state_dict(),
             "versions": checkpoint.libraries(),
+            "conditions": conditions(),
             "config": config.model_dump(mode="json"),
             **(facts or {}),
         }
         # The same settings on the same data are the same run: its checkpoints are equal, bit for bit.
-        info["run_id"] = digest(sealed({name: value for name, value in info.items() if name not in ("data", "versions")}))
+        info["run_id"] = digest(sealed({name: value for name, value in info.items() if name not in PLACE}))
         with atomic(path / CONFIG) as file:
             file.write(dump_config(config).encode())
         write_sealed(path / INFO, info)  # last: a folder with it is a run
@@ -276,15 +279,12 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training this run; the lock ends with the process, however it ends."""
-        with (self.path / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{self.path} is being trained by another process") from None
+        """Keep other processes from training this run."""
+        with locked(self.path):
             yield
 
 
+@one_thread()
 def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     """Train the model of a run to its end, from wherever it stands.
 
@@ -293,12 +293,13 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     :raises Interrupted: when a signal stopped it; it is saved.
     :raises ValueError: when the disk or the environments fail; the last checkpoint can be resumed from.
     """
-    torch.set_num_threads(1)  # small networks are slower on more
     if run.members:
         raise ValueError(f"{run.path} is an ensemble of trained agents: there is nothing to train")
     with run.locked():
         clear_unfinished(run.path)
-        run.select(report)
+        warn_of_differences(str(run.path), run.info.get("conditions"))
+        with stopped_at_once(f"`tailguard resume {run.path}` begins the selection again"):
+            run.select(report)
         steps = run.config.training.steps
         market = run.market()
         env = market.training_env(run.config.training.n_envs, run.config.training.seed)
@@ -316,7 +317,7 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
         except (OSError, NotFinite) as error:
             raise ValueError(f"{error}; safe up to step {max(first_step, saving.saved_step):,}, {resume}") from error
         except Interrupted as stopped:
-            raise Interrupted(f"{stopped}; {resume}") from None
+            raise Interrupted(f"{stopped}; {resume}", stopped.number) from None
     return model
 
 
@@ -327,7 +328,7 @@ def require_free(path: Path, advice: str) -> None:
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file, but --run must name a folder")
-    if path.exists() and any(path.iterdir()):
+    if path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
         raise ValueError(f"{path} is not empty: {advice}")
 
 

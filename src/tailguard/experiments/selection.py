@@ -409,18 +409,26 @@ def t_statistic(returns: Floats) -> float:
     return float(returns.mean()) / spread * len(returns) ** 0.5 if spread > 1e-12 else 0.0
 
 
-def save_selection(selection: Selection, path: Path) -> None:
-    """Write a selection as JSON, with a checksum."""
-    write_sealed(path, selection.tree())
+def save_selection(selection: Selection, path: Path, label: Mapping[str, Any] | None = None) -> None:
+    """Write a selection as JSON, with a checksum.
+
+    :param label: JSON values that say what the selection is about.
+    """
+    write_sealed(path, selection.tree() | ({} if label is None else {"of": label}))
 
 
-def load_selection(path: Path) -> Selection:
+def load_selection(path: Path, label: Mapping[str, Any] | None = None) -> Selection:
     """Read what :func:`save_selection` wrote.
 
-    :raises ValueError: if the file is damaged; delete it to have the selection made again.
+    :param label: what the selection must be about; None takes any.
+    :raises ValueError: if the file is damaged or about something else; delete it to have the selection made again.
     """
     try:
-        return Selection.from_tree(read_sealed(path))
+        tree = read_sealed(path)
+        found = tree.pop("of", None)
+        if label is not None and found != label:
+            raise ValueError(f"it is about {found}, not about {dict(label)}")
+        return Selection.from_tree(tree)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it to have the selection made again") from None
 

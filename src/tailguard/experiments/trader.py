@@ -19,6 +19,7 @@ from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
 from tailguard.market.kernel import END, NOW
 from tailguard.market.rules import TradingSettings
+from tailguard.parallel.threads import one_thread
 
 # Bars are of another timeframe than those of the training if the usual time between them differs by more than this factor.
 OTHER_TIMEFRAME = 1.5
@@ -80,6 +81,7 @@ class Trader:
         self._account: dict[str, Any] | None = None
         self.ruined = False
 
+    @one_thread()
     def add(self, bars: pd.DataFrame) -> list[Decision]:
         """Take the bars that follow those before, and decide at the close of each for which there is enough history.
 

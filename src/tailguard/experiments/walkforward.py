@@ -2,25 +2,21 @@
 
 First an agent is selected for each fold, inside its training bars; then every seed trains it. The folder holds one file per
 fold in `selection/` and one per (fold, seed) in `decisions/`, which appear when they are finished, and agents in `agents/`. A
-walk-forward that was stopped continues with what has no file yet.
+walk-forward that was stopped continues with what has no file yet. Selections and trainings are tasks
+(:mod:`tailguard.parallel.tasks`), which only compute; this process alone writes to the folder, and each file names what it is.
 """
 
 import hashlib
 import io
 import json
-import multiprocessing
-import os
-import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from tailguard.config import Config
@@ -31,6 +27,7 @@ from tailguard.evaluate.ledger import Ledger
 from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import RECORD_FOLDER, Evaluation, save_record
 from tailguard.evaluate.verdict import VerdictRules
+from tailguard.experiments import stopped_at_once
 from tailguard.experiments.callbacks import ShowProgress
 from tailguard.experiments.decisions import Decisions, out_of_sample_decisions
 from tailguard.experiments.evaluation import (
@@ -46,14 +43,20 @@ from tailguard.experiments.run import require_free
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select, selection_table
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
-from tailguard.io.atomic import atomic
+from tailguard.io.atomic import atomic, clear_unfinished
+from tailguard.io.lock import locked
+from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.features import FeatureSet
+from tailguard.parallel.tasks import ProcessTasks, SerialTasks, TaskExecutor, run_tasks
+from tailguard.parallel.threads import conditions, differences, one_thread, warn_of_differences
+from tailguard.parallel.worker import cores
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import build
 
+logger = logging.getLogger(__name__)
 KIND = "decisions"
 IDENTITY = "walkforward.json"
-POLL_SECONDS = 0.2
+EngineName = Literal["process", "ray"]
 # Of a selection, in trainings: for the bar of progress.
 CHOICE_EFFORT = 16.0
 
@@ -69,32 +72,68 @@ class Pair(NamedTuple):
         """The name in messages and of files."""
         return f"fold-{self.fold.number}-seed-{self.seed}"
 
-    def file(self, run: "WalkforwardRun") -> Path:
-        """Return the file that appears when it is finished."""
-        return run.decisions_file(self)
-
-    def work(self, run: "WalkforwardRun", reached: Callable[[str, float], None]) -> None:
-        """Train; see :func:`train_pair`."""
-        train_pair(run, self, reached)
-
 
 class Choice(NamedTuple):
-    """The selection of the agent of one fold."""
+    """The task to select the agent of one fold."""
 
     fold: Fold
 
     @property
     def name(self) -> str:
-        """The name in messages and of files."""
+        """The name in messages."""
         return f"selection of fold-{self.fold.number}"
 
-    def file(self, run: "WalkforwardRun") -> Path:
-        """Return the file that appears when it is finished."""
-        return run.selection_file(self.fold)
+    def work(self, run: "WalkforwardRun", reached: Callable[[float], None]) -> Selection:
+        """Choose inside the training rows."""
+        features = run.features if run.features is not None else market_features(run.bars, run.config)
+        split = Split(self.fold.train, self.fold.test)
+        return select(run.bars, run.config, split, features, lambda done, total, _: reached(done / total))
 
-    def work(self, run: "WalkforwardRun", reached: Callable[[str, float], None]) -> None:
-        """Choose; see :func:`select_for_fold`."""
-        select_for_fold(run, self.fold, reached)
+
+class Training(NamedTuple):
+    """The task to train a pair.
+
+    :param selection: what was chosen for its fold; None if nothing is to be chosen.
+    """
+
+    pair: Pair
+    selection: Selection | None
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self.pair.name
+
+    def work(self, run: "WalkforwardRun", reached: Callable[[float], None]) -> "TrainedPair":
+        """Train on the rows of the fold with the seed, and play the test."""
+        pair, selection = self.pair, self.selection
+        config = run.config if selection is None else selection.applied(run.config)
+        training = config.training.model_copy(update={"seed": pair.seed})
+        market = prepare_market(run.bars, config, Split(pair.fold.train, pair.fold.test), run.features)
+        model = build_model(market, training)
+        curves = Curves()
+        model.set_logger(Logger(None, [curves]))
+        progress = ShowProgress(lambda done, total, _: reached(done / total))
+        train_model(model, training.steps, [progress], minutes=training.minutes)
+        model.logger.dump(model.num_timesteps)  # of the last update
+        decisions = out_of_sample_decisions(model, market, pair.fold.span, run.warmup)
+        agent = io.BytesIO()
+        model.save(agent)
+        tree = {
+            "of": run.label(pair.fold, pair.seed),
+            "conditions": conditions(),
+            "decisions": decisions.tree(),
+            "curves": curves.table().to_csv(index=False),
+            "agent_hash": agent_hash(model, market.scaler.state_dict(), selection),
+        }
+        return TrainedPair(agent.getvalue(), checkpoint.to_bytes(tree, kind=KIND))
+
+
+class TrainedPair(NamedTuple):
+    """The contents of the two files of a pair."""
+
+    agent: bytes
+    decisions: bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +143,13 @@ class PairResult:
     :param decisions: over the test bars of the fold.
     :param curves: of the training, one row per update, with the column `step`.
     :param agent_hash: checksum of everything that the agent has learnt, the scale of its features included.
+    :param conditions: of the machine that trained it.
     """
 
     decisions: Decisions
     curves: pd.DataFrame
     agent_hash: str
+    conditions: dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +161,7 @@ class WalkforwardRun:
     :param warmup: rows over which the recurrent state is filled before a test.
     :param folder: of the walk-forward.
     :param features: of the bars, not scaled; None lets every pair compute them.
+    :param identity: checksum of the settings and the data.
     """
 
     bars: pd.DataFrame
@@ -127,6 +169,11 @@ class WalkforwardRun:
     warmup: int
     folder: Path
     features: FeatureSet | None = None
+    identity: str = ""
+
+    def label(self, fold: Fold, seed: int | None = None) -> dict[str, Any]:
+        """Return what a file of this walk-forward is about: settings, data, fold and seed."""
+        return {"walkforward": self.identity, "fold": fold.number, "rows": [*fold.train, *fold.test], "seed": seed}
 
     def selection_file(self, fold: Fold) -> Path:
         """Return the file with what was chosen for a fold."""
@@ -134,7 +181,7 @@ class WalkforwardRun:
 
     def selection(self, fold: Fold) -> Selection | None:
         """Return what was chosen for a fold; None if nothing is to be chosen."""
-        return load_selection(self.selection_file(fold)) if self.config.selects else None
+        return load_selection(self.selection_file(fold), self.label(fold)) if self.config.selects else None
 
     def decisions_file(self, pair: Pair) -> Path:
         """Return the file of a finished pair."""
@@ -145,6 +192,7 @@ class WalkforwardRun:
         return self.folder / "agents" / f"{pair.name}.safetensors"
 
 
+@one_thread()
 def walkforward(
     bars: pd.DataFrame,
     config: Config,
@@ -157,6 +205,8 @@ def walkforward(
     rules: VerdictRules | None = None,
     effort: Effort | None = None,
     ledger: Ledger | None = None,
+    engine: EngineName = "process",
+    address: str | None = None,
 ) -> Evaluation:
     """Train and test fold by fold and seed by seed, evaluate the ensemble of the seeds, and write the record.
 
@@ -170,7 +220,10 @@ def walkforward(
     :param rules: of the verdict.
     :param effort: of the computation.
     :param ledger: of trials; None keeps none.
+    :param engine: ``process`` trains in processes of this machine, ``ray`` on a cluster, with the same results.
+    :param address: of a Ray cluster; None starts one on this machine.
     :raises ValueError: if the settings do not fit the data, or if the folder holds anything else than this walk-forward.
+    :raises Interrupted: when a signal stopped it; what is finished is kept.
     """
     features = market_features(bars, config)
     unusable = features.warmup
@@ -179,11 +232,34 @@ def walkforward(
     pairs = [Pair(fold, seed) for fold in folds for seed in seeds]
     # Settings that do not fit the data are refused while there is no folder yet; the first fold has the fewest rows.
     build_model(prepare_market(bars, config, Split(folds[0].train, folds[0].test), features), config.training)
-    _claim(folder, config, settings, bars)
-    run = WalkforwardRun(bars, config, settings.warmup, folder, features)
-    train_all(run, folds, pairs, settings.jobs or os.cpu_count() or 1, report or _silent)
+    identity = _identity(config, settings, fingerprint(bars))
+    run = WalkforwardRun(bars, config, settings.warmup, folder, features, digest(sealed(identity)))
+    if not (folder / IDENTITY).exists():
+        require_free(folder, "it holds no walk-forward that could be resumed; choose another folder")
+    with locked(folder), stopped_at_once(f"`tailguard walkforward` with the same arguments and --run {folder} resumes it"):
+        clear_unfinished(folder)
+        _claim(folder, identity)
+        train_all(run, folds, pairs, settings.jobs, report or _silent, engine, address)
+        return _evaluated(run, settings, folds, seeds, source, title, rules, effort, ledger)
+
+
+def _evaluated(
+    run: WalkforwardRun,
+    settings: WalkforwardConfig,
+    folds: Sequence[Fold],
+    seeds: tuple[int, ...],
+    source: str,
+    title: str,
+    rules: VerdictRules | None,
+    effort: Effort | None,
+    ledger: Ledger | None,
+) -> Evaluation:
+    """Evaluate the ensemble of the seeds, all folds in a row, and write the record."""
+    bars, config = run.bars, run.config
     selections = {fold.number: run.selection(fold) for fold in folds}
-    results = {(pair.fold.number, pair.seed): load_result(run.decisions_file(pair)) for pair in pairs}
+    pairs = [Pair(fold, seed) for fold in folds for seed in seeds]
+    results = {(pair.fold.number, pair.seed): load_result(run.decisions_file(pair), run.label(*pair)) for pair in pairs}
+    _warn_of_other_machines(results.values())
     by_seed = {seed: [results[fold.number, seed].decisions for fold in folds] for seed in seeds}
     window = BacktestWindow(bars, config.trading, (folds[0].span[0], folds[-1].span[1]))
     fold_rows = [fold.test[1] - fold.test[0] for fold in folds]
@@ -201,98 +277,122 @@ def walkforward(
     if config.training.pooled:
         context = replace(context, instruments=instrument_table(window, np.mean(list(targets.values()), axis=0)))
     evaluation = assess(window, targets, fold_rows, context, rules, effort, ledger)
-    save_record(evaluation, folder / RECORD_FOLDER)
+    save_record(evaluation, run.folder / RECORD_FOLDER)
     return evaluation
 
 
-def train_all(run: WalkforwardRun, folds: Sequence[Fold], pairs: Sequence[Pair], jobs: int, report: ReportProgress) -> None:
-    """Select an agent for each fold and train the pairs, as far as that is not done.
+def train_all(
+    run: WalkforwardRun,
+    folds: Sequence[Fold],
+    pairs: Sequence[Pair],
+    jobs: int | None,
+    report: ReportProgress,
+    engine: EngineName = "process",
+    address: str | None = None,
+) -> None:
+    """Select an agent for each fold and train the pairs, as far as that is not done. No other process may do so.
 
     :param run: what they have in common.
     :param folds: all of them.
     :param pairs: all of them.
-    :param jobs: processes; 1 stays in this one.
+    :param jobs: processes on this machine; 1 stays in this one, None takes one per core.
     :param report: see :func:`walkforward`.
+    :param engine: see :func:`walkforward`.
+    :param address: see :func:`walkforward`.
     """
-    choosing = [Choice(fold) for fold in folds] if run.config.selects else []
-    tasks: list[Choice | Pair] = [*choosing, *pairs]
-    progress = Progress(tasks, report)
-    for path in [run.decisions_file(pair) for pair in pairs]:
-        if path.exists():
-            load_result(path)  # a damaged file is better found now than after hours
-    waiting = [task for task in tasks if not task.file(run).exists()]
-    for task in tasks:
-        if task not in waiting:
-            progress.finished(task.name)
-    if jobs == 1 or len(waiting) <= 1:
-        for task in waiting:
-            task.work(run, progress.reached)
-            progress.finished(task.name)
-        return
-    context = multiprocessing.get_context("spawn")  # forking a process that has started threads may lock up
-    messages: Queue[tuple[str, float]] = context.Queue()
-    processes = min(jobs, len(waiting))
-    with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(run, messages)) as pool:
-        try:
-            # Pairs need what was chosen for their fold, so that all choices come first.
-            for kind in (Choice, Pair):
-                running = {pool.submit(_work, task): task for task in waiting if isinstance(task, kind)}
-                _wait_for_all(running, messages, progress)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # trainings that run already are finished and kept
-            raise
+    choices = [Choice(fold) for fold in folds if run.config.selects]
+    progress = Progress([*choices, *pairs], report)
+    chosen: dict[int, Selection | None] = {fold.number: _kept_selection(run, fold) for fold in folds}
+    kept = {pair.name for pair in pairs if _is_kept(run, pair)}
+    missing = [pair for pair in pairs if pair.name not in kept]
+    for name in [choice.name for choice in choices if chosen[choice.fold.number] is not None] + sorted(kept):
+        progress.finished(name)
+
+    def trainings(fold: Fold) -> list[Training]:
+        return [Training(pair, chosen[fold.number]) for pair in missing if pair.fold == fold]
+
+    def keep(task: Any, result: Any) -> list[Training]:
+        """Write the result of a task; return the tasks that it makes possible."""
+        if isinstance(task, Choice):
+            save_selection(result, run.selection_file(task.fold), run.label(task.fold))
+            chosen[task.fold.number] = result
+        else:
+            for path, content in zip((run.agent_file(task.pair), run.decisions_file(task.pair)), result, strict=True):
+                with atomic(path) as file:
+                    file.write(content)
+        progress.finished(task.name)
+        return trainings(task.fold) if isinstance(task, Choice) else []
+
+    # Pairs need what was chosen for their fold.
+    waiting: list[Choice | Training] = [choice for choice in choices if chosen[choice.fold.number] is None]
+    ready = [fold for fold in folds if chosen[fold.number] is not None or not run.config.selects]
+    waiting += [training for fold in ready for training in trainings(fold)]
+    if waiting:
+        run_tasks(waiting, _executor(run, engine, address, jobs, len(waiting)), keep, progress.reached)
 
 
-def select_for_fold(run: WalkforwardRun, fold: Fold, reached: Callable[[str, float], None]) -> None:
-    """Choose an agent inside the training rows of a fold, and keep the choice.
+def _executor(run: WalkforwardRun, engine: EngineName, address: str | None, jobs: int | None, tasks: int) -> TaskExecutor:
+    if engine == "ray":
+        from tailguard.parallel.ray import RayTasks
 
-    :param run: what all folds have in common.
-    :param fold: its training rows.
-    :param reached: called with the name of the choice and the share of it that is done.
-    """
-    torch.set_num_threads(1)
-    features = run.features if run.features is not None else market_features(run.bars, run.config)
-    name = Choice(fold).name
-    chosen = select(
-        run.bars, run.config, Split(fold.train, fold.test), features, lambda done, total, _: reached(name, done / total)
-    )
-    save_selection(chosen, run.selection_file(fold))
+        return RayTasks(run, address)
+    jobs = jobs or cores()
+    return SerialTasks(run) if jobs == 1 or (tasks == 1 and not run.config.selects) else ProcessTasks(run, jobs)
 
 
-def train_pair(run: WalkforwardRun, pair: Pair, reached: Callable[[str, float], None]) -> None:
-    """Train on the rows of a fold with a seed, play the test, and keep the agent and its decisions.
-
-    :param run: what all pairs have in common.
-    :param pair: the fold and the seed.
-    :param reached: called with the name of the pair and the share of it that is done.
-    """
-    torch.set_num_threads(1)  # small networks are slower on more, and the pairs share the cores
-    selection = run.selection(pair.fold)
-    config = run.config if selection is None else selection.applied(run.config)
-    training = config.training.model_copy(update={"seed": pair.seed})
-    market = prepare_market(run.bars, config, Split(pair.fold.train, pair.fold.test), run.features)
-    model = build_model(market, training)
-    curves = Curves()
-    model.set_logger(Logger(None, [curves]))
-    progress = ShowProgress(lambda done, total, _: reached(pair.name, done / total))
-    train_model(model, training.steps, [progress], minutes=training.minutes)
-    model.logger.dump(model.num_timesteps)  # of the last update
-    decisions = out_of_sample_decisions(model, market, pair.fold.span, run.warmup)
-    run.agent_file(pair).parent.mkdir(parents=True, exist_ok=True)
-    model.save(run.agent_file(pair))
-    digest = agent_hash(model, market.scaler.state_dict(), selection)
-    tree = {"decisions": decisions.tree(), "curves": curves.table().to_csv(index=False), "agent_hash": digest}
-    checkpoint.save(run.decisions_file(pair), tree, kind=KIND)
+def _kept_selection(run: WalkforwardRun, fold: Fold) -> Selection | None:
+    """Return what was chosen for a fold, if that is in its file; one that cannot be used is made again, with a warning."""
+    if not run.config.selects or not run.selection_file(fold).exists():
+        return None
+    try:
+        return run.selection(fold)
+    except ValueError as error:
+        logger.warning("%s; that is done now", error)
+        return None
 
 
-def load_result(path: Path) -> PairResult:
+def _is_kept(run: WalkforwardRun, pair: Pair) -> bool:
+    """Return True if the file of a pair is there and sound; one that cannot be used is made again, with a warning."""
+    if not run.decisions_file(pair).exists():
+        return False
+    try:
+        load_result(run.decisions_file(pair), run.label(*pair))
+    except ValueError as error:
+        logger.warning("%s; %s is trained again", error, pair.name)
+        return False
+    return True
+
+
+def load_result(path: Path, label: Mapping[str, Any] | None = None) -> PairResult:
     """Read a finished pair.
 
-    :raises ValueError: if the file is damaged; delete it to have the pair trained again.
+    :param label: what the file must be about, see :meth:`WalkforwardRun.label`; None takes any.
+    :raises ValueError: if the file is damaged, or is about something else.
     """
     tree = checkpoint.load(path, kind=KIND)
-    curves = pd.read_csv(io.StringIO(tree["curves"]))
-    return PairResult(Decisions.from_tree(tree["decisions"]), curves, tree["agent_hash"])
+    with checkpoint.refusing(str(path)):
+        found = tree.get("of")
+        if label is not None and found != label:
+            told = "does not say what it is about" if found is None else f"is about {_text(found)}"
+            raise ValueError(f"{told}, not about {_text(label)}")
+        curves = pd.read_csv(io.StringIO(tree["curves"]))
+        return PairResult(Decisions.from_tree(tree["decisions"]), curves, tree["agent_hash"], dict(tree.get("conditions", {})))
+
+
+def _text(label: Mapping[str, Any]) -> str:
+    """Return the label of a file in a few words."""
+    return f"fold {label['fold']}, seed {label['seed']} of the walk-forward {label['walkforward'][:8]}"
+
+
+def _warn_of_other_machines(results: Iterable[PairResult]) -> None:
+    """Log one line if pairs were trained under different conditions: trained elsewhere, their bits would differ."""
+    first, *others = [result.conditions for result in results]
+    other = next((found for found in others if found != first), None)
+    if other is not None:
+        logger.warning(
+            "pairs were trained under different conditions (%s): on one kind of machine they would end with other bits",
+            differences(first, other),
+        )
 
 
 def agent_hash(model: DistributionalPPO, scaler: Mapping[str, Any], selection: Selection | None) -> str:
@@ -328,7 +428,7 @@ class Progress:
     :param report: called with the percent that is done, 100, and a line.
     """
 
-    def __init__(self, tasks: Sequence["Choice | Pair"], report: ReportProgress) -> None:
+    def __init__(self, tasks: Sequence[Choice | Pair], report: ReportProgress) -> None:
         self.done = {task.name: 0.0 for task in tasks}
         # A choice trains many agents, a pair one.
         self.effort = {task.name: CHOICE_EFFORT if isinstance(task, Choice) else 1.0 for task in tasks}
@@ -351,54 +451,23 @@ class Progress:
         self.report(round(100.0 * done / total), 100, f"{self.complete} of {len(self.done)} done, at {name}")
 
 
-# Given to a worker process once, so that it does not travel with every pair.
-_shared: list[tuple[WalkforwardRun, "Queue[tuple[str, float]]"]] = []
-
-
-def _start_worker(run: WalkforwardRun, messages: "Queue[tuple[str, float]]") -> None:
-    _shared[:] = [(run, messages)]
-
-
-def _work(task: "Choice | Pair") -> str:
-    run, messages = _shared[0]
-    task.work(run, lambda name, share: messages.put((name, share)))
-    return task.name
-
-
-def _wait_for_all(
-    running: dict[Future[str], "Choice | Pair"], messages: "Queue[tuple[str, float]]", progress: Progress
-) -> None:
-    """Pass progress on until all are done; the first error ends it."""
-    while running:
-        done, _ = wait(running, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
-        for name, share in _drained(messages):
-            progress.reached(name, share)
-        for future in done:
-            running.pop(future)
-            progress.finished(future.result())
-
-
-def _drained(messages: "Queue[tuple[str, float]]") -> Iterator[tuple[str, float]]:
-    while True:
-        try:
-            yield messages.get_nowait()
-        except queue.Empty:
-            return
-
-
-def _claim(folder: Path, config: Config, settings: WalkforwardConfig, bars: pd.DataFrame) -> None:
+def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
     """Refuse a folder with results of something else; mark an empty one."""
-    path, identity = folder / IDENTITY, _identity(config, settings, fingerprint(bars))
+    path = folder / IDENTITY
     if not path.exists():
-        require_free(folder, "it holds no walk-forward that could be resumed; choose another folder")
-        with atomic(path) as file:
-            file.write(json.dumps(identity, indent=2).encode())
+        write_sealed(path, {**identity, "conditions": conditions()})
         return
-    kept = json.loads(path.read_text(encoding="utf-8"))
+    if identity_of(folder) != digest(sealed(identity)):
+        raise ValueError(f"{folder} holds a walk-forward of other data or another configuration; choose another folder")
+    warn_of_differences(str(folder), read_sealed(path).get("conditions"))
+
+
+def identity_of(folder: Path) -> str:
+    """Return the checksum of the settings and the data of the walk-forward in a folder."""
+    kept = read_sealed(folder / IDENTITY)
     # Read as a configuration, since a folder of an older version lacks settings that have been added since.
     known = _identity(build(Config, kept["config"]), build(WalkforwardConfig, kept["walkforward"]), kept["data"])
-    if known != identity:
-        raise ValueError(f"{folder} holds a walk-forward of other data or another configuration; choose another folder")
+    return digest(sealed(known))
 
 
 def _identity(config: Config, settings: WalkforwardConfig, data: str) -> dict[str, Any]:

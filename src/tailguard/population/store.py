@@ -16,7 +16,7 @@ from tailguard.io.sealed import sealed, unsealed
 from tailguard.population.member import MemberFailed
 
 SUFFIX = ".safetensors"
-POPULATION = "population.json"
+POPULATION, HISTORY = "population.json", "history"
 KIND = "population member"
 
 
@@ -45,6 +45,15 @@ class Store(StateStore, Protocol):
     def read_population(self) -> dict[str, Any] | None:
         """Return the record that was written last; None before the first."""
 
+    def write_history(self, part: int, record: dict[str, Any]) -> None:
+        """Store a part of the history of the population, in plain JSON; parts that were stored before stay as they are."""
+
+    def read_history(self, part: int) -> dict[str, Any]:
+        """Return a part of the history.
+
+        :raises ValueError: when it is gone or damaged.
+        """
+
 
 class MemoryStore:
     """A store in this process, gone with it."""
@@ -52,6 +61,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
         self._population: str | None = None
+        self._history: dict[int, str] = {}
 
     def write(self, name: str, state: Any) -> None:
         """Store a state."""
@@ -74,6 +84,15 @@ class MemoryStore:
     def read_population(self) -> dict[str, Any] | None:
         """Return the record of the population."""
         return None if self._population is None else json.loads(self._population)
+
+    def write_history(self, part: int, record: dict[str, Any]) -> None:
+        """Store a part of the history."""
+        self._history[part] = json.dumps(record, allow_nan=False)
+
+    def read_history(self, part: int) -> dict[str, Any]:
+        """Return a part of the history."""
+        result: dict[str, Any] = json.loads(self._history[part])
+        return result
 
 
 class FileStore:
@@ -127,11 +146,23 @@ class FileStore:
     def read_population(self) -> dict[str, Any] | None:
         """Read the file of the population."""
         path = f"{self._folder}/{POPULATION}"
-        if not self._fs.exists(path):
-            return None
+        return self._read(path) if self._fs.exists(path) else None
+
+    def write_history(self, part: int, record: dict[str, Any]) -> None:
+        """Write the file of a part of the history."""
+        self._publish(sealed(record), self._history_path(part))
+
+    def read_history(self, part: int) -> dict[str, Any]:
+        """Read the file of a part of the history."""
+        return self._read(self._history_path(part))
+
+    def _history_path(self, part: int) -> str:
+        return f"{self._folder}/{HISTORY}_{part:06d}.json"
+
+    def _read(self, path: str) -> dict[str, Any]:
         try:
             return unsealed(self._fs.cat_file(path), path)
-        except ValueError as error:
+        except (FileNotFoundError, ValueError) as error:
             raise ValueError(f"{error}; without it the population cannot be resumed") from None
 
     def _publish(self, data: bytes, path: str) -> None:

@@ -1,15 +1,12 @@
-"""Workers: the jobs of a member, their results, the class that does them, and the log that a worker sends to the driver."""
+"""Workers: the jobs of a member, their results, and the class that does them."""
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tailguard.parallel.outcomes import Crashed, Lost
 from tailguard.population.config import Value
 from tailguard.population.member import Learner, LearnerFactory, MemberFailed, Scores
 from tailguard.population.store import StateStore
-
-LOGGER = "tailguard"
 
 
 @dataclass(frozen=True)
@@ -62,24 +59,10 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Lost:
-    """The result when the process or the machine of the member is gone."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class IOFailed:
     """The result of an error of the operating system, such as a full disk. The learner is not at fault."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Crashed:
-    """The result when the learner raised any other exception: a bug."""
-
-    trace: str
 
 
 JobResult = Done | Failed | IOFailed | Lost | Crashed
@@ -127,41 +110,3 @@ class Worker:
             self._store.write(job.checkpoint, self.learner.save())
             return scores
         return None
-
-
-# ----------------------------------------------------------------------------------------------------------- log forwarding
-
-
-class _Collector(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record in a form that can be pickled."""
-        record.msg, record.args = record.getMessage(), None
-        record.exc_info = None
-        self.records.append(record)
-
-
-@contextmanager
-def collect_logs() -> Iterator[list[logging.LogRecord]]:
-    """Collect the records of Tailguard's logger, from INFO on, instead of printing them; called in a worker's process."""
-    logger, collector = logging.getLogger(LOGGER), _Collector()
-    before = logger.level, logger.propagate
-    logger.addHandler(collector)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield collector.records
-    finally:
-        logger.removeHandler(collector)
-        logger.level, logger.propagate = before
-
-
-def forward_logs(records: Iterable[logging.LogRecord]) -> None:
-    """Log the records of a worker; called in the driver."""
-    for record in records:
-        logger = logging.getLogger(record.name)
-        if logger.isEnabledFor(record.levelno):
-            logger.handle(record)

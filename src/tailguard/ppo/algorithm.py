@@ -9,6 +9,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast
@@ -44,11 +45,12 @@ from tailguard.optim.config import OptimizerConfig, VGSConfig
 from tailguard.optim.factory import build_custom_optimizer, build_optimizer
 from tailguard.optim.layout import FlatParameters
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.parallel.threads import one_thread
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
 from tailguard.ppo.compiled.acting import acting_of
-from tailguard.ppo.compiled.applies import update_applies
+from tailguard.ppo.compiled.applies import acting_applies, update_applies
 from tailguard.ppo.config import (
     CriticConfig,
     EntropyConfig,
@@ -298,7 +300,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         shuffling_seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.shuffler = torch.Generator().manual_seed(shuffling_seed)
-        self.actor_critic = self._build_policy().place(self.device)
+        with one_thread():  # orthogonal weights come from a QR decomposition, which LAPACK shares out
+            self.actor_critic = self._build_policy().place(self.device)
         self.objective = RiskObjective(self.risk_config, self.actor_critic.budget)
         self.flat = FlatParameters(self.actor_critic)
         self._setup_optimizer()
@@ -448,13 +451,17 @@ class DistributionalPPO(OnPolicyAlgorithm):
     ) -> Self:
         """Train as SB3 does; TensorBoard gets the name of SB3's PPO unless another is given.
 
+        The compiled passes compute in one thread, so that the result does not depend on ``OMP_NUM_THREADS``. Where they do not
+        apply, PyTorch uses the threads that it was given, and the last bits depend on how many these are.
+
         :param use_masking: ask environments with a method ``action_masks`` which actions are possible, as sb3-contrib's
             ``MaskablePPO`` does; others are not asked.
         """
         self._use_masking(use_masking)
         self._keep_normalization()
         try:
-            return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+            with one_thread() if acting_applies(self.actor_critic) else nullcontext():
+                return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
         except NotFinite:
             # The user's VecNormalize has seen the NaN before we have, and would return nothing else from now on.
             if self._vec_normalize_env is not None and self._sound_normalization is not None:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from tailguard.parallel.outcomes import Crashed, Lost, count_losses
 from tailguard.population.member import PopulationMember
 from tailguard.population.scheduler import Exploit, PBTScheduler, Round
 from tailguard.population.store import Store
-from tailguard.population.worker import CopyFrom, Crashed, Create, Done, IOFailed, JobResult, Lost, Restore, Train, WorkerJob
+from tailguard.population.worker import CopyFrom, Create, Done, IOFailed, JobResult, Restore, Train, WorkerJob
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
-STORE_VERSION = 1
+STORE_VERSION = 2
 
 
 class Extinct(RuntimeError):
@@ -25,7 +26,13 @@ class Extinct(RuntimeError):
 
 
 class Executor(Protocol):
-    """Runs the jobs of members."""
+    """Runs the jobs of members.
+
+    :param keeps_learners: True if the learner of a member stays where it is between its jobs; if not, every submission begins
+        with :class:`Create`.
+    """
+
+    keeps_learners: bool
 
     def submit(self, member_id: int, jobs: Sequence[WorkerJob]) -> None:
         """Run jobs of a member. If the first one is :class:`Create`, start a new process for it, where processes are used."""
@@ -36,6 +43,9 @@ class Executor(Protocol):
         :param timeout: seconds after which to return without any; None waits without limit.
         """
 
+    def alive(self, machine: str) -> bool:
+        """Return False for a machine that is gone."""
+
     def close(self) -> None:
         """Stop all workers."""
 
@@ -45,11 +55,11 @@ class _Task:
     """The present task of a member.
 
     :param job: the last of its jobs.
-    :param losses: number of times the member was lost during it.
+    :param losses: of the member during it.
     """
 
     job: Train | CopyFrom
-    losses: int
+    losses: tuple[Lost, ...]
 
 
 class Engine:
@@ -62,7 +72,8 @@ class Engine:
     :param scheduler: decides.
     :param executor: runs the jobs of members.
     :param store: holds the states. After every decision it has all that :meth:`resume` needs.
-    :param max_losses: losses over one interval after which a member counts as dead. 0 never tries again.
+    :param max_losses: losses over one interval that a member survives; with one more it counts as dead. Losses with the same
+        machine count once. 0 never tries again.
     :param patience: seconds without an arrival after which a synchronous population checks whether it is ready to decide
         without the missing members (``ready_percentage``, ``ready_check_max_wait``). None waits for all of them: with a number
         the lineage depends on how fast the members are.
@@ -89,6 +100,8 @@ class Engine:
         self._patience = patience
         self._created: set[int] = set()  # members that have a learner in the state of their record
         self._busy: dict[int, _Task] = {}
+        self._parts = 0  # of the histories that are stored
+        self._stored = [0] * len(scheduler.members)  # entries of each member in them
         self._backlog: list[tuple[int, JobResult]] = []  # arrived while the driver was waiting for something else
 
     def run(self, intervals: int) -> None:
@@ -115,8 +128,17 @@ class Engine:
         record = self.store.read_population()
         if record is None:
             raise ValueError("the store holds no population that could be resumed")
-        require(record["version"] == STORE_VERSION, "version of the stored population", record["version"], str(STORE_VERSION))
-        self.scheduler.load_state_dict(record["scheduler"])
+        legal = f"at most {STORE_VERSION}: a newer version of Tailguard has written it"
+        require(record["version"] <= STORE_VERSION, "version of the stored population", record["version"], legal)
+        state = record["scheduler"]
+        self._parts = record.get("history_parts", 0)  # version 1 has the histories in the record itself
+        for part in range(self._parts):
+            for member, entries in zip(state["members"], self.store.read_history(part)["entries"], strict=True):
+                member.setdefault("history", []).extend(entries)
+        for member in state["members"]:
+            member.setdefault("history", [])
+        self.scheduler.load_state_dict(state)
+        self._stored = [len(member.history) if self._parts else 0 for member in self.scheduler.members]
         self._created.clear()
 
     def close(self) -> None:
@@ -228,7 +250,15 @@ class Engine:
             self._mark_dead(exploit.target, result)
 
     def _save_population(self) -> None:
-        self.store.write_population({"version": STORE_VERSION, "scheduler": self.scheduler.state_dict()})
+        """Store what has been decided. Histories only grow: what is new of them is stored, and nothing is written again."""
+        state = self.scheduler.state_dict()
+        histories = [member.pop("history") for member in state["members"]]
+        if any(len(history) > stored for history, stored in zip(histories, self._stored, strict=True)):
+            entries = [history[stored:] for history, stored in zip(histories, self._stored, strict=True)]
+            self.store.write_history(self._parts, {"entries": entries})
+            self._parts, self._stored = self._parts + 1, [len(history) for history in histories]
+        # The record counts the parts: one that was written before a crash and is not counted will be written again.
+        self.store.write_population({"version": STORE_VERSION, "history_parts": self._parts, "scheduler": state})
         self.store.keep_only(self._needed())
 
     def _needed(self) -> set[str]:
@@ -237,10 +267,11 @@ class Engine:
 
     # -------------------------------------------------------------------------------------------------------- jobs of a member
 
-    def _submit(self, member_id: int, job: Train | CopyFrom, losses: int = 0) -> None:
+    def _submit(self, member_id: int, job: Train | CopyFrom, losses: tuple[Lost, ...] = ()) -> None:
         missing = member_id not in self._created
         jobs: list[WorkerJob] = [*self._creation(member_id, job), job] if missing else [job]
-        self._created.add(member_id)
+        if self.executor.keeps_learners:
+            self._created.add(member_id)
         self._busy[member_id] = _Task(job, losses)
         self.executor.submit(member_id, jobs)
 
@@ -277,10 +308,11 @@ class Engine:
         if not isinstance(result, Lost):
             return True
         self._created.discard(member_id)
-        if task.losses >= self._max_losses:
+        losses = (*task.losses, result)
+        if count_losses(losses, self.executor.alive) > self._max_losses:
             return True
         logger.warning("Member %d: lost (%s); created again from its last checkpoint", member_id, result.reason)
-        self._submit(member_id, task.job, task.losses + 1)
+        self._submit(member_id, task.job, losses)
         return False
 
 

@@ -1,56 +1,25 @@
 """The process engine: every member in a process of its own on this machine, with one thread each."""
 
-import multiprocessing
-import os
-import signal
-import sys
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from logging import LogRecord
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from multiprocessing.context import SpawnProcess
 
+from tailguard.parallel.outcomes import Crashed, Lost
+from tailguard.parallel.worker import Handler, Returned, Started, Tell, WorkerProcess, cores
 from tailguard.population.engines.driver import Engine
 from tailguard.population.member import LearnerFactory
 from tailguard.population.scheduler import PBTScheduler, Round
 from tailguard.population.store import Store
-from tailguard.population.worker import (
-    CopyFrom,
-    Crashed,
-    Create,
-    JobResult,
-    Lost,
-    Worker,
-    WorkerJob,
-    collect_logs,
-    forward_logs,
-)
+from tailguard.population.worker import CopyFrom, Create, JobResult, Worker, WorkerJob
 from tailguard.validation import require
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-GRACE_SECONDS = 5.0  # between asking a process to end and killing it
 POLL_SECONDS = 0.5  # between looks at the clock while a time limit runs
 
 
-@dataclass
-class _ProcessHandle:
-    """A process and the connection to it.
-
-    :param since: time at which it started its present jobs; None before.
-    """
-
-    process: SpawnProcess
-    connection: Connection
-    since: float | None = None
-
-
 class ProcessExecutor:
-    """Runs members in processes. They are spawned, never forked: a fork would copy the locks of its parent's threads.
+    """Runs members in processes (:class:`tailguard.parallel.worker.WorkerProcess`).
 
     :param factory: makes learners; it is pickled, so it must be importable by name.
     :param store: holds the states of all members; it is pickled, too.
@@ -59,18 +28,20 @@ class ProcessExecutor:
         is not included. None: no limit.
     """
 
+    keeps_learners = True
+
     def __init__(self, factory: LearnerFactory, store: Store, parallel: int | None, time_limit: float | None) -> None:
-        parallel = _cores() if parallel is None else parallel
+        parallel = cores() if parallel is None else parallel
         require(parallel >= 1, "parallel", parallel, "at least 1")
         require(time_limit is None or time_limit > 0.0, "time_limit", time_limit, "above 0, or None")
         self._factory = factory
         self._store = store
         self._parallel = parallel
         self._time_limit = time_limit
-        self._handles: dict[int, _ProcessHandle] = {}
+        self._workers: dict[int, WorkerProcess] = {}
+        self._since: dict[int, float] = {}  # when the running members have begun their present jobs
         self._queue: deque[tuple[int, Sequence[WorkerJob]]] = deque()
         self._running: set[int] = set()
-        self._context = multiprocessing.get_context("spawn")
 
     def submit(self, member_id: int, jobs: Sequence[WorkerJob]) -> None:
         """Queue jobs until a core is free; a copy, which takes no time and is waited for, starts at once."""
@@ -85,7 +56,7 @@ class ProcessExecutor:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._start_queued()
-            members = {self._handles[member_id].connection: member_id for member_id in self._running}
+            members = {self._workers[member_id].connection: member_id for member_id in self._running}
             readable = [members[connection] for connection in self._readable(list(members), end)]
             received = [(member_id, self._receive(member_id)) for member_id in readable]
             results = [(member_id, result) for member_id, result in received if result is not None]
@@ -96,18 +67,20 @@ class ProcessExecutor:
 
     def pid(self, member_id: int) -> int | None:
         """Return the process id of a member; None if it has no process."""
-        handle = self._handles.get(member_id)
-        return None if handle is None else handle.process.pid
+        worker = self._workers.get(member_id)
+        return None if worker is None else worker.pid
+
+    def alive(self, machine: str) -> bool:
+        """Return True: there is one machine."""
+        return True
 
     def close(self) -> None:
         """Close the connections; kill processes that do not end by themselves."""
-        for member_id, handle in self._handles.items():
-            handle.connection.close()
-            if member_id in self._running:  # its result is not needed any more
-                handle.process.kill()
-        for handle in self._handles.values():
-            _end(handle.process)
-        self._handles.clear()
+        for member_id in self._running:  # its result is not needed any more
+            self._workers[member_id].kill()
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
         self._running.clear()
         self._queue.clear()
 
@@ -118,24 +91,15 @@ class ProcessExecutor:
     def _start(self, member_id: int, jobs: Sequence[WorkerJob]) -> None:
         if isinstance(jobs[0], Create):
             self._start_process(member_id)
-        handle = self._handles[member_id]
-        handle.since = None
+        self._since.pop(member_id, None)
         self._running.add(member_id)
-        # A process that has died meanwhile cannot be sent anything; receiving its result will report the loss.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            handle.connection.send(list(jobs))
+        self._workers[member_id].send(list(jobs))
 
     def _start_process(self, member_id: int) -> None:
-        old = self._handles.pop(member_id, None)
+        old = self._workers.pop(member_id, None)
         if old is not None:
-            old.connection.close()
-            _end(old.process)
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, member_id, self._factory, self._store), daemon=True)
-        with _one_thread():
-            process.start()
-        theirs.close()  # or the end of the process would not break the connection
-        self._handles[member_id] = _ProcessHandle(process, ours)
+            old.close()
+        self._workers[member_id] = WorkerProcess(_member_handler, (member_id, self._factory, self._store))
 
     def _readable(self, connections: list[Connection], end: float | None) -> list[Connection]:
         left = None if end is None else max(end - time.monotonic(), 0.0)
@@ -145,28 +109,22 @@ class ProcessExecutor:
 
     def _receive(self, member_id: int) -> JobResult | None:
         """Return the result of a member; None for the message that it has started."""
-        handle = self._handles[member_id]
-        try:
-            message: tuple[JobResult, list[LogRecord]] | None = handle.connection.recv()
-        except (EOFError, ConnectionResetError):
-            handle.process.join()
-            return Lost(f"its process ended with exit code {handle.process.exitcode}")
-        if message is None:
-            handle.since = time.monotonic()
-            return None
-        result, records = message
-        forward_logs(records)
-        return result
+        message = self._workers[member_id].receive()
+        if isinstance(message, Started):
+            self._since[member_id] = time.monotonic()
+        if isinstance(message, Returned):
+            result: JobResult = message.value
+            return result
+        return message if isinstance(message, Lost | Crashed) else None
 
     def _kill_hanging(self) -> list[tuple[int, JobResult]]:
         """Kill the members that exceed the time limit and return their losses."""
         if self._time_limit is None:
             return []
-        started = {member_id: self._handles[member_id].since for member_id in self._running}
         end = time.monotonic() - self._time_limit
-        late = [member_id for member_id, since in started.items() if since is not None and since < end]
+        late = [member_id for member_id in self._running if self._since.get(member_id, end) < end]
         for member_id in late:
-            self._handles[member_id].process.kill()
+            self._workers[member_id].kill()
             self._running.remove(member_id)
         return [(member_id, Lost(f"no result within {self._time_limit:g} s")) for member_id in late]
 
@@ -202,51 +160,10 @@ class ProcessEngine(Engine):
         super().__init__(scheduler, executor, store, max_losses=max_losses, patience=patience, on_round=on_round)
 
 
-def _serve(connection: Connection, member_id: int, factory: LearnerFactory, store: Store) -> None:
-    """Run a member's process until the driver closes the connection or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver handles it
+def _member_handler(member_id: int, factory: LearnerFactory, store: Store) -> Handler:
     worker = Worker(member_id, factory, store)
-    while True:
-        try:
-            jobs = connection.recv()
-            connection.send(None)  # started
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            return
-        with collect_logs() as records:
-            try:
-                result: JobResult = worker.perform(jobs)
-            except Exception:
-                connection.send((Crashed(traceback.format_exc()), records))
-                raise
-        try:
-            connection.send((result, records))
-        except BrokenPipeError:
-            return
 
+    def perform(jobs: Sequence[WorkerJob], tell: Tell) -> JobResult:
+        return worker.perform(jobs)
 
-def _cores() -> int:
-    """Return the number of cores that this process may use, or else of the machine."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _end(process: SpawnProcess) -> None:
-    process.join(GRACE_SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    process.close()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Set one thread in the environment of a child: libraries read it when they are loaded."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return perform

@@ -18,6 +18,8 @@ class SerialExecutor:
     :param store: holds the states of all members.
     """
 
+    keeps_learners = True
+
     def __init__(self, members: int, factory: LearnerFactory, store: Store) -> None:
         self.workers = [Worker(member_id, factory, store) for member_id in range(members)]
         self._queue: deque[tuple[int, Sequence[WorkerJob]]] = deque()
@@ -33,6 +35,10 @@ class SerialExecutor:
         """Run the first jobs of the queue and return their result."""
         member_id, jobs = self._queue.popleft()
         return [(member_id, self.workers[member_id].perform(jobs))]
+
+    def alive(self, machine: str) -> bool:
+        """Return True: there is one machine."""
+        return True
 
     def close(self) -> None:
         """Do nothing: there are no processes to stop."""

@@ -1,0 +1,180 @@
+"""Kill everything at random: `python benchmarks/kills.py --kills 100 [--subjects training paper] [--seed 0]`. Linux only.
+
+Each subject (a training, a walk-forward, a population in processes and on Ray, paper trading) is run without a fault through
+the command line, and again by processes that are killed with SIGKILL at random moments, the driver or one of its workers, and
+started again with the same command. The variables that set the numbers of threads are unset. Printed: kills, starts, whether
+the end is the same to the last bit, and how many processes were left behind after each kill of a driver. They may be none.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from soak_subjects import (
+    DATA,
+    POPULATION,
+    TRAINING,
+    UPDATE,
+    WALKFORWARD,
+    Child,
+    Paper,
+    Population,
+    RayPopulation,
+    RayWalkforward,
+    Subject,
+    Training,
+    Walkforward,
+)
+
+from tailguard.config import load_config
+from tailguard.experiments.prepared_market import load_market
+from tailguard.experiments.run import Run, train
+
+LONGEST = 3600.0  # seconds for a run; far more than it takes
+GRACE = 20.0  # seconds in which everything must end after its driver has
+MARK = "TAILGUARD_KILLS"  # in the environment of every process that this script has started, directly or not
+SUBJECTS = ("training", "walk-forward", "population", "paper", "population on Ray", "walk-forward on Ray")
+
+
+@dataclass
+class Tally:
+    """What became of one subject.
+
+    :param kills: of drivers, and of workers.
+    :param same: whether it ended as the one without faults.
+    :param left: processes that were still there after their driver.
+    :param seconds: of the run without faults.
+    """
+
+    drivers: int = 0
+    workers: int = 0
+    same: bool = False
+    left: int = 0
+    seconds: float = 0.0
+
+
+def make(name: str, folder: Path, which: str) -> Subject:
+    """Return a subject by its name, in a folder of its own."""
+    place = folder / f"{name} {which}".replace(" ", "-")
+    if name == "training":
+        return Training(place, [*TRAINING, f"training.steps={UPDATE * 150}", "selection=null", "training.policy=MlpLstmPolicy"])
+    if name == "paper":
+        return Paper(place, folder / "agent", folder / "bars.csv")
+    kinds = {"walk-forward": Walkforward, "walk-forward on Ray": RayWalkforward}
+    if name in kinds:
+        return kinds[name](place, WALKFORWARD)
+    return {"population": Population, "population on Ray": RayPopulation}[name](place, POPULATION)
+
+
+def marked() -> list[int]:
+    """Return the processes that this script has started, directly or not, and that still run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                if f"{MARK}={os.environ[MARK]}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+def left_behind() -> int:
+    """Return how many processes there still are after the time in which they must have ended; end those."""
+    end = time.monotonic() + GRACE
+    while marked() and time.monotonic() < end:
+        time.sleep(0.1)
+    left = marked()
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return len(left)
+
+
+def kill_one(subject: Subject, rng: np.random.Generator, seconds: float, tally: Tally) -> Child | None:
+    """Start the subject and kill it or one of its workers; return it if it still runs, None if it has to be started again."""
+    child = subject.start()
+    if child.code(float(rng.uniform(0.1, 0.8)) * seconds) is not None:
+        return child
+    workers = child.members()
+    if workers and rng.random() < 0.4:
+        os.kill(int(rng.choice(workers)), signal.SIGKILL)
+        tally.workers += 1
+        return child
+    child.kill()
+    tally.drivers += 1
+    tally.left += left_behind()
+    return None
+
+
+def torment(name: str, folder: Path, kills: int, rng: np.random.Generator) -> Tally:
+    """Run a subject to its end, without faults and with so many kills."""
+    tally, whole, faulty = Tally(), make(name, folder, "whole"), make(name, folder, "killed")
+    begun = time.monotonic()
+    child = whole.start()
+    if child.code(LONGEST) != 0:
+        raise SystemExit(f"{name} without faults did not come to its end: {child.said()[-3:]}")
+    tally.seconds = time.monotonic() - begun
+    while tally.drivers + tally.workers < kills:
+        left = kill_one(faulty, rng, tally.seconds, tally)
+        if left is not None:
+            if left.code(LONGEST) != 0:
+                raise SystemExit(f"{name} did not come to its end after a worker was killed: {left.said()[-3:]}")
+            if tally.drivers + tally.workers < kills:  # it was through: once more from the beginning
+                tally.same = whole.result() == faulty.result()
+                if not tally.same:
+                    return tally
+                faulty = make(name, folder, f"killed-{tally.drivers + tally.workers}")
+        sys.stderr.write(f"{name}: {tally.drivers} drivers and {tally.workers} workers killed\n")
+    last = faulty.start()
+    if last.code(LONGEST) != 0:
+        raise SystemExit(f"{name} was not resumed: {last.said()[-3:]}")
+    tally.left += left_behind()
+    tally.same = whole.result() == faulty.result()
+    return tally
+
+
+def agent(folder: Path) -> None:
+    """Train an agent to trade on paper, and write its bars to a file."""
+    config = load_config(
+        None, [*TRAINING, "selection=null", "training.steps=4096", "trading.fee=0.001", "trading.stop_loss=0.03"]
+    )
+    run = Run.create(folder / "agent", config, DATA, load_market(DATA, config))
+    train(run, lambda *_: None)
+    run.market().bars.to_csv(folder / "bars.csv")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="in all, the same number for each subject")
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rng, each = np.random.default_rng(arguments.seed), -(-arguments.kills // len(arguments.subjects))
+    good = True
+    with tempfile.TemporaryDirectory() as name:
+        if "paper" in arguments.subjects:
+            agent(Path(name))
+        os.environ[MARK] = uuid.uuid4().hex
+        print(f"seed {arguments.seed}, {os.cpu_count()} cores, thread variables unset")
+        print("| subject | without faults | drivers killed | workers killed | same bits | processes left |")
+        print("|---|---|---|---|---|---|")
+        for subject in arguments.subjects:
+            tally = torment(subject, Path(name), each, rng)
+            good = good and tally.same and not tally.left
+            row = (f"{tally.seconds:.0f} s", tally.drivers, tally.workers, "yes" if tally.same else "**no**", tally.left)
+            print(f"| {subject} | {' | '.join(map(str, row))} |", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Tasks and drivers for the tests of parallel/, importable by worker processes: ``python parallel_tasks.py FOLDER``."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailguard.parallel.tasks import ProcessTasks, run_tasks
+
+
+@dataclass(frozen=True)
+class Square:
+    """Return the square of a number plus what all tasks share.
+
+    :param fault: what happens first, once: ``kill``, ``hang``, ``bug``, ``refuse``; ``always`` kills every time.
+    :param folder: where it is remembered, across processes, that it has happened.
+    """
+
+    number: int
+    fault: str = ""
+    folder: Path | None = None
+
+    @property
+    def name(self):
+        return f"square of {self.number}"
+
+    def work(self, shared, reached):
+        reached(0.5)
+        if self.fault == "always":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault and not (self.folder / str(self.number)).exists():
+            (self.folder / str(self.number)).write_text(str(os.getpid()))
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self.fault == "hang":
+                time.sleep(1000.0)
+            elif self.fault == "bug":
+                raise ZeroDivisionError("by intent")
+            elif self.fault == "refuse":
+                raise ValueError("the number is too square")
+        return self.number**2 + shared
+
+
+if __name__ == "__main__":
+    tasks = [Square(number, "hang", Path(sys.argv[1])) for number in range(2)]
+    run_tasks(tasks, ProcessTasks(0, 2), lambda task, result: [], lambda name, share: None)
