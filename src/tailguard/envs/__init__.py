@@ -1,1 +1,9 @@
 """Batched environments, the return observer, and test problems with known optima."""
+
+from tailguard.envs.market_making import MarketMaking
+from tailguard.envs.optimal_execution import OptimalExecution
+
+__all__ = [
+    "MarketMaking",
+    "OptimalExecution",
+]
