@@ -38,7 +38,7 @@ def flat(model):
 
 
 def test_a_whole_number_is_a_log_std():
-    assert make(policy_kwargs={"log_std_init": -2}).policy.log_std.item() == -2.0
+    assert (make(policy_kwargs={"log_std_init": -2}).policy.log_std == -2.0).all()
 
 
 def test_every_argument_of_ppo_is_taken_by_its_name_and_position():
