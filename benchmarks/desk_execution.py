@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from risk import Runner, each, share_of
-from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 from tailguard import DistributionalPPO, ReturnObserver
 from tailguard.envs import OptimalExecution
 from tailguard.envs.optimal_execution import Schedule
 from tailguard.envs.vec_env import GymVectorAdapter
+from tailguard.evaluate.report.execution import tail_terms
+from tailguard.experiments.execution import follow, schedule_for_tail
 from tailguard.ppo.schedules import LinearSchedule
 
 PICTURE = Path(__file__).parents[1] / "docs" / "execution-frontier.svg"
@@ -41,11 +42,17 @@ SIGNALS: dict[str, dict[str, Any]] = {
     "liquidity and drift": {"transition": CHAIN, "impact_factors": [0.4, 1.0, 2.5], "drifts": [-60.0, 0.0, 60.0]},
 }
 SIGNAL_AVERSION = 0.003
-STEPS, SIGNAL_STEPS, TAIL_STEPS = 8_000_000, 6_000_000, 8_000_000
+STEPS, SIGNAL_STEPS, TAIL_STEPS = 5_000_000, 3_000_000, 3_000_000
 
 
-def train(env: OptimalExecution, seed: int, steps: int, risk: dict[str, Any] | None = None) -> DistributionalPPO:
-    """One set of settings for every market and every objective."""
+def train(
+    env: OptimalExecution, seed: int, steps: int, log_std: float, risk: dict[str, Any] | None = None
+) -> DistributionalPPO:
+    """One set of settings for every market and every objective, but for the exploration.
+
+    Costs grow with the square of an error, and not evenly to both sides: with little noise the best mean action is the best
+    action. It is enough to find smooth schedules near TWAP; regimes and tails ask for actions that are farther away.
+    """
     settings = {"n_steps": 2 * env.steps, "batch_size": 10 * env.num_envs, "n_epochs": 4, "gamma": 1.0, "gae_lambda": 0.95}
     model = DistributionalPPO(
         "MlpPolicy",
@@ -53,8 +60,7 @@ def train(env: OptimalExecution, seed: int, steps: int, risk: dict[str, Any] | N
         seed=seed,
         learning_rate=LinearSchedule(3e-3, 0.0),
         ent_coef=0.0,
-        # Costs grow with the square of an error: with little noise the best mean action is the best action.
-        policy_kwargs={"log_std_init": -2.5, "net_arch": [32, 32]},
+        policy_kwargs={"log_std_init": log_std, "net_arch": [32, 32]},
         critic={"twin": False},
         risk=risk or {"objective": "neutral"},
         **settings,
@@ -84,7 +90,7 @@ def frontier(market: dict[str, Any], aversions: tuple[float, ...], seed: int, st
     """The schedules of one agent at several risk aversions, and the CPU seconds of its training."""
     env = OptimalExecution(512, risk_aversion=AVERSIONS, seed=seed, **market)
     start = time.process_time()
-    model = train(env, seed, steps)
+    model = train(env, seed, steps, log_std=-2.5)
     return schedules_of(model, env, np.array(aversions)), time.process_time() - start
 
 
@@ -156,21 +162,10 @@ def returns_of(env: Any, steps: int, act: Callable[[np.ndarray, int], np.ndarray
     return total
 
 
-def by_schedule(env: OptimalExecution, schedule: Schedule) -> Callable[[np.ndarray, int], np.ndarray]:
-    after = 1.0 - np.cumsum(schedule.trades)
-
-    def act(obs: np.ndarray, step: int) -> np.ndarray:
-        left = 1.0 if step == 0 else after[step - 1]
-        share = min(schedule.trades[step] / left, 1.0) if left > 0.0 else 1.0
-        return np.full((env.num_envs, 1), env.action(share, step))
-
-    return act
-
-
 def signal_costs(signal: dict[str, Any], seed: int, steps: int) -> tuple[np.ndarray, float]:
     """Costs of an agent on the common episodes, and the CPU seconds of its training."""
     start = time.process_time()
-    model = train(OptimalExecution(512, risk_aversion=SIGNAL_AVERSION, seed=seed, **signal), seed, steps)
+    model = train(OptimalExecution(512, risk_aversion=SIGNAL_AVERSION, seed=seed, **signal), seed, steps, log_std=-1.5)
     spent = time.process_time() - start
     env = OptimalExecution(EPISODES, risk_aversion=SIGNAL_AVERSION, **signal)
     return costs_of(env, lambda obs, step: model.predict(obs, deterministic=True)[0]), spent
@@ -197,7 +192,7 @@ def table_signal(run: Runner) -> None:
             share = solution.trade(left, step, env.regime) / np.maximum(left, 1e-300)
             return env.action(np.clip(share, 0.0, 1.0), step)[:, None]
 
-        perfect, rival = costs_of(env, solved), costs_of(env, by_schedule(env, chriss))
+        perfect, rival = costs_of(env, solved), costs_of(env, follow(env, chriss))
         cells, leads = [], []
         for costs, _ in run.seeds(signal_costs, signal, steps=share_of(SIGNAL_STEPS, run.quick)):
             excess, lead = costs - perfect, rival - costs
@@ -211,29 +206,21 @@ def table_signal(run: Runner) -> None:
 # ---------------------------------------------------------------------------------------------------------------- CVaR
 
 
-def best_schedule(env: OptimalExecution, alpha: float) -> tuple[float, Schedule]:
-    """The least average of the worst costs that a fixed schedule reaches: normal costs, so mean + std pdf(z) / alpha."""
-    weight = float(norm.pdf(norm.ppf(alpha)) / alpha)
-
-    def tail(log_aversion: float) -> float:
-        schedule = env.almgren_chriss(10.0**log_aversion)
-        return schedule.expected_cost + weight * np.sqrt(schedule.variance)
-
-    found = minimize_scalar(tail, bounds=(-6.0, 1.0), method="bounded")
-    return float(found.fun), env.almgren_chriss(10.0**found.x)
+def normal_tail(schedule: Schedule, alpha: float) -> float:
+    """The average of the worst share of the costs of a fixed schedule, which are normal."""
+    return schedule.expected_cost + float(norm.pdf(norm.ppf(alpha)) / alpha) * schedule.variance**0.5
 
 
 def tail_of(costs: np.ndarray, alpha: float) -> tuple[float, float]:
     """The average of the worst share of costs, and half of its interval of 95 %."""
-    cap = np.quantile(costs, 1.0 - alpha)
-    terms = cap + np.maximum(costs - cap, 0.0) / alpha  # Rockafellar and Uryasev: their mean is the CVaR
+    terms = tail_terms(costs, alpha)
     return float(terms.mean()), float(1.96 * terms.std() / np.sqrt(len(costs)))
 
 
 def tail_costs(seed: int, steps: int) -> list[np.ndarray]:
     """Costs of one alpha-conditioned agent on the common episodes, at each of the tails."""
     risk = {"objective": "cvar", "alpha": (min(ALPHAS), max(ALPHAS)), "levels": len(ALPHAS), "window": 4000}
-    model = train(OptimalExecution(512, risk_aversion=0.0, seed=seed), seed, steps, risk)
+    model = train(OptimalExecution(512, risk_aversion=0.0, seed=seed), seed, steps, -1.5, risk)
     costs = []
     for alpha in ALPHAS:
         model.set_risk(alpha)
@@ -254,9 +241,7 @@ def table_tail(run: Runner) -> None:
     env = OptimalExecution(risk_aversion=0.0)
     agents = run.seeds(tail_costs, steps=share_of(TAIL_STEPS, run.quick))
     for i, alpha in enumerate(ALPHAS):
-        best, _ = best_schedule(env, alpha)
-        even = env.twap()
-        twap = even.expected_cost + float(norm.pdf(norm.ppf(alpha)) / alpha) * np.sqrt(even.variance)
+        best, twap = normal_tail(schedule_for_tail(env, alpha), alpha), normal_tail(env.twap(), alpha)
         tails = [tail_of(costs[i], alpha) for costs in agents]
         cells = ", ".join(f"{tail / best:.3f} ± {width / best:.3f}" for tail, width in tails)
         run.row(alpha, f"{best:.1f}", f"{twap / best:.3f}", cells, each(costs[i].mean() for costs in agents))
@@ -302,6 +287,7 @@ def main(tables: dict[str, Callable[[Runner], None]], about: str | None) -> None
     for name, table in tables.items():
         if any(part in name for part in options.only.split(",")):
             table(run)
+    run.pool.shutdown()
 
 
 if __name__ == "__main__":

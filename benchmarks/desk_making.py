@@ -29,7 +29,7 @@ MARKETS: dict[str, dict[str, Any]] = {
 }
 # For tails, wealth alone is paid for: the tail itself has to teach the agent to hold little.
 WEALTH = {"steps": 100, "arrival_rate": 70.0, "volatility": 6.0, "inventory_aversion": 0.0}
-STEPS, TAIL_STEPS = 4_000_000, 10_000_000
+STEPS, TAIL_STEPS = 3_000_000, 4_000_000
 
 
 def train(env: MarketMaking, seed: int, steps: int, risk: dict[str, Any] | None = None) -> DistributionalPPO:

@@ -169,18 +169,15 @@ class OptimalExecution(StreamedEnv):
         # Cost of a trade n: impact n^2, by step and regime, [N, M].
         self.impact = temporary_impact / self.tau * self.impact_factors / self.volume_profile[:, None]
 
-        low, high = self.aversion_range
-        self._columns = 2 + int(low < high) + (self.regimes if self.regimes > 1 else 0)
-        limits = np.zeros(self._columns, np.float32)
-        limits[2 : 2 + int(low < high)] = -1.0
-        super().__init__(num_envs, Box(limits, np.ones(self._columns, np.float32)), Box(-1.0, 1.0, (1,)), seed)
+        super().__init__(num_envs, self._observation_box(), Box(-1.0, 1.0, (1,)), seed)
         self._left = np.ones(num_envs)
         self._played = np.zeros(num_envs, dtype=np.int64)
         self._regime = np.zeros(num_envs, dtype=np.int64)
-        self._aversion = np.full(num_envs, low)
+        self._aversion = np.full(num_envs, self.aversion_range[0])
+        self._noise = volatility * math.sqrt(self.tau)  # of the price in one step
         self._market: tuple[Floats, Floats, Floats, float, float, float] = (
             self.impact, self.drifts * self.tau, np.cumsum(self.transition, axis=1),
-            half_spread, permanent_impact, volatility * math.sqrt(self.tau),
+            half_spread, permanent_impact, self._noise**2,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ optima and rivals
@@ -250,8 +247,8 @@ class OptimalExecution(StreamedEnv):
         aversion = low if risk_aversion is None else risk_aversion
         require(0.0 <= aversion < math.inf, "risk_aversion", aversion, "finite and not negative")
         require(points >= self.steps, "points", points, f"at least steps, which is {self.steps}")
-        impact, drift, _, half_spread, permanent, noise = self._market
-        values, best = plan(impact, drift, self.transition, half_spread, permanent, aversion * noise**2, points)
+        impact, drift, _, half_spread, permanent, variance = self._market
+        values, best = plan(impact, drift, self.transition, half_spread, permanent, aversion * variance, points)
         return ExecutionSolution(aversion, -float(self.stationary @ values), best / points)
 
     def action(self, share: ArrayLike, played: ArrayLike) -> Floats:
@@ -284,6 +281,11 @@ class OptimalExecution(StreamedEnv):
         """The risk aversion of the present episode, of every copy."""
         return self._aversion.copy()
 
+    def _observation_box(self) -> Box:
+        several_aversions = self.aversion_range[0] < self.aversion_range[1]
+        low = [0.0, 0.0, *([-1.0] if several_aversions else []), *([0.0] * self.regimes if self.regimes > 1 else [])]
+        return Box(np.array(low, np.float32), np.ones(len(low), np.float32))
+
     def _begin(self, rows: NDArray[np.bool_]) -> None:
         draws = self._uniforms_of(rows, 2)
         low, high = self.aversion_range
@@ -293,16 +295,21 @@ class OptimalExecution(StreamedEnv):
         self._aversion[rows] = low if low == high else low * (high / low) ** draws[:, 1]
 
     def _observe(self) -> NDArray[np.float32]:
-        obs = np.empty((self.num_envs, self._columns), np.float32)
         low, high = self.aversion_range
+        columns = 2 + int(low < high) + (self.regimes if self.regimes > 1 else 0)
+        obs = np.empty((self.num_envs, columns), np.float32)
         show_orders(self.steps, low, high, self._left, self._played, self._regime, self._aversion, obs)
         return obs
 
     def _advance(self, actions: Floats) -> StepOutcome:
-        rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
         normals, uniforms = self._draws(1)
+        return self._trade(actions, self._noise * normals, np.ones(self.num_envs), uniforms[:, 0])
+
+    def _trade(self, actions: Floats, moves: Floats, volumes: Floats, uniforms: Floats) -> StepOutcome:
+        """Take one step, given random moves of the price, relative volumes and draws of the next regimes, ``[B]`` each."""
+        rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
         state = (self._left, self._played, self._regime, self._aversion)
-        step_orders(actions[:, 0], normals, uniforms[:, 0], *self._market, *state, rewards, terminated)
+        step_orders(actions[:, 0], moves, volumes, uniforms, *self._market, *state, rewards, terminated)
         return rewards, terminated, np.zeros(self.num_envs, np.bool_)
 
 
@@ -381,14 +388,15 @@ def show_orders(
 @compiled
 def step_orders(
     actions: Floats,
-    normals: Floats,
+    moves: Floats,
+    volumes: Floats,
     uniforms: Floats,
     impact: Floats,
     drift: Floats,
     cumulative: Floats,
     half_spread: float,
     permanent_impact: float,
-    noise: float,
+    variance: float,
     left: Floats,
     played: NDArray[np.int64],
     regime: NDArray[np.int64],
@@ -399,12 +407,13 @@ def step_orders(
     """Take one step with B orders.
 
     :param actions: ``[B]`` in [-1, 1].
-    :param normals: ``[B]``, the moves of the price in standard deviations.
+    :param moves: ``[B]``, the random moves of the price.
+    :param volumes: ``[B]``, relative volumes that divide the impact, besides that of the step.
     :param uniforms: ``[B]``, which draw the next regimes.
     :param impact: ``[N, M]``, cost of a trade over its square.
     :param drift: ``[M]``, of the price in one step.
     :param cumulative: ``[M, M]``, cumulative sums of the transition's rows.
-    :param noise: standard deviation of the price in one step.
+    :param variance: of the price in one step.
     """
     steps, regimes = impact.shape
     for copy in range(len(actions)):
@@ -413,9 +422,9 @@ def step_orders(
         share = even * (1.0 + action) if action < 0.0 else even ** (1.0 - action)
         trade = left[copy] if even == 1.0 else left[copy] * share
         after = left[copy] - trade
-        price_move = drift[now] - permanent_impact * trade + noise * normals[copy]
-        paid = trade * (half_spread + impact[played[copy], now] * trade)
-        rewards[copy] = after * price_move - paid - aversion[copy] * (noise * after) ** 2
+        price_move = drift[now] - permanent_impact * trade + moves[copy]
+        paid = trade * (half_spread + impact[played[copy], now] / volumes[copy] * trade)
+        rewards[copy] = after * price_move - paid - aversion[copy] * variance * after * after
         left[copy] = after
         played[copy] += 1
         regime[copy] = 0
