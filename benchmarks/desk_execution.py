@@ -7,13 +7,14 @@ rivals, and the interval is that of the paired difference. One thread per proces
 import argparse
 import os
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from risk import Runner, each, share_of
+from risk import Runner, alone, each, share_of
 from scipy.stats import norm
 
 from tailguard import DistributionalPPO, ReturnObserver
@@ -21,8 +22,10 @@ from tailguard.envs import OptimalExecution
 from tailguard.envs.optimal_execution import Schedule
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.execution import tail_terms
-from tailguard.experiments.execution import follow, schedule_for_tail
+from tailguard.experiments.execution import schedule_actions, schedule_for_tail
 from tailguard.ppo.schedules import LinearSchedule
+
+Arrays = dict[str, np.ndarray]
 
 PICTURE = Path(__file__).parents[1] / "docs" / "execution-frontier.svg"
 AVERSIONS = (1e-4, 1e-1)  # per bps
@@ -71,8 +74,8 @@ def train(
 # ------------------------------------------------------------------------------------------------------------ frontier
 
 
-def schedules_of(model: DistributionalPPO, env: OptimalExecution, aversions: np.ndarray) -> list[Schedule]:
-    """The schedules of the most likely actions: they depend on nothing random, so their costs are exact."""
+def trades_of(model: DistributionalPPO, env: OptimalExecution, aversions: np.ndarray) -> np.ndarray:
+    """The trades of the most likely actions, [aversions, N]: they depend on nothing random, so their costs are exact."""
     low, high = env.aversion_range
     left, trades = np.ones(len(aversions)), []
     for step in range(env.steps):
@@ -83,15 +86,16 @@ def schedules_of(model: DistributionalPPO, env: OptimalExecution, aversions: np.
         share = np.where(action < 0.0, even * (1.0 + action), even ** (1.0 - action))
         trades.append(left if step == env.steps - 1 else share * left)
         left = left - trades[-1]
-    return [env.schedule(column) for column in np.stack(trades, axis=1)]
+    return np.stack(trades, axis=1)
 
 
-def frontier(market: dict[str, Any], aversions: tuple[float, ...], seed: int, steps: int) -> tuple[list[Schedule], float]:
-    """The schedules of one agent at several risk aversions, and the CPU seconds of its training."""
+def frontier(market: dict[str, Any], aversions: tuple[float, ...], seed: int, steps: int) -> Arrays:
+    """The trades of one agent at several risk aversions, and the CPU seconds of its training."""
     env = OptimalExecution(512, risk_aversion=AVERSIONS, seed=seed, **market)
     start = time.process_time()
     model = train(env, seed, steps, log_std=-2.5)
-    return schedules_of(model, env, np.array(aversions)), time.process_time() - start
+    seconds = time.process_time() - start
+    return {"trades": trades_of(model, env, np.array(aversions)), "seconds": np.array(seconds)}
 
 
 def table_frontier(run: Runner) -> None:
@@ -101,15 +105,16 @@ def table_frontier(run: Runner) -> None:
     seconds = []
     for name, market in MARKETS.items():
         env = OptimalExecution(**market)
-        agents = run.seeds(frontier, market, aversions, steps=share_of(STEPS, run.quick))
-        seconds += [spent for _, spent in agents]
+        found = run.seeds(frontier, market, aversions, steps=share_of(STEPS, run.quick))
+        agents = [[env.schedule(trades) for trades in agent["trades"]] for agent in found]
+        seconds += [float(agent["seconds"]) for agent in found]
         for i, aversion in enumerate(aversions):
             best = env.almgren_chriss(aversion).objective(aversion)
-            ratios = [schedules[i].objective(aversion) / best for schedules, _ in agents]
+            ratios = [schedules[i].objective(aversion) / best for schedules in agents]
             shown = ", ".join(f"{ratio:.4f}" for ratio in ratios)
             run.row(name, f"{aversion:.1e}", f"{best:.2f}", f"{env.twap().objective(aversion) / best:.3f}", "<= 1.02", shown)
         if name == "default" and not run.quick:
-            draw(env, [schedules for schedules, _ in agents])
+            draw(env, agents)
     print(f"\ntraining: {min(seconds):.0f} to {max(seconds):.0f} s of CPU per agent")
 
 
@@ -162,13 +167,11 @@ def returns_of(env: Any, steps: int, act: Callable[[np.ndarray, int], np.ndarray
     return total
 
 
-def signal_costs(signal: dict[str, Any], seed: int, steps: int) -> tuple[np.ndarray, float]:
-    """Costs of an agent on the common episodes, and the CPU seconds of its training."""
-    start = time.process_time()
+def signal_costs(signal: dict[str, Any], seed: int, steps: int) -> Arrays:
+    """Costs of an agent on the common episodes."""
     model = train(OptimalExecution(512, risk_aversion=SIGNAL_AVERSION, seed=seed, **signal), seed, steps, log_std=-1.5)
-    spent = time.process_time() - start
     env = OptimalExecution(EPISODES, risk_aversion=SIGNAL_AVERSION, **signal)
-    return costs_of(env, lambda obs, step: model.predict(obs, deterministic=True)[0]), spent
+    return {"costs": costs_of(env, lambda obs, step: model.predict(obs, deterministic=True)[0])}
 
 
 def table_signal(run: Runner) -> None:
@@ -192,10 +195,10 @@ def table_signal(run: Runner) -> None:
             share = solution.trade(left, step, env.regime) / np.maximum(left, 1e-300)
             return env.action(np.clip(share, 0.0, 1.0), step)[:, None]
 
-        perfect, rival = costs_of(env, solved), costs_of(env, follow(env, chriss))
+        perfect, rival = costs_of(env, solved), costs_of(env, schedule_actions(env, chriss))
         cells, leads = [], []
-        for costs, _ in run.seeds(signal_costs, signal, steps=share_of(SIGNAL_STEPS, run.quick)):
-            excess, lead = costs - perfect, rival - costs
+        for agent in run.seeds(signal_costs, signal, steps=share_of(SIGNAL_STEPS, run.quick)):
+            excess, lead = agent["costs"] - perfect, rival - agent["costs"]
             width = 1.96 * excess.std() / np.sqrt(EPISODES) / best
             cells.append(f"{1.0 + excess.mean() / best:.4f} ± {width:.4f}")
             leads.append(f"{lead.mean():.2f} ± {1.96 * lead.std() / np.sqrt(EPISODES):.2f} bps")
@@ -217,7 +220,7 @@ def tail_of(costs: np.ndarray, alpha: float) -> tuple[float, float]:
     return float(terms.mean()), float(1.96 * terms.std() / np.sqrt(len(costs)))
 
 
-def tail_costs(seed: int, steps: int) -> list[np.ndarray]:
+def tail_costs(seed: int, steps: int) -> Arrays:
     """Costs of one alpha-conditioned agent on the common episodes, at each of the tails."""
     risk = {"objective": "cvar", "alpha": (min(ALPHAS), max(ALPHAS)), "levels": len(ALPHAS), "window": 4000}
     model = train(OptimalExecution(512, risk_aversion=0.0, seed=seed), seed, steps, -1.5, risk)
@@ -226,7 +229,7 @@ def tail_costs(seed: int, steps: int) -> list[np.ndarray]:
         model.set_risk(alpha)
         env = ReturnObserver(GymVectorAdapter(OptimalExecution(EPISODES, risk_aversion=0.0), seed=1000), 1.0)
         costs.append(-returns_of(env, 20, lambda obs, step: model.predict(obs, deterministic=True)[0]))
-    return costs
+    return {"costs": np.stack(costs)}
 
 
 def table_tail(run: Runner) -> None:
@@ -239,7 +242,7 @@ def table_tail(run: Runner) -> None:
     )
     run.head("Average of the worst share alpha of costs (CVaR), one alpha-conditioned agent; it may react to prices", *head)
     env = OptimalExecution(risk_aversion=0.0)
-    agents = run.seeds(tail_costs, steps=share_of(TAIL_STEPS, run.quick))
+    agents = [agent["costs"] for agent in run.seeds(tail_costs, steps=share_of(TAIL_STEPS, run.quick))]
     for i, alpha in enumerate(ALPHAS):
         best, twap = normal_tail(schedule_for_tail(env, alpha), alpha), normal_tail(env.twap(), alpha)
         tails = [tail_of(costs[i], alpha) for costs in agents]
@@ -269,6 +272,35 @@ def steps_per_second(env: Any, actions: np.ndarray) -> float:
     return best
 
 
+class KeptRunner(Runner):
+    """A runner that keeps the result of every agent in a folder, and trains only those that are missing.
+
+    :param n_seeds: seeds.
+    :param first: the first of them.
+    :param quick: a tenth of the steps.
+    :param workers: processes.
+    :param folder: where results are kept; None keeps nothing.
+    """
+
+    def __init__(self, n_seeds: int, first: int, quick: bool, workers: int, folder: Path | None) -> None:
+        super().__init__(n_seeds, first, quick, workers)
+        self.folder = folder
+
+    def seeds(self, function: Callable[..., Arrays], *arguments: Any, steps: int, n: int | None = None) -> list[Arrays]:
+        """Return the result of the function for each seed."""
+        if self.folder is None:
+            return super().seeds(function, *arguments, steps=steps, n=n)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        results = []
+        for seed in range(self.first, self.first + (n or self.n_seeds)):
+            question = f"{function.__name__} {arguments} {steps} {seed}"
+            path = self.folder / f"{function.__name__}-{zlib.crc32(question.encode()):08x}-{seed}.npz"
+            if not path.exists():
+                np.savez_compressed(path, **alone(function, arguments, seed, steps))
+            results.append(dict(np.load(path)))
+        return results
+
+
 TABLES = {"speed": table_speed, "frontier": table_frontier, "signal": table_signal, "tail": table_tail}
 
 
@@ -280,8 +312,9 @@ def main(tables: dict[str, Callable[[Runner], None]], about: str | None) -> None
     parser.add_argument("--only", default="", help=f"tables whose name contains one of these, of {', '.join(tables)}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps: whether everything runs")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--folder", type=Path, help="keeps what each agent reached, so that an interrupted run can continue")
     options = parser.parse_args()
-    run = Runner(options.seeds, options.first, options.quick, options.workers)
+    run = KeptRunner(options.seeds, options.first, options.quick, options.workers, options.folder)
     quick = ", a tenth of the steps" if options.quick else ""
     print(f"torch {torch.__version__}, {options.seeds} seeds from {options.first}, one thread each{quick}")
     for name, table in tables.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from desk_execution import main, steps_per_second, tail_of
+from desk_execution import Arrays, main, steps_per_second, tail_of
 from risk import Runner, each, share_of
 
 from tailguard import DistributionalPPO, ReturnObserver
@@ -53,13 +53,13 @@ def train(env: MarketMaking, seed: int, steps: int, risk: dict[str, Any] | None 
 # --------------------------------------------------------------------------------------------------------------- value
 
 
-def agent_quotes(market: dict[str, Any], seed: int, steps: int) -> tuple[Quotes, float]:
-    """The quotes of the most likely actions, and the CPU seconds of the training."""
+def agent_quotes(market: dict[str, Any], seed: int, steps: int) -> Arrays:
+    """The most likely actions for each step and inventory, and the CPU seconds of the training."""
     start, env = time.process_time(), MarketMaking(64, seed=seed, **market)
     model = train(env, seed, steps)
     obs = env.observations()
     actions = model.predict(obs.reshape(-1, 2), deterministic=True)[0].reshape(obs.shape)
-    return env.quotes_of_actions(actions), time.process_time() - start
+    return {"actions": actions, "seconds": np.array(time.process_time() - start)}
 
 
 def table_value(run: Runner) -> None:
@@ -71,13 +71,14 @@ def table_value(run: Runner) -> None:
         gamma = 2.0 * env.inventory_aversion / env.volatility**2  # the utility with the same price of inventory
         quotes = (env.best_fixed(), env.avellaneda_stoikov(gamma), env.linear_system())
         best = env.evaluate(env.solve()).value
-        agents = run.seeds(agent_quotes, market, steps=share_of(STEPS, run.quick))
-        seconds += [spent for _, spent in agents]
+        found = run.seeds(agent_quotes, market, steps=share_of(STEPS, run.quick))
+        agents = [env.quotes_of_actions(agent["actions"]) for agent in found]
+        seconds += [float(agent["seconds"]) for agent in found]
         shares = (f"{env.evaluate(rival).value / best:.4f}" for rival in quotes)
-        values = ", ".join(f"{env.evaluate(agent).value / best:.4f}" for agent, _ in agents)
+        values = ", ".join(f"{env.evaluate(agent).value / best:.4f}" for agent in agents)
         run.row(name, f"{best:.2f}", *shares, ">= 0.97", values)
         if name == "default" and not run.quick:
-            draw(env, agents[0][0])
+            draw(env, agents[0])
     print(f"\ntraining: {min(seconds):.0f} to {max(seconds):.0f} s of CPU per agent")
 
 
@@ -147,7 +148,7 @@ def quoted_wealth(quotes: Quotes) -> tuple[np.ndarray, np.ndarray]:
     return wealth_of(GymVectorAdapter(maker, 1000), maker, lambda obs, step: maker.action(quotes.at(maker.inventory, step)))
 
 
-def tail_wealth(seed: int, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def tail_wealth(seed: int, steps: int) -> Arrays:
     """Wealth and largest inventory of one alpha-conditioned agent, at each of the tails."""
     risk = {"objective": "cvar", "alpha": (min(ALPHAS), max(ALPHAS)), "levels": len(ALPHAS)}
     model = train(MarketMaking(128, seed=seed, **WEALTH), seed, steps, risk)
@@ -157,7 +158,7 @@ def tail_wealth(seed: int, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
         maker = MarketMaking(EPISODES, **WEALTH)
         env = ReturnObserver(GymVectorAdapter(maker, 1000), 1.0)
         results.append(wealth_of(env, maker, lambda obs, step: model.predict(obs, deterministic=True)[0]))
-    return results
+    return {"wealth": np.stack([wealth for wealth, _ in results]), "peak": np.stack([peak for _, peak in results])}
 
 
 def table_tail(run: Runner) -> None:
@@ -177,9 +178,9 @@ def table_tail(run: Runner) -> None:
     agents = run.seeds(tail_wealth, steps=share_of(TAIL_STEPS, run.quick))
     for i, alpha in enumerate(ALPHAS):
         mean, constant, family = (max(-tail_of(-w, alpha)[0] for w in rivals) for rivals in ([neutral], fixed, careful))
-        tails = [tail_of(-agent[i][0], alpha) for agent in agents]
+        tails = [tail_of(-agent["wealth"][i], alpha) for agent in agents]
         cells = ", ".join(f"{-tail:.2f} ± {width:.2f}" for tail, width in tails)
-        peaks = each(agent[i][1].mean() for agent in agents)
+        peaks = each(agent["peak"][i].mean() for agent in agents)
         run.row(alpha, f"{mean:.2f}", f"{constant:.2f}", f"{family:.2f}", cells, peaks)
 
 

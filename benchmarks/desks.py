@@ -1,6 +1,6 @@
-"""All desks in one go: hedging, execution and market making, against their rivals: `python benchmarks/desks.py`.
+"""Hedging, execution and market making against their rivals, one script after the other.
 
-Every desk is a script of its own, `desk_*.py`; options are passed on to each of them (`--seeds`, `--first`, `--quick`).
+Options are passed on to each of them (`--seeds`, `--quick`).
 """
 
 import subprocess
@@ -9,9 +9,10 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Run the desks one after the other, and return the number of those that failed."""
+    """Run the scripts and return the number of those that failed."""
     failed = 0
-    for script in sorted(Path(__file__).parent.glob("desk_*.py")):
+    scripts = (Path(__file__).parent / name for name in ("desk_hedging.py", "desk_execution.py", "desk_making.py"))
+    for script in scripts:
         print(f"\n## {script.stem}\n", flush=True)
         failed += subprocess.run([sys.executable, str(script), *sys.argv[1:]], check=False).returncode != 0
     return failed

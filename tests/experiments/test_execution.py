@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tailguard.cli import app
 from tailguard.envs import OptimalExecution
 from tailguard.evaluate.report.execution import ExecutionComparison, tail_terms
-from tailguard.experiments.execution import ExecutionSettings, execute_bars, follow, play_costs, schedule_for_tail
+from tailguard.experiments.execution import ExecutionSettings, execute_bars, play_costs, schedule_actions, schedule_for_tail
 from tailguard.market import load_dataset
 
 
@@ -17,7 +17,7 @@ def test_the_schedule_for_a_tail_has_the_least_cvar_of_many():
     env = OptimalExecution(40_000, risk_aversion=0.0)
     best = schedule_for_tail(env, 0.1)
     rivals = [env.almgren_chriss(aversion) for aversion in np.geomspace(1e-4, 1e-1, 7)]
-    cvars = [tail_terms(play_costs(env, follow(env, schedule), seed=1), 0.1).mean() for schedule in (best, *rivals)]
+    cvars = [tail_terms(play_costs(env, schedule_actions(env, schedule), seed=1), 0.1).mean() for schedule in (best, *rivals)]
     assert cvars[0] <= min(cvars[1:]) + 0.3
     # 1.755 is the density of the normal at its tenth percentile over 0.1
     assert cvars[0] == pytest.approx(best.expected_cost + 1.755 * best.variance**0.5, rel=0.01)

@@ -74,7 +74,7 @@ class Quotes:
 
 @dataclass(frozen=True)
 class QuotesValue:
-    """What quotes are worth, exactly.
+    """The exact value of quotes.
 
     :param value: the mean of the sum of rewards, from an empty inventory.
     :param spread_income: the mean of the distances earned by trades.
@@ -207,7 +207,7 @@ class MarketMaking(StreamedEnv):
         return self.fixed(float(search.x))
 
     def evaluate(self, quotes: Quotes) -> QuotesValue:
-        """Return what quotes are worth, without simulation.
+        """Return the exact value of quotes, without simulation.
 
         :param quotes: distances from 0 to `max_distance` for every step and inventory.
         """

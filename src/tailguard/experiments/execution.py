@@ -1,5 +1,6 @@
 """Train an agent that sells an order on the user's bars, and play it on the paths of its rivals."""
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -96,7 +97,7 @@ def schedule_for_tail(env: OptimalExecution, alpha: float) -> Schedule:
 
     def cvar(log_aversion: float) -> float:
         schedule = env.almgren_chriss(10.0**log_aversion)
-        return schedule.expected_cost + weight * schedule.variance**0.5
+        return schedule.expected_cost + weight * math.sqrt(schedule.variance)
 
     return env.almgren_chriss(10.0 ** float(minimize_scalar(cvar, bounds=AVERSIONS, method="bounded").x))
 
@@ -118,7 +119,7 @@ def play_costs(env: OptimalExecution, act: Act, seed: int) -> Floats:
     return total
 
 
-def follow(env: OptimalExecution, schedule: Schedule) -> Act:
+def schedule_actions(env: OptimalExecution, schedule: Schedule) -> Act:
     """Return the actions of a schedule.
 
     :param env: the market.
@@ -171,7 +172,7 @@ def execute_bars(
         "TWAP": env.twap(),
         "at once": at_once,
     }.items():
-        costs[name] = play_costs(test, follow(env, schedule), seed)
+        costs[name] = play_costs(test, schedule_actions(env, schedule), seed)
     facts = {
         "data": f"{source}, {len(bars):,} bars, {per_day:.3g} a day",
         "order": f"{settings.order:.3g} times a mean day's volume, sold within {settings.bars} bars",
