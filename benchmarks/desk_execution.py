@@ -128,7 +128,8 @@ def draw(env: OptimalExecution, agents: list[list[Schedule]]) -> None:
     aversions = np.geomspace(*AVERSIONS, 7)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     curve = env.frontier(np.geomspace(1e-5, 0.3, 200).tolist())
-    left.plot([np.sqrt(point.variance) for point in curve], [point.expected_cost for point in curve], "k-", lw=1)
+    risks = [np.sqrt(point.variance) for point in curve]
+    left.plot(risks, [point.expected_cost for point in curve], "k-", lw=1, label="Almgren-Chriss, closed form")
     for seed, schedules in enumerate(agents):
         label = "one agent, three decades of risk aversion" if seed == 0 else None
         costs = [schedule.expected_cost for schedule in schedules]

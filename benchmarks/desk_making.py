@@ -112,7 +112,7 @@ def draw(env: MarketMaking, agent: Quotes) -> None:
         deviation = np.sqrt(occupied[:-1] @ held**2)
         axes[2].fill_between(times, -deviation, deviation, color=colour, alpha=0.25, label=f"standard deviation, {name}")
     axes[2].set(xlabel="time", ylabel="inventory", title="Inventory")
-    axes[2].legend()
+    axes[2].legend(loc="lower left", fontsize="small")
     figure.tight_layout()
     figure.savefig(PICTURE, metadata={"Date": None})
     print(f"\ndocs/{PICTURE.name} shows the quotes")

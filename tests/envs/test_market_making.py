@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from single_and_batch import assert_equal_to_the_bit
 from stable_baselines3.common.env_checker import check_env as check_env_sb3
 
 from tailguard.envs import MarketMaking
@@ -139,20 +140,7 @@ def test_observations_and_actions_of_a_policy_are_its_quotes() -> None:
 
 
 def test_a_copy_in_a_batch_and_alone_are_equal_to_the_bit() -> None:
-    batch = MarketMaking(5, **SMALL)
-    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (60, 5, 2)).astype(np.float32)
-    first, _ = batch.reset(seed=11)
-    together = [batch.step(action) for action in actions]
-    for copy in range(5):
-        single = gym.make("tailguard/MarketMaking-v0", **SMALL)
-        obs, _ = single.reset(seed=11 + copy)
-        assert np.array_equal(obs, first[copy])
-        for action, (next_obs, rewards, terminated, _, info) in zip(actions, together, strict=True):
-            obs, reward, ended, _, _ = single.step(action[copy])
-            assert np.array_equal(obs, info["final_obs"][copy] if ended else next_obs[copy])
-            assert (reward, ended) == (rewards[copy], terminated[copy])
-            if ended:
-                assert np.array_equal(single.reset()[0], next_obs[copy])
+    assert_equal_to_the_bit(MarketMaking, "tailguard/MarketMaking-v0", SMALL)
 
 
 def test_the_environment_is_checked_by_gymnasium_and_by_sb3() -> None:
