@@ -44,3 +44,13 @@ def __getattr__(name: str) -> Any:
 
 # gymnasium.make("tailguard/Trading-v0", bars=..., fee=...); the environment itself is loaded when it is made.
 register(id="tailguard/Trading-v0", entry_point="tailguard.market.env:TradingEnv")
+register(
+    id="tailguard/OptimalExecution-v0",
+    entry_point="tailguard.envs.optimal_execution:single_order",
+    vector_entry_point="tailguard.envs.optimal_execution:OptimalExecution",
+)
+register(
+    id="tailguard/MarketMaking-v0",
+    entry_point="tailguard.envs.market_making:single_maker",
+    vector_entry_point="tailguard.envs.market_making:MarketMaking",
+)

@@ -13,6 +13,8 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tailguard.envs.batched import BatchedEnv
 from tailguard.envs.betting_game import BettingGame
 from tailguard.envs.guarded_maze import GuardedMaze
+from tailguard.envs.market_making import MarketMaking
+from tailguard.envs.optimal_execution import OptimalExecution
 from tailguard.envs.signal_market import SignalMarket
 
 Make = Callable[..., BatchedEnv]
@@ -26,7 +28,9 @@ def short_maze(num_envs: int = 1, **settings: Any) -> GuardedMaze:
     return GuardedMaze(num_envs, max_steps=9, **settings)
 
 
-every_env = pytest.mark.parametrize("make", [SignalMarket, hidden_market, BettingGame, GuardedMaze, short_maze])
+every_env = pytest.mark.parametrize(
+    "make", [SignalMarket, hidden_market, BettingGame, GuardedMaze, short_maze, OptimalExecution, MarketMaking]
+)
 
 
 def play(env: BatchedEnv, steps: int, actions_seed: int = 0, **reset: Any) -> list[Any]:

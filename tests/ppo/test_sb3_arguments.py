@@ -37,6 +37,10 @@ def flat(model):
 # Arguments.
 
 
+def test_a_whole_number_is_a_log_std():
+    assert (make(policy_kwargs={"log_std_init": -2}).policy.log_std == -2.0).all()
+
+
 def test_every_argument_of_ppo_is_taken_by_its_name_and_position():
     theirs = [name for name in inspect.signature(PPO).parameters if not name.startswith("rollout_buffer")]
     ours = inspect.signature(DistributionalPPO).parameters

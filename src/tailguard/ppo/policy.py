@@ -189,7 +189,7 @@ class DistributionalPolicy(BasePolicy):
         critic_sizes = [features, *self.net_arch["vf"], self.return_dist.n_outputs]
         self.critics = nn.ModuleList(mlp(critic_sizes, activation_fn, 1.0, ortho_init) for _ in range(critic.n_critics))
         std_shape = (cast(nn.Linear, self.actor[-1]).in_features, n_outputs if full_std else 1) if use_sde else (n_outputs,)
-        self.log_std = nn.Parameter(torch.full(std_shape, log_std_init)) if self.free_std or use_sde else None
+        self.log_std = nn.Parameter(torch.full(std_shape, float(log_std_init))) if self.free_std or use_sde else None
         self.return_scale = ReturnScale(critic.scale)
         if self.recurrent and enable_critic_lstm is False and not shared_lstm:
             self.critic_layer = nn.Linear(input_size, lstm_hidden_size)

@@ -1,0 +1,187 @@
+"""Train an agent that sells an order on the user's bars, and play it on the paths of its rivals."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+
+from tailguard.envs.bar_execution import BarExecution
+from tailguard.envs.optimal_execution import Floats, OptimalExecution, Schedule
+from tailguard.envs.return_observer import ReturnObserver
+from tailguard.envs.vec_env import GymVectorAdapter
+from tailguard.evaluate.report.execution import ExecutionComparison
+from tailguard.market.bars import symbols_of
+from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.ppo.schedules import LinearSchedule
+from tailguard.validation import require
+
+ENVS = 512
+MINIBATCHES = 4
+# Paths of the comparison are drawn from other seeds than those of training, which begin at the agent's seed.
+TEST_SEED = 10_000_000
+AVERSIONS = (-8.0, 2.0)  # where the best schedule for a tail is searched, log10 per bps
+
+Act = Callable[[NDArray[Any], int], NDArray[Any]]
+
+
+class ExecutionSettings(BaseModel):
+    """An order on the user's bars, and how the ways to sell it are compared.
+
+    :param bars: in which it is sold, a trade in each.
+    :param order: its size, as a multiple of the mean volume of a day.
+    :param impact: temporary impact of trading a whole day's volume within a day, in daily volatilities; 1 is usual.
+    :param permanent: permanent impact of the same, in daily volatilities; 0.3 is usual.
+    :param half_spread: bps that every share pays.
+    :param alpha: the share of worst paths that counts.
+    :param mean_block: mean length of the blocks of bars that paths are made of.
+    :param test_share: share of the bars, the last ones, that only the comparison sees.
+    :param steps: decisions that the agent learns from.
+    :param paths: in the comparison.
+    :param seed: of the agent and the paths.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    bars: Annotated[int, Field(ge=2)] = 10
+    order: Annotated[float, Field(gt=0.0)] = 1.0
+    impact: Annotated[float, Field(gt=0.0)] = 1.0
+    permanent: Annotated[float, Field(ge=0.0)] = 0.3
+    half_spread: Annotated[float, Field(ge=0.0)] = 1.0
+    alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    mean_block: Annotated[float, Field(ge=1.0)] = 20.0
+    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
+    steps: Annotated[int, Field(ge=1)] = 2_000_000
+    paths: Annotated[int, Field(ge=1000)] = 50_000
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+def train_seller(env: OptimalExecution, *, alpha: float, steps: int, seed: int) -> DistributionalPPO:
+    """Return an agent that minimises the CVaR of the cost of an order.
+
+    :param env: with some 512 copies and risk_aversion 0.
+    :param alpha: the share of worst paths that counts.
+    :param steps: decisions to learn from; 2,000,000 take about 15 seconds of one core.
+    :param seed: of the agent.
+    """
+    rollout = 2 * env.steps
+    model = DistributionalPPO(
+        "MlpPolicy",
+        env,
+        learning_rate=LinearSchedule(3e-3, 0.0),
+        n_steps=rollout,
+        batch_size=rollout * env.num_envs // MINIBATCHES,
+        n_epochs=4,
+        gamma=1.0,
+        ent_coef=0.0,
+        policy_kwargs={"log_std_init": -1.5, "net_arch": [32, 32]},
+        risk={"objective": "cvar", "alpha": alpha, "window": 4000},
+        critic={"twin": False},
+        seed=seed,
+    )
+    return model.learn(steps)
+
+
+def schedule_for_tail(env: OptimalExecution, alpha: float) -> Schedule:
+    """Return the schedule of Almgren and Chriss with the least CVaR of the cost, if costs were normal.
+
+    :param env: the market; its averages count.
+    :param alpha: the share of worst paths that counts.
+    """
+    weight = float(norm.pdf(norm.ppf(alpha)) / alpha)
+
+    def cvar(log_aversion: float) -> float:
+        schedule = env.almgren_chriss(10.0**log_aversion)
+        return schedule.expected_cost + weight * math.sqrt(schedule.variance)
+
+    return env.almgren_chriss(10.0 ** float(minimize_scalar(cvar, bounds=AVERSIONS, method="bounded").x))
+
+
+def play_costs(env: OptimalExecution, act: Act, seed: int) -> Floats:
+    """Return the cost of one order in every copy, in bps.
+
+    :param env: with as many copies as paths and risk_aversion 0.
+    :param act: actions ``[B, 1]`` for return-augmented observations and the number of steps played.
+    :param seed: of the paths; with the same seed rivals meet the same paths.
+    """
+    observed = ReturnObserver(GymVectorAdapter(env, seed), 1.0)
+    obs, total, running = observed.reset(), np.zeros(env.num_envs), np.ones(env.num_envs, np.bool_)
+    for step in range(env.steps):
+        assert isinstance(obs, np.ndarray), "a box of observations"
+        obs, rewards, dones, _ = observed.step(act(obs, step))
+        total -= np.where(running, rewards, 0.0)
+        running &= ~dones
+    return total
+
+
+def schedule_actions(env: OptimalExecution, schedule: Schedule) -> Act:
+    """Return the actions of a schedule.
+
+    :param env: the market.
+    :param schedule: what to sell in each step.
+    """
+    before = np.append(1.0, 1.0 - np.cumsum(schedule.trades))
+    shares = np.clip(schedule.trades / np.maximum(before[:-1], np.finfo(np.float64).tiny), 0.0, 1.0)
+    actions = env.action(shares, np.arange(env.steps))
+    return lambda obs, step: np.full((len(obs), 1), actions[step])
+
+
+def execute_bars(
+    bars: pd.DataFrame, settings: ExecutionSettings, source: str = "bars"
+) -> tuple[DistributionalPPO, ExecutionComparison]:
+    """Train a seller on the first bars, and compare it with schedules on paths made of the last ones.
+
+    Paths are blocks of observed bars (the stationary bootstrap). Impact and schedules are calibrated on the training bars.
+
+    :param bars: one symbol with volumes, from :func:`tailguard.market.load_bars`.
+    :param settings: of the order and the comparison.
+    :param source: of the bars, for the report.
+    """
+    require(symbols_of(bars) == [""], "the symbols", symbols_of(bars), "one: an order is for one instrument")
+    require("volume" in bars.columns, "the columns", list(bars.columns), "with volume: impact depends on it")
+    traded = bars[bars["volume"] > 0.0]
+    returns = np.diff(np.log(traded["close"].to_numpy(np.float64)))
+    volumes = traded["volume"].to_numpy(np.float64)[1:]
+    first_test = round((1.0 - settings.test_share) * len(returns))
+    per_day = len(bars) / pd.DatetimeIndex(bars.index).normalize().nunique()
+    volatility = 1e4 * float(returns[:first_test].std()) * per_day**0.5
+    market: dict[str, Any] = {
+        "steps": settings.bars,
+        "bars_per_day": per_day,
+        "mean_block": settings.mean_block,
+        "temporary_impact": settings.impact * volatility * settings.order,
+        "permanent_impact": settings.permanent * volatility * settings.order,
+        "half_spread": settings.half_spread,
+        "risk_aversion": 0.0,
+    }
+    known = {"returns": returns[:first_test], "volumes": volumes[:first_test]}
+    unknown = {"returns": returns[first_test:], "volumes": volumes[first_test:]}
+    env = BarExecution(ENVS, seed=settings.seed, **market, **known)
+    model = train_seller(env, alpha=settings.alpha, steps=settings.steps, seed=settings.seed)
+    test = BarExecution(settings.paths, **market, **unknown)
+    at_once = env.schedule(np.eye(settings.bars)[0])
+    seed = TEST_SEED + settings.seed
+    costs = {"agent": play_costs(test, lambda obs, step: model.predict(obs, deterministic=True)[0], seed)}
+    for name, schedule in {
+        "Almgren-Chriss": schedule_for_tail(env, settings.alpha),
+        "TWAP": env.twap(),
+        "at once": at_once,
+    }.items():
+        costs[name] = play_costs(test, schedule_actions(env, schedule), seed)
+    facts = {
+        "data": f"{source}, {len(bars):,} bars, {per_day:.3g} a day",
+        "order": f"{settings.order:.3g} times a mean day's volume, sold within {settings.bars} bars",
+        "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
+        "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
+        "paths": f"stationary bootstrap, blocks of {settings.mean_block:g} bars on average, mean return removed",
+        "volatility": f"{volatility:.0f} bps a day in training, {test.volatility:.0f} in the test",
+        "temporary impact": f"{market['temporary_impact']:.3g} bps for the order within one day, divided by the bar's volume",
+        "permanent impact": f"{market['permanent_impact']:.3g} bps for the whole order",
+    }
+    title = f"Selling {settings.order:.3g} times a day's volume within {settings.bars} bars, {source}"
+    return model, ExecutionComparison(title, costs, settings.alpha, facts)

@@ -1,0 +1,56 @@
+"""Selling an order on the user's bars: the rivals' figures, the report and the command."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tailguard.cli import app
+from tailguard.envs import OptimalExecution
+from tailguard.evaluate.report.execution import ExecutionComparison, tail_terms
+from tailguard.experiments.execution import ExecutionSettings, execute_bars, play_costs, schedule_actions, schedule_for_tail
+from tailguard.market import load_dataset
+
+
+def test_the_schedule_for_a_tail_has_the_least_cvar_of_many():
+    env = OptimalExecution(40_000, risk_aversion=0.0)
+    best = schedule_for_tail(env, 0.1)
+    rivals = [env.almgren_chriss(aversion) for aversion in np.geomspace(1e-4, 1e-1, 7)]
+    cvars = [tail_terms(play_costs(env, schedule_actions(env, schedule), seed=1), 0.1).mean() for schedule in (best, *rivals)]
+    assert cvars[0] <= min(cvars[1:]) + 0.3
+    # 1.755 is the density of the normal at its tenth percentile over 0.1
+    assert cvars[0] == pytest.approx(best.expected_cost + 1.755 * best.variance**0.5, rel=0.01)
+
+
+def test_tail_terms_average_the_worst_costs():
+    costs = np.random.default_rng(0).normal(size=10_000)
+    assert tail_terms(costs, 0.05).mean() == pytest.approx(np.sort(costs)[-500:].mean(), rel=1e-3)
+    assert tail_terms(costs, 1.0).mean() == pytest.approx(costs.mean())
+
+
+def test_the_comparison_names_the_best_rival_and_says_when_there_is_no_difference():
+    draws = np.random.default_rng(0).normal(size=5000)
+    better, same = (
+        ExecutionComparison("t", {"agent": draws, "a": draws + shift, "b": draws + 9.0}, 0.1, {"data": "d"})
+        for shift in (3.0, 0.0)
+    )
+    assert "pays less than its best rival (a)" in better.headline()
+    assert better.savings()["a"].value == pytest.approx(3.0)
+    assert "about as much as" in same.headline()
+    assert json.loads(json.dumps(better.to_json()))["saved_bps"]["b"]["value"] == pytest.approx(9.0)
+
+
+def test_the_command_writes_an_agent_figures_and_a_report(tmp_path):
+    options = ["--steps", "10240", "--paths", "1000", "--bars", "5", "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["execute", "--data", "nasdaq-1d", *options])
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "out" / "execution.json").read_text())
+    assert list(figures["statistics"]) == ["agent", "Almgren-Chriss", "TWAP", "at once"]
+    assert "Almgren-Chriss" in (tmp_path / "out" / "report.html").read_text()
+    assert figures["headline"] in result.output.replace("\n", " ")
+
+
+def test_bars_without_volume_are_refused():
+    with pytest.raises(ValueError, match="volume"):
+        execute_bars(load_dataset("nasdaq-1d").drop(columns="volume"), ExecutionSettings())
