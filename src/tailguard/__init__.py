@@ -44,3 +44,8 @@ def __getattr__(name: str) -> Any:
 
 # gymnasium.make("tailguard/Trading-v0", bars=..., fee=...); the environment itself is loaded when it is made.
 register(id="tailguard/Trading-v0", entry_point="tailguard.market.env:TradingEnv")
+register(
+    id="tailguard/OptionHedging-v0",
+    entry_point="tailguard.envs.option_hedging:single_option_hedging",
+    vector_entry_point="tailguard.envs.option_hedging:OptionHedging",
+)

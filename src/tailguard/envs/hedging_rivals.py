@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailguard.envs.option_hedging import HedgingState, OptionHedging
-from tailguard.envs.option_kernel import Floats
+from tailguard.envs.hedging_state import Floats, HedgingState
+from tailguard.envs.option_hedging import OptionHedging
 from tailguard.validation import require
 
 Hedge = Callable[[HedgingState], Floats]

@@ -1,6 +1,6 @@
 """Heston's stochastic volatility model, and the price of a European option under it.
 
-    dS = drift S dt + sqrt(v) S dW,    dv = kappa (theta - v) dt + xi sqrt(v) dB,    d<W, B> = rho dt.
+dS = drift S dt + sqrt(v) S dW,    dv = kappa (theta - v) dt + xi sqrt(v) dB,    d<W, B> = rho dt.
 """
 
 from dataclasses import dataclass

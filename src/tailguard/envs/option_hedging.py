@@ -7,7 +7,7 @@ profit and loss.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -15,10 +15,12 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
 
 from tailguard.envs import option_kernel as kernel
-from tailguard.envs.batched import BatchedEnv, StepOutcome
+from tailguard.envs.batched import StepOutcome
+from tailguard.envs.hedging_optimum import HedgingSolution, HedgingTree, solve_tree
+from tailguard.envs.hedging_state import Floats, HedgingState
 from tailguard.envs.heston import Heston, heston_price
-from tailguard.envs.option_kernel import Floats
 from tailguard.envs.single import SingleEnv
+from tailguard.envs.streams import StreamedEnv, fill_uniforms
 from tailguard.validation import require
 
 FARTHEST = 10.0  # observations are clipped to this
@@ -96,30 +98,7 @@ class BlockBootstrap:
 Process = GeometricBrownianMotion | Heston | BlockBootstrap
 
 
-class HedgingState(NamedTuple):
-    """The state of B copies, for policies that are functions of it.
-
-    :param date: ``[B]`` dates since the start, from 0.
-    :param spot: ``[B]`` price of the underlying.
-    :param variance: ``[B]`` Heston's variance; constant for other processes.
-    :param holding: ``[B]`` units of the underlying held.
-    :param hedge: ``[B]`` units that a delta hedger would hold: minus the Black-Scholes delta of the book.
-    :param gamma: ``[B]`` Black-Scholes gamma of the book.
-    :param pnl: ``[B]`` sum of the rewards so far.
-    :param alive: ``[B, L]`` False for legs that have been knocked out or settled.
-    """
-
-    date: NDArray[np.int64]
-    spot: Floats
-    variance: Floats
-    holding: Floats
-    hedge: Floats
-    gamma: Floats
-    pnl: Floats
-    alive: NDArray[np.bool_]
-
-
-class OptionHedging(BatchedEnv):
+class OptionHedging(StreamedEnv):
     """Hedging as an environment: at each date choose how many units of the underlying to hold until the next.
 
     An episode is the life of the book, from date 0 without a holding to date `dates`, where the holding is sold. The reward of
@@ -127,11 +106,11 @@ class OptionHedging(BatchedEnv):
 
         d_{t+1} V_{t+1} - d_t V_t + h_t (d_{t+1} S_{t+1} - d_t S_t) - d_t c(h_t - h_{t-1}),      d_t = exp(-rate t),
 
-    with c(u) = cost |u| S + fixed_cost (u != 0). V_t is the value of the book: options that were sold count negative, those that
-    have expired with their payoff. The value at date 0 is the premium, so the undiscounted sum of the rewards is exactly the
-    final profit and loss: premium received, less payoffs, plus gains of the hedge, less costs, in money of date 0. It is 0 for
-    a perfect hedge at a fair premium without costs. Values between the first and the last date are Black-Scholes values; they
-    distribute the profit and loss over the dates and do not change its sum.
+    with c(u) = cost |u| S + fixed_cost (u != 0). V_t is the value of the book: options that were sold count negative, and those
+    that have expired with their payoff. The value at date 0 is the premium, so the undiscounted sum of the rewards is exactly
+    the final profit and loss: premium received, less payoffs, plus gains of the hedge, less costs, in money of date 0. It is 0
+    for a perfect hedge at a fair premium without costs. Values between the first and the last date are Black-Scholes values;
+    they distribute the profit and loss over the dates and do not change its sum.
 
     The action is the number of units to hold, in [-limit, limit]. The observation has the columns
 
@@ -204,24 +183,10 @@ class OptionHedging(BatchedEnv):
         self._accounts = np.zeros((num_envs, kernel.ACCOUNT_FIELDS))
         self._clocks = np.zeros((num_envs, 2), np.int64)
         self._alive = np.ones((num_envs, len(book)), np.bool_)
-        self._streams = np.zeros(num_envs, np.uint64)
         self.finished_costs, self.finished_turnover = np.zeros(num_envs), np.zeros(num_envs)
-        self._seed_streams(int(self.np_random.integers(2**63)) if seed is None else seed)
         self.premium = self._fair_premium() if premium is None else float(premium)
         require(abs(self.premium) < np.inf, "premium", premium, "finite")
         self._start[2] = self.premium
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start a new episode in every copy.
-
-        :param seed: copy i draws from the stream of seed + i; ``None`` continues with the present streams.
-        :param options: there are none; a non-empty dictionary is refused rather than ignored.
-        """
-        if seed is not None:
-            self._seed_streams(seed)
-        return super().reset(seed=seed, options=options)
 
     @property
     def state(self) -> HedgingState:
@@ -244,6 +209,71 @@ class OptionHedging(BatchedEnv):
         )
         return filled[:, 0], filled[:, 1], filled[:, 2]
 
+    def solve(
+        self,
+        criterion: Literal["quadratic", "cvar"],
+        alpha: float = 0.05,
+        *,
+        n_holdings: int = 61,
+        n_wealth: int = 601,
+        worst: float | None = None,
+    ) -> HedgingSolution:
+        """Return the best hedge on a trinomial tree, by dynamic programming (``hedging_optimum.py``).
+
+        The process must be ``GeometricBrownianMotion(shocks="trinomial")``, and the options without barriers and with one
+        expiry. Time and storage grow with the square of the dates: up to ten take seconds.
+
+        :param criterion: ``quadratic`` minimises E[W^2] of the final profit and loss W, ``cvar`` its CVaR.
+        :param alpha: level of the CVaR.
+        :param n_holdings: points of the grid of holdings, from 0 to the limit on the side of the hedge.
+        :param n_wealth: points of the grid of the running profit and loss.
+        :param worst: the largest loss and gain on that grid; None takes three times the premium.
+        """
+        require(criterion in ("quadratic", "cvar"), "criterion", criterion, "quadratic or cvar")
+        require(0.0 < alpha <= 1.0, "alpha", alpha, "above 0 and at most 1")
+        spots = self._tree_prices()
+        discounts = np.exp(-self.rate * self.maturity / self.dates * np.arange(self.dates + 1))
+        sides = [-leg.quantity if leg.kind == "call" else leg.quantity for leg in self.book]
+        worst = 3.0 * abs(self.premium) if worst is None else worst
+        tree = HedgingTree(
+            spots=spots,
+            marks=self._tree_marks(spots, discounts),
+            discounts=discounts,
+            holdings=np.linspace(-self.limit * (min(sides) < 0.0), self.limit * (max(sides) > 0.0), n_holdings),
+            wealth=np.linspace(-worst, worst, n_wealth),
+            costs=np.array([self.cost, self.fixed_cost]),
+            final_cost=self.final_cost,
+        )
+        return solve_tree(tree, criterion, alpha)
+
+    def _tree_prices(self) -> tuple[Floats, ...]:
+        """Return the prices of the trinomial tree at each date, rising."""
+        process = self.process
+        on_a_tree = isinstance(process, GeometricBrownianMotion) and process.shocks == "trinomial"
+        require(on_a_tree, "process", process, "GeometricBrownianMotion(shocks='trinomial')")
+        spread = self._process[kernel.VOLATILITY] * np.sqrt(self._terms[kernel.STEP])
+        outer = spread * kernel.GAUSS_HERMITE
+        growth = self._process[kernel.DRIFT] * self._terms[kernel.STEP] - np.log((2.0 + np.cosh(outer)) / 3.0)
+        return tuple(self.spot * np.exp(growth * t + outer * np.arange(-t, t + 1)) for t in range(self.dates + 1))
+
+    def _tree_marks(self, spots: Sequence[Floats], discounts: Floats) -> tuple[Floats, ...]:
+        """Return the discounted value of the book at the nodes of each date, as the environment marks it."""
+        legs = self._legs
+        simple = bool((legs[:, kernel.EXPIRY] == self.dates).all() and (legs[:, kernel.SIDE] == 0.0).all())
+        require(simple, "book", self.book, "options without barriers that expire at the last date: a tree has no past")
+        marks = [np.array([self.premium])]
+        for t in range(1, self.dates):
+            state = self._state_at(t, spots[t], np.ones((len(spots[t]), len(legs)), np.bool_))
+            marks.append(discounts[t] * self.greeks(state)[0])
+        payoffs = np.maximum(legs[:, kernel.SIGN] * (spots[-1][:, None] - legs[:, kernel.STRIKE]), 0.0)
+        return (*marks, discounts[-1] * payoffs @ legs[:, kernel.QUANTITY])
+
+    def _state_at(self, date: int, spots: Floats, alive: NDArray[np.bool_]) -> HedgingState:
+        """Return a state without a holding, at the first variance, whose greeks are not computed."""
+        unknown = np.zeros(len(spots))
+        variance = np.full(len(spots), self._start[1])
+        return HedgingState(np.full(len(spots), date), spots, variance, unknown, unknown, unknown, unknown, alive)
+
     def _actions_of_a_copy(self) -> Box:
         return Box(-self.limit, self.limit, (1,))
 
@@ -261,29 +291,25 @@ class OptionHedging(BatchedEnv):
         """Return the units to hold ``[B]``."""
         return actions[:, 0]
 
-    def _seed_streams(self, seed: int) -> None:
-        seeds = np.uint64(seed % 2**64) + np.arange(self.num_envs, dtype=np.uint64)
-        kernel.seed_streams(seeds, self._streams)
-
     def _fair_premium(self) -> float:
-        at_start = np.zeros(1, np.int64), np.array([self.spot]), np.array([self._start[1]])
-        unknown = np.zeros(1)
         value = 0.0
         for k, leg in enumerate(self.book):
             if isinstance(self.process, Heston) and leg.knock_out is None:
                 years = self._legs[k, kernel.EXPIRY] * self._terms[kernel.STEP]
                 value += leg.quantity * heston_price(leg.kind, self.spot, leg.strike, years, self.process, self.rate)
             else:
-                only = np.zeros((1, len(self.book)), np.bool_)
-                only[0, k] = True
-                value += float(self.greeks(HedgingState(*at_start, unknown, unknown, unknown, unknown, only))[0][0])
+                only = np.arange(len(self.book)) == k
+                value += float(self.greeks(self._state_at(0, np.array([self.spot]), only[None]))[0][0])
         return value
 
     def _begin(self, rows: NDArray[np.bool_]) -> None:
         self.finished_costs = np.where(rows, self._accounts[:, kernel.COST], self.finished_costs)
         self.finished_turnover = np.where(rows, self._accounts[:, kernel.TURNOVER], self.finished_turnover)
-        fixed = (self._legs, self._process, self._terms, len(self._returns), self._start)
-        kernel.begin(rows, *fixed, self._streams, self._accounts, self._clocks, self._alive)
+        cursors = np.zeros(self.num_envs, np.int64)
+        if len(self._returns):
+            cursors[rows] = (self._uniforms_of(rows, 1)[:, 0] * len(self._returns)).astype(np.int64)
+        fixed = (self._legs, self._process, self._terms, self._start)
+        kernel.begin(rows, *fixed, cursors, self._accounts, self._clocks, self._alive)
 
     def _observe(self) -> NDArray[np.float32]:
         shape = self.single_observation_space.shape
@@ -294,11 +320,10 @@ class OptionHedging(BatchedEnv):
         return observations
 
     def _advance(self, actions: Floats) -> StepOutcome:
-        rewards, ended = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
+        rewards, ended, uniforms = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_), np.empty((self.num_envs, 3))
+        fill_uniforms(self._streams, uniforms)
         fixed = (self._legs, self._process, self._terms, self._returns)
-        kernel.advance(
-            self._targets(actions), *fixed, self._streams, self._accounts, self._clocks, self._alive, rewards, ended
-        )
+        kernel.advance(self._targets(actions), *fixed, uniforms, self._accounts, self._clocks, self._alive, rewards, ended)
         return rewards, ended, np.zeros(self.num_envs, np.bool_)
 
 
@@ -310,9 +335,9 @@ class BandHedging(OptionHedging):
 
         hedge + reach action[0]    and    hedge + reach action[1],
 
-    in units of `limit`, around the holding of a delta hedger; a lower edge above the upper one makes both their middle. Equal edges are a target, so every
-    hedge can be expressed. An agent begins near the delta hedge, and its exploration costs little, because a small change
-    of an edge that is not reached trades nothing.
+    in units of `limit`, around the holding of a delta hedger; a lower edge above the upper one makes both their middle. Equal
+    edges are a target, so every hedge can be expressed. An agent begins near the delta hedge, and its exploration costs
+    little, because a small change of an edge that is not reached trades nothing.
 
     :param num_envs: the number of copies.
     :param reach: largest distance of an edge from the delta, as a share of `limit`.
@@ -337,7 +362,7 @@ class BandHedging(OptionHedging):
         hedge, units = self._accounts[:, kernel.HEDGE], self.reach * self.limit
         held = self._accounts[:, kernel.HOLDING]
         target = np.minimum(np.maximum(held, hedge + units * lower), hedge + units * upper)
-        return np.minimum(np.maximum(target, -self.limit), self.limit)
+        return np.asarray(np.minimum(np.maximum(target, -self.limit), self.limit))
 
 
 def single_option_hedging(**settings: Any) -> gym.Env[Any, Any]:

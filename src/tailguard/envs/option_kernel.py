@@ -1,7 +1,6 @@
-"""The compiled part of option hedging: random numbers, Black-Scholes values of a book, paths, and the step of a batch.
+"""The compiled part of option hedging: Black-Scholes values of a book, paths, and the step of a batch.
 
-Everything that is compiled together stands in one file, see ``tailguard.jit``. Each copy of an environment draws from a random
-stream of its own, so a copy in a batch and a copy alone go through the same numbers and agree to the last bit.
+Everything that is compiled together stands in one file, see ``tailguard.jit``.
 """
 
 import math
@@ -9,9 +8,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.envs.hedging_state import Floats
 from tailguard.jit import decorators, separate
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Columns of an account: all amounts of money but the spot are discounted to the first date. HEDGE is the holding of a delta
@@ -33,47 +32,16 @@ PROCESS_FIELDS = 8
 STEP, DATES, RATE, PROPORTIONAL, FIXED, FINAL = range(6)
 TERM_FIELDS = 6
 
-# Broadie, Glasserman and Kou (1997): monitored at dates only, a barrier acts like a continuous one that lies farther away by this
-# many standard deviations of a step, -zeta(1/2) / sqrt(2 pi).
+# Broadie, Glasserman and Kou (1997): a barrier that is monitored at dates only acts like a continuous one that lies farther
+# away by this many standard deviations of a step, -zeta(1/2) / sqrt(2 pi).
 MONITORING_SHIFT = 0.5825971579390106
 BUMP = 1e-4  # relative bump of the spot for the delta and gamma of barriers
 NO_TRADE = 1e-12  # units; a smaller trade is none, and pays no fixed cost
 GAUSS_HERMITE = math.sqrt(3.0)  # the outer nodes of the normal distribution's three-point rule, of weight 1/6 each
 QUADRATIC_UP_TO = 1.5  # Andersen (2008): psi up to which the next variance is the square of a normal
-LAST_UNIFORM = 1.0 - 2.0**-53
 
 compiled, inlined = decorators()
 called = separate()
-
-
-@inlined
-def _mixed(x: np.uint64) -> np.uint64:
-    """Return the finaliser of splitmix64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@inlined
-def _uniform(streams: NDArray[np.uint64], i: int) -> float:
-    """Draw from (0, 1] and advance the stream of copy `i`."""
-    streams[i] += np.uint64(0x9E3779B97F4A7C15)
-    return (np.float64(_mixed(streams[i]) >> np.uint64(11)) + 1.0) * 2.0**-53
-
-
-@compiled
-def seed_streams(seeds: NDArray[np.uint64], streams: NDArray[np.uint64]) -> None:
-    """Start the random streams of copies ``[B]`` from their seeds ``[B]``.
-
-    The murmur3 finaliser is not the one that the draws use, so streams of neighbouring seeds begin at unrelated places.
-    """
-    for i in range(len(seeds)):
-        x = seeds[i] + np.uint64(0xD1B54A32D192ED03)
-        for _ in range(2):
-            x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-            x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-            x = x ^ (x >> np.uint64(33))
-        streams[i] = x
 
 
 # ------------------------------------------------------------------------------------------------------------------- values
@@ -117,14 +85,12 @@ def _knock_out(
     c = sign * (reflected_spot * _cdf(side * y1) - reflected_strike * _cdf(side * (y1 - spread)))
     d = sign * (reflected_spot * _cdf(side * y2) - reflected_strike * _cdf(side * (y2 - spread)))
     if sign == side:  # a down-and-out call or an up-and-out put
-        return a - c if side * (strike - level) > 0.0 else b - d
-    return a - b + c - d if side * (strike - level) > 0.0 else 0.0
+        return float(a - c if side * (strike - level) > 0.0 else b - d)
+    return float(a - b + c - d if side * (strike - level) > 0.0 else 0.0)
 
 
 @inlined
-def _leg_greeks(
-    leg: Floats, spot: float, years: float, sigma: float, rate: float, step: float
-) -> tuple[float, float, float]:
+def _leg_greeks(leg: Floats, spot: float, years: float, sigma: float, rate: float, step: float) -> tuple[float, float, float]:
     """Return value, delta and gamma of one unit of a leg."""
     sign, strike, side = leg[SIGN], leg[STRIKE], leg[SIDE]
     if side == 0.0:
@@ -141,9 +107,9 @@ def _leg_greeks(
 def _mean_variance(process: Floats, variance: float, years: float) -> float:
     """Return the expected average variance over the coming years."""
     if process[KIND] != HESTON:
-        return process[VOLATILITY] ** 2
+        return float(process[VOLATILITY] ** 2)
     decay = process[REVERSION] * years
-    return process[LONG_RUN] + (variance - process[LONG_RUN]) * (1.0 - math.exp(-decay)) / decay
+    return float(process[LONG_RUN] + (variance - process[LONG_RUN]) * (1.0 - math.exp(-decay)) / decay)
 
 
 @inlined
@@ -194,9 +160,7 @@ def book_greeks(
     :param added_variances: ``[B]``, added to the squared volatility, for Leland's correction.
     """
     for i in range(len(spots)):
-        value, delta, gamma = _book_greeks(
-            legs, alive[i], process, terms, dates[i], spots[i], variances[i], added_variances[i]
-        )
+        value, delta, gamma = _book_greeks(legs, alive[i], process, terms, dates[i], spots[i], variances[i], added_variances[i])
         greeks[i, 0], greeks[i, 1], greeks[i, 2] = value, delta, gamma
 
 
@@ -231,7 +195,7 @@ def _heston_step(
     else:
         zero = (psi - 1.0) / (psi + 1.0)
         beta = (1.0 - zero) / mean
-        new = 0.0 if uniform <= zero else math.log((1.0 - zero) / (1.0 - min(uniform, LAST_UNIFORM))) / beta
+        new = 0.0 if uniform <= zero else math.log((1.0 - zero) / (1.0 - uniform)) / beta
         if a < beta:
             k0 = -math.log(zero + beta * (1.0 - zero) / (beta - a)) - (k1 + 0.5 * k3) * variance
     move = process[DRIFT] * step + k0 + k1 * variance + k2 * new + math.sqrt(k3 * (variance + new)) * across
@@ -239,37 +203,32 @@ def _heston_step(
 
 
 @inlined
-def _shock(streams: NDArray[np.uint64], i: int, kind: float) -> float:
-    """Draw the standardised move of the logarithm: normal, or the normal's three-point rule, which makes a trinomial tree."""
-    if kind == TRINOMIAL_SHOCKS:
-        draw = _uniform(streams, i) * 6.0
-        return -GAUSS_HERMITE if draw <= 1.0 else (GAUSS_HERMITE if draw > 5.0 else 0.0)
-    return math.sqrt(-2.0 * math.log(_uniform(streams, i))) * math.cos(2.0 * math.pi * _uniform(streams, i))
+def _next_price(process: Floats, returns: Floats, step: float, account: Floats, clock: Ints, uniforms: Floats) -> None:
+    """Move spot and variance of an account to the next date.
 
-
-@inlined
-def _next_price(
-    process: Floats, returns: Floats, step: float, account: Floats, clock: Ints, streams: NDArray[np.uint64], i: int
-) -> None:
-    """Move spot and variance of an account to the next date."""
+    :param uniforms: ``[3]`` draws from (0, 1).
+    """
     kind = process[KIND]
+    # Box and Muller (1958): two independent normals.
+    radius, angle = math.sqrt(-2.0 * math.log(uniforms[0])), 2.0 * math.pi * uniforms[1]
     if kind == HESTON:
-        radius, angle = math.sqrt(-2.0 * math.log(_uniform(streams, i))), 2.0 * math.pi * _uniform(streams, i)
         along, across = radius * math.cos(angle), radius * math.sin(angle)
         account[SPOT], account[VARIANCE] = _heston_step(
-            process, step, account[SPOT], account[VARIANCE], along, across, _uniform(streams, i)
+            process, step, account[SPOT], account[VARIANCE], along, across, uniforms[2]
         )
     elif kind == BOOTSTRAP:
         clock[CURSOR] = (clock[CURSOR] + 1) % len(returns)
-        if _uniform(streams, i) <= 1.0 / process[BLOCK]:
-            clock[CURSOR] = min(int(_uniform(streams, i) * len(returns)), len(returns) - 1)
+        if uniforms[0] < 1.0 / process[BLOCK]:
+            clock[CURSOR] = int(uniforms[1] * len(returns))
         account[SPOT] *= math.exp(returns[clock[CURSOR]])
     else:
         spread = process[VOLATILITY] * math.sqrt(step)
-        growth = 0.5 * spread**2
-        if kind == TRINOMIAL_SHOCKS:  # the logarithm of E[exp(spread shock)], so that the drift is exact
-            growth = math.log((2.0 + math.cosh(spread * GAUSS_HERMITE)) / 3.0)
-        account[SPOT] *= math.exp(process[DRIFT] * step - growth + spread * _shock(streams, i, kind))
+        if kind == TRINOMIAL_SHOCKS:
+            shock = -GAUSS_HERMITE if uniforms[2] < 1.0 / 6.0 else (GAUSS_HERMITE if uniforms[2] > 5.0 / 6.0 else 0.0)
+            growth = math.log((2.0 + math.cosh(spread * GAUSS_HERMITE)) / 3.0)  # of E[exp(spread shock)]: the drift is exact
+        else:
+            shock, growth = radius * math.cos(angle), 0.5 * spread**2
+        account[SPOT] *= math.exp(process[DRIFT] * step - growth + spread * shock)
 
 
 # --------------------------------------------------------------------------------------------------------------------- steps
@@ -277,7 +236,7 @@ def _next_price(
 
 @inlined
 def _trade_cost(terms: Floats, units: float, spot: float) -> float:
-    return terms[PROPORTIONAL] * abs(units) * spot + (terms[FIXED] if abs(units) > NO_TRADE else 0.0)
+    return float(terms[PROPORTIONAL] * abs(units) * spot + (terms[FIXED] if abs(units) > NO_TRADE else 0.0))
 
 
 @inlined
@@ -299,9 +258,8 @@ def begin(
     legs: Floats,
     process: Floats,
     terms: Floats,
-    n_returns: int,
     start: Floats,
-    streams: NDArray[np.uint64],
+    cursors: Ints,
     accounts: Floats,
     clocks: Ints,
     alive: NDArray[np.bool_],
@@ -309,6 +267,7 @@ def begin(
     """Start an episode in the copies in `rows` ``[B]``: no holding, all legs alive, the book marked at its premium.
 
     :param start: ``[3]``: spot, variance, premium.
+    :param cursors: ``[B]`` bars at which bootstrapped paths begin.
     """
     for i in range(len(rows)):
         if not rows[i]:
@@ -316,9 +275,7 @@ def begin(
         accounts[i] = 0.0
         accounts[i, SPOT], accounts[i, VARIANCE], accounts[i, MARK] = start[0], start[1], start[2]
         alive[i] = True
-        clocks[i, DATE], clocks[i, CURSOR] = 0, 0
-        if n_returns:
-            clocks[i, CURSOR] = min(int(_uniform(streams, i) * n_returns), n_returns - 1)
+        clocks[i, DATE], clocks[i, CURSOR] = 0, cursors[i]
         _, delta, gamma = _book_greeks(legs, alive[i], process, terms, 0, start[0], start[1], 0.0)
         accounts[i, HEDGE], accounts[i, GAMMA] = -delta, gamma
 
@@ -330,7 +287,7 @@ def advance(
     process: Floats,
     terms: Floats,
     returns: Floats,
-    streams: NDArray[np.uint64],
+    uniforms: Floats,
     accounts: Floats,
     clocks: Ints,
     alive: NDArray[np.bool_],
@@ -341,6 +298,7 @@ def advance(
 
     :param targets: ``[B]`` units of the underlying.
     :param returns: log returns that paths are bootstrapped from; empty for the other processes.
+    :param uniforms: ``[B, 3]`` draws from (0, 1).
     :param rewards: ``[B]``, filled: change of the discounted hedged value less costs.
     :param ended: ``[B]``, filled: True at the last date.
     """
@@ -353,12 +311,10 @@ def advance(
         cost = discount * _trade_cost(terms, units, spot)
         account[TURNOVER] += abs(units)
         account[HOLDING] = held
-        _next_price(process, returns, terms[STEP], account, clock, streams, i)
+        _next_price(process, returns, terms[STEP], account, clock, uniforms[i])
         clock[DATE] = date + 1
         account[SETTLED] += next_discount * _settle(legs, alive[i], date + 1, account[SPOT])
-        value, delta, gamma = _book_greeks(
-            legs, alive[i], process, terms, date + 1, account[SPOT], account[VARIANCE], 0.0
-        )
+        value, delta, gamma = _book_greeks(legs, alive[i], process, terms, date + 1, account[SPOT], account[VARIANCE], 0.0)
         ended[i] = date + 1 == terms[DATES]
         if ended[i]:
             cost += terms[FINAL] * next_discount * _trade_cost(terms, held, account[SPOT])
