@@ -54,14 +54,14 @@ def expected_shortfall(pnl: Floats, alpha: float) -> float:
 def play_hedge(env: OptionHedging, hedge: Hedge, seed: int) -> HedgingResult:
     """Play one episode in every copy.
 
-    :param env: an environment whose actions are units, with as many copies as paths.
+    :param env: an :class:`OptionHedging`, with as many copies as paths.
     :param hedge: the policy.
     :param seed: of the paths; the same seed gives every hedge the same paths.
     """
     env.reset(seed=seed)
     pnl = np.zeros(env.num_envs)
     for _ in range(env.dates):
-        pnl += env.step(hedge(env.state)[:, None])[1]
+        pnl += env.step(hedge(env.state)[:, None] / env.limit)[1]
     return HedgingResult(pnl, env.finished_costs, env.finished_turnover)
 
 
@@ -84,15 +84,16 @@ def delta_hedge(state: HedgingState) -> Floats:
 def leland(env: OptionHedging) -> Hedge:
     """Return Leland's (1985) hedge: the delta at a variance that pays for the expected costs of hedging it.
 
-    sigma_L^2 = sigma^2 (1 + sqrt(2 / pi) cost / (sigma sqrt(dt))) for options that were sold, with minus for bought ones: there
-    costs make the option worth less. A book is sold where its gamma is negative.
+    sigma_L^2 = sigma^2 (1 + sqrt(8 / pi) cost / (sigma sqrt(dt))) for options that were sold, with minus for bought ones: there
+    costs make the option worth less. Leland's own constant is sqrt(2 / pi), for the cost of a purchase and a sale together. A
+    book counts as sold where its gamma is negative.
 
     :param env: its costs, dates and book.
     """
     step = env.maturity / env.dates
 
     def hedge(state: HedgingState) -> Floats:
-        extra = math.sqrt(2.0 / math.pi) * env.cost / math.sqrt(step) * np.sqrt(state.variance)
+        extra = math.sqrt(8.0 / math.pi) * env.cost / math.sqrt(step) * np.sqrt(state.variance)
         # A bought book at high costs would have a negative variance, where Leland's equation has no solution.
         added = np.where(state.gamma <= 0.0, extra, np.maximum(-extra, -0.99 * state.variance))
         return -env.greeks(state, added)[1]
@@ -136,7 +137,7 @@ def tune_whalley_wilmott(
 ) -> tuple[float, HedgingResult]:
     """Return the risk aversion with the lowest CVaR of the hedge error, and its episodes.
 
-    :param env: an environment whose actions are units, with as many copies as paths.
+    :param env: an :class:`OptionHedging`, with as many copies as paths.
     :param alpha: level of the CVaR.
     :param seed: of the paths, the same for all candidates.
     :param candidates: risk aversions to try; None tries 41, from 0.01 to 100 per unit of premium, evenly in logarithms.

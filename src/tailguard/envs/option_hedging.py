@@ -79,11 +79,13 @@ class BlockBootstrap:
 
     :param returns: log returns, one per bar; a hedging date is a bar. Their mean is replaced by the drift.
     :param mean_block: mean length of a block in bars; longer keeps more of the clusters of volatility, 1 keeps none.
+    :param volatility: at which options are valued, per square root of a year; None is that of the returns.
     :param drift: as in :class:`GeometricBrownianMotion`.
     """
 
     returns: ArrayLike
     mean_block: float = 20.0
+    volatility: float | None = None
     drift: float | None = None
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class BlockBootstrap:
         require(enough, "returns", returns.shape, f"at least {FEWEST_RETURNS} finite numbers in one dimension")
         require(bool(returns.std() > 0.0), "the standard deviation of returns", returns.std(), "positive")
         require(self.mean_block >= 1.0, "mean_block", self.mean_block, "at least 1")
+        require(self.volatility is None or 0.0 < self.volatility < np.inf, "volatility", self.volatility, "positive and finite")
 
 
 Process = GeometricBrownianMotion | Heston | BlockBootstrap
@@ -112,7 +115,8 @@ class OptionHedging(StreamedEnv):
     for a perfect hedge at a fair premium without costs. Values between the first and the last date are Black-Scholes values;
     they distribute the profit and loss over the dates and do not change its sum.
 
-    The action is the number of units to hold, in [-limit, limit]. The observation has the columns
+    The action is the hedge ratio in [-1, 1]: the units to hold / limit. For one option these are units. The observation has the
+    columns
 
     - time left, from 1 to 0,
     - holding / limit,
@@ -275,7 +279,7 @@ class OptionHedging(StreamedEnv):
         return HedgingState(np.full(len(spots), date), spots, variance, unknown, unknown, unknown, unknown, alive)
 
     def _actions_of_a_copy(self) -> Box:
-        return Box(-self.limit, self.limit, (1,))
+        return Box(-1.0, 1.0, (1,))
 
     def _observations_of_a_copy(self) -> Box:
         low, high = [0.0, -1.0, -FARTHEST, -FARTHEST], [1.0, 1.0, FARTHEST, FARTHEST]
@@ -289,7 +293,7 @@ class OptionHedging(StreamedEnv):
 
     def _targets(self, actions: Floats) -> Floats:
         """Return the units to hold ``[B]``."""
-        return actions[:, 0]
+        return self.limit * actions[:, 0]
 
     def _fair_premium(self) -> float:
         value = 0.0
@@ -344,7 +348,7 @@ class BandHedging(OptionHedging):
     :param settings: parameters of :class:`OptionHedging`.
     """
 
-    def __init__(self, num_envs: int = 1, *, reach: float = 0.5, **settings: Any) -> None:
+    def __init__(self, num_envs: int = 1, *, reach: float = 1.0, **settings: Any) -> None:
         """Check the parameters, which the class explains."""
         require(0.0 < reach < np.inf, "reach", reach, "positive and finite")
         self.reach = reach
@@ -399,7 +403,7 @@ def _process_row(process: Process, rate: float, step: float) -> tuple[Floats, Fl
     else:
         row[kernel.KIND], row[kernel.BLOCK] = kernel.BOOTSTRAP, process.mean_block
         observed = np.asarray(process.returns, np.float64)
-        row[kernel.VOLATILITY] = observed.std() / np.sqrt(step)
+        row[kernel.VOLATILITY] = observed.std() / np.sqrt(step) if process.volatility is None else process.volatility
         # Shifted so that a price grows by the drift on average.
         returns = observed - np.log(np.exp(observed).mean()) + row[kernel.DRIFT] * step
     return row, returns
