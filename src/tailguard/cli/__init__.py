@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tailguard import __version__
-from tailguard.cli import configs, evaluations, markets, populations, runs
+from tailguard.cli import configs, evaluations, hedging, markets, populations, runs
 from tailguard.cli.terminal import Messages
 from tailguard.experiments import Interrupted
 
@@ -28,6 +28,7 @@ app.command("control")(evaluations.run_control)
 app.command("trials")(evaluations.run_trials)
 app.command("compare")(evaluations.run_compare)
 app.command("population")(populations.run_population)
+app.command("hedge")(hedging.run_hedge)
 app.command("deploy")(runs.run_deploy)
 app.command("export")(runs.run_export)
 app.command("act")(runs.run_act)
