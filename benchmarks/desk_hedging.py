@@ -63,14 +63,14 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.folder: Path = options.folder
-        self.cases: list[str] = options.cases.split(",")
+        self.cases = tuple(options.cases.split(","))
         self.resamples = 20 if options.quick else 300
         self.seeds = range(options.first, options.first + options.seeds)
         self.steps = STEPS // 20 if options.quick else STEPS
         self.paths = 5_000 if options.quick else 50_000
 
     def chosen(self, cases: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-        return [(name, settings) for name, settings in cases.items() if any(part in name for part in self.cases)]
+        return [(name, settings) for name, settings in cases.items() if name.startswith(self.cases)]
 
     def agent(
         self, case: str, settings: dict[str, Any], seed: int, alpha: Any, tails: tuple[float | None, ...]
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed; settings were chosen on 100")
     parser.add_argument("--only", default="", help=f"tables whose name contains one of these, of {', '.join(TABLES)}")
-    parser.add_argument("--cases", default="", help="cases of the second and third table whose name contains one of these")
+    parser.add_argument("--cases", default="", help="cases of the second and third table whose name begins with one of these")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the steps: whether it runs, not what it reaches")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/hedging"), help="where finished agents are kept")
     options = parser.parse_args()

@@ -104,7 +104,7 @@ TERMS = (
     Term(_word("venues?"), "backtest window"),
     Term(_word("tracks?"), "account history", legal=TRACK_ON_DISK),
     Term(r"\b(def|window\.|BacktestWindow\.) ?follow\b", "trade"),
-    Term(_word("seats?", "crews?", "desks?"), "worker, executor, process handle"),
+    Term(_word("seats?", "crews?", "desks?"), "worker, executor, process handle", legal=(r"\bdesk_\w+",)),
     Term(_word("relay", "relays"), "log forwarding"),
     Term(_word("herds?"), "population"),
     Term(_word("blueprints?", "durable", "durably"), "serialization, atomic files"),

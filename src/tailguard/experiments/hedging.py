@@ -121,16 +121,12 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
     require(symbols_of(bars) == [""], "the symbols", symbols_of(bars), "one: an option has one underlying")
     returns = np.diff(np.log(bars["close"].to_numpy(np.float64)))
     first_test = round((1.0 - settings.test_share) * len(returns))
-    per_year = periods_per_year(bars.index)
+    per_year = periods_per_year(pd.DatetimeIndex(bars.index))
     known, unknown = returns[:first_test], returns[first_test:]
     volatility = float(known.std() * np.sqrt(per_year))
     book = (Option(settings.kind, 100.0 * settings.strike),)
-    option: dict[str, Any] = {
-        "book": book,
-        "dates": settings.dates,
-        "cost": settings.cost,
-        "maturity": settings.dates / per_year,
-    }
+    years = settings.dates / per_year
+    option: dict[str, Any] = {"book": book, "dates": settings.dates, "cost": settings.cost, "maturity": years}
     train, test = ({**option, "process": BlockBootstrap(span, settings.mean_block, volatility)} for span in (known, unknown))
     model = train_hedger(BandHedging(ENVS, **train), alpha=settings.alpha, steps=settings.steps, seed=settings.seed)
     tuning, paths = OptionHedging(settings.paths, **train), OptionHedging(settings.paths, **test)

@@ -12,7 +12,6 @@ from tailguard.evaluate.record import Estimate
 from tailguard.evaluate.report.charts import Axis, Chart, Color, Mark, Panel, RowPanel, estimate_row
 from tailguard.evaluate.report.formatting import say, with_interval
 from tailguard.evaluate.report.page import Html, ReportSection, page, table, tag
-from tailguard.validation import require
 
 COLORS: tuple[Color, ...] = ("agent", "market", "third", "fourth", "other")
 RESAMPLES = 300
@@ -41,34 +40,33 @@ class HedgeComparison:
         """Return mean, standard deviation, CVaR, costs and turnover by hedge, with intervals over the paths."""
         return {name: _statistics(result, self.alpha) for name, result in self.results.items()}
 
-    def cvar_ratios(self) -> dict[str, Estimate]:
-        """Return the agent's CVaR over that of each rival, with an interval over the paths, which are the same for both."""
+    def savings(self) -> dict[str, Estimate]:
+        """Return how much smaller the agent's CVaR is than that of each rival, in parts of the premium, with intervals.
+
+        The paths are the same for both, so the interval is that of the difference.
+        """
         agent, *rivals = self.results
-        return {name: _ratio(self.results[agent].pnl, self.results[name].pnl, self.alpha) for name in rivals}
+        return {name: self._saving(self.results[agent].pnl, self.results[name].pnl) for name in rivals}
 
     def headline(self) -> str:
         """Return the finding: whether the agent has a smaller tail than its best rival, beyond the interval."""
-        agent = next(iter(self.results))
-        ratios = self.cvar_ratios()
-        best = max(ratios, key=lambda name: ratios[name].value)
-        found = ratios[best]
-        assert found.low is not None
-        assert found.high is not None
-        change = f"{say(abs(1.0 - found.value), 'percent')} ({with_interval(found)} of it)"
-        if found.high < 1.0:
-            return f"The {agent}'s worst paths cost less than those of the best rival, {best}, by {change}."
-        if found.low > 1.0:
-            return f"The {agent}'s worst paths cost more than those of the best rival, {best}, by {change}."
-        return f"The {agent}'s worst paths cost about as much as those of the best rival, {best}: {with_interval(found)} of it."
+        savings = self.savings()
+        best = min(savings, key=lambda name: savings[name].value)
+        found = savings[best]
+        assert found.low is not None, "an interval comes with every saving"
+        assert found.high is not None, "an interval comes with every saving"
+        change = "less than" if found.low > 0.0 else "more than" if found.high < 0.0 else "about as much as"
+        worst = f"In the worst {say(self.alpha, 'percent')} of the paths the agent loses {change} its best rival ({best})"
+        return f"{worst}: the saving is {with_interval(found, 'percent')} of the premium."
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the paths, as plain values."""
         statistics = {
             name: {key: estimate._asdict() for key, estimate in figures.items()} for name, figures in self.statistics().items()
         }
-        ratios = {name: estimate._asdict() for name, estimate in self.cvar_ratios().items()}
+        savings = {name: estimate._asdict() for name, estimate in self.savings().items()}
         head = {"title": self.title, "headline": self.headline(), "alpha": self.alpha, "premium": self.premium}
-        return head | {"facts": dict(self.facts), "statistics": statistics, "cvar_ratio_of_the_agent_to": ratios}
+        return head | {"facts": dict(self.facts), "statistics": statistics, "saved_share_of_premium": savings}
 
     def html(self) -> str:
         """Return the report as a page."""
@@ -81,6 +79,12 @@ class HedgeComparison:
             id="verdict",
         )
         return page(self.title, top, [self._distribution(), self._figures(), self._facts()], {})
+
+    def _saving(self, agent: Floats, rival: Floats) -> Estimate:
+        def saving(paths: Any) -> float:
+            return (expected_shortfall(rival[paths], self.alpha) - expected_shortfall(agent[paths], self.alpha)) / self.premium
+
+        return _resampled(saving, len(agent))
 
     def _distribution(self) -> ReportSection:
         pnls = [result.pnl / self.premium for result in self.results.values()]
@@ -109,15 +113,14 @@ class HedgeComparison:
         statistics = self.statistics()
         keys = list(next(iter(statistics.values())))
         rows = [[name, *(with_interval(figures[key]) for key in keys)] for name, figures in statistics.items()]
-        ratios = [
-            estimate_row(f"agent / {name}", estimate, "number", "agent", "ratio of CVaRs")
-            for name, estimate in self.cvar_ratios().items()
+        savings = [
+            estimate_row(f"against {name}", estimate, "percent", "agent", "saving") for name, estimate in self.savings().items()
         ]
         chart = Chart(
-            "ratios",
-            "Below 1 the agent's worst paths cost less",
+            "savings",
+            "How much less the agent loses in the worst paths",
             self.headline(),
-            [RowPanel("CVaR of the agent over that of the rival", ratios, include=(1.0,))],
+            [RowPanel("CVaR of the rival less that of the agent, in parts of the premium", savings, format="percent")],
         )
         figures = table(["hedge", *keys], rows, "In money, for a spot of 100; 95 % intervals over the paths.")
         return ReportSection("figures", "Figures", "Tail, costs and turnover", "", [figures, chart])
@@ -144,15 +147,6 @@ def _statistics(result: HedgingResult, alpha: float) -> dict[str, Estimate]:
         "costs": mean(result.costs),
         "units traded": mean(result.turnover),
     }
-
-
-def _ratio(agent: Floats, rival: Floats, alpha: float) -> Estimate:
-    require(len(agent) == len(rival), "paths", (len(agent), len(rival)), "the same for both hedges")
-
-    def ratio(paths: Any) -> float:
-        return expected_shortfall(agent[paths], alpha) / expected_shortfall(rival[paths], alpha)
-
-    return _resampled(ratio, len(agent))
 
 
 def _resampled(statistic: Callable[[Any], float], n: int) -> Estimate:
