@@ -24,7 +24,7 @@ from tailguard.envs.hedging_rivals import (
     tune_whalley_wilmott,
     whalley_wilmott,
 )
-from tailguard.envs.heston import heston_price
+from tailguard.envs.heston import calibrate_heston, heston_price
 
 TREE = GeometricBrownianMotion(shocks="trinomial")
 RETURNS = np.random.default_rng(0).standard_t(5, 500) * 0.01
@@ -100,6 +100,18 @@ def test_heston_without_volatility_of_variance_is_black_scholes():
     calm = Heston(0.04, 0.04, 2.0, 1e-4, 0.0)
     flat = OptionHedging(book=[Option("call", 107.0, 1.0)], maturity=0.5)
     assert heston_price("call", 100.0, 107.0, 0.5, calm) == pytest.approx(flat.premium, abs=1e-5)
+
+
+def test_a_calibration_finds_the_process_that_made_the_returns():
+    made = Heston(0.04, 0.04, 4.0, 0.8, -0.6)
+    spots = spots_of(1, 0, process=made, dates=30_000, maturity=30_000 / 252.0)
+    found = calibrate_heston(np.diff(np.log(np.ravel(spots))), 1.0 / 252.0)
+    assert found.long_run_variance == pytest.approx(0.04, rel=0.1)
+    assert found.mean_reversion == pytest.approx(4.0, rel=0.4)
+    assert found.vol_of_variance == pytest.approx(0.8, rel=0.25)
+    assert found.correlation == pytest.approx(-0.6, abs=0.15)
+    with pytest.raises(ValueError, match="returns"):
+        calibrate_heston(RETURNS[:50], 1.0 / 252.0)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,12 @@ def test_the_agent_does_not_depend_on_the_test_bars(nasdaq):
     assert not np.array_equal(one[1].results["agent"].pnl, two[1].results["agent"].pnl)
 
 
+def test_paths_of_a_calibrated_heston(nasdaq):
+    _, comparison = hedge_bars(nasdaq, HedgeSettings(**QUICK, process="heston"))
+    assert "Heston on training bars" in comparison.facts["paths"]
+    assert comparison.results["no hedge"].cvar() > comparison.results["Black-Scholes delta"].cvar()
+
+
 def test_the_comparison_finds_a_difference_beyond_its_interval():
     draws = np.random.default_rng(0)
     pnl = draws.normal(0.0, 1.0, 4000)

@@ -18,6 +18,9 @@ def run_hedge(
     expiry: Annotated[int, typer.Option("--expiry", help="Bars until the option expires; it is hedged at each.")] = 21,
     cost: Annotated[float, typer.Option("--cost", help="Of a trade, as a fraction of its value; 0.001 is 0.1 %.")] = 0.001,
     alpha: Annotated[float, typer.Option("--alpha", help="Share of the worst paths that counts.")] = 0.05,
+    process: Annotated[
+        str, typer.Option("--process", help="bootstrap or heston: paths from blocks of your returns or a model.")
+    ] = "bootstrap",
     steps: Annotated[int, typer.Option("--steps", help="Hedging decisions that the agent learns from.")] = 2_000_000,
     paths: Annotated[int, typer.Option("--paths", help="Paths of the comparison.")] = 50_000,
     seed: Annotated[int, typer.Option("--seed", help="Of the agent and the paths.")] = 0,
@@ -32,7 +35,7 @@ def run_hedge(
     from tailguard.market.data import load_source
     from tailguard.validation import build
 
-    values: dict[str, Any] = {"kind": kind, "strike": strike, "dates": expiry, "cost": cost, "alpha": alpha}
+    values: dict[str, Any] = {"kind": kind, "strike": strike, "dates": expiry, "cost": cost, "alpha": alpha, "process": process}
     settings = build(HedgeSettings, values | {"steps": steps, "paths": paths, "seed": seed})
     source = single_source(data, ())
     bars = load_source(source)

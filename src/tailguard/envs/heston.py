@@ -1,13 +1,14 @@
-"""Heston's stochastic volatility model, and the price of a European option under it.
+"""Heston's stochastic volatility model: prices of European options under it, and its calibration to returns.
 
 dS = drift S dt + sqrt(v) S dW,    dv = kappa (theta - v) dt + xi sqrt(v) dB,    d<W, B> = rho dt.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tailguard.validation import require
 
@@ -15,6 +16,10 @@ Complexes = NDArray[np.complex128]
 # Gauss-Legendre nodes per unit interval of the integral over frequencies, and where it is cut, in units of 1 / sqrt(variance).
 NODES = 256
 CUT = 60.0
+# Lags of squared returns, in bars, and speeds of mean reversion per year, that a calibration looks at.
+LAGS = 60
+SPEEDS = np.geomspace(0.25, 60.0, 120)
+STRONGEST_CORRELATION = 0.95
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,39 @@ def heston_price(
     integrand = np.exp(1j * u * np.log(forward / strike)) * _characteristic(u - 0.5j, years, process) / (u**2 + 0.25)
     call = discount * (forward - np.sqrt(forward * strike) / np.pi * float(integrand.real @ du))
     return float(call if kind == "call" else call - discount * (forward - strike))
+
+
+def calibrate_heston(returns: ArrayLike, step: float) -> Heston:
+    """Return Heston's process with the moments of observed returns, starting at its long-run variance.
+
+    With r the demeaned returns over `step` years and l a lag,
+
+        E[r^2] = theta step,    cov(r_t^2, r_{t+l}^2) = var(v) step^2 exp(-kappa l step),    var(v) = xi^2 theta / (2 kappa),
+        E[r_t r_{t+l}^2] = rho xi theta step^2 exp(-kappa (l - 1/2) step).
+
+    The second is fitted to the lags by least squares. These are moments of fourth order: some thousand bars give a rough idea.
+
+    :param returns: log returns, one per bar.
+    :param step: years between bars.
+    :raises ValueError: if the squared returns show no clusters, so that there is nothing to calibrate.
+    """
+    r = np.asarray(returns, np.float64)
+    require(r.ndim == 1 and len(r) > 2 * LAGS, "returns", r.shape, f"more than {2 * LAGS} numbers in one dimension")
+    r = r - r.mean()
+    squares, lags = r**2 - np.mean(r**2), np.arange(1, LAGS + 1)
+    clusters = np.array([np.mean(squares[:-lag] * squares[lag:]) for lag in lags]) / step**2
+    leverage = np.array([np.mean(r[:-lag] * squares[lag:]) for lag in lags]) / step**2
+    shapes = np.exp(-SPEEDS[:, None] * lags * step)
+    sizes = np.maximum(shapes @ clusters / (shapes**2).sum(axis=1), 0.0)
+    best = int(((clusters - sizes[:, None] * shapes) ** 2).sum(axis=1).argmin())
+    require(
+        bool(sizes[best] > 0.0), "the covariance of squared returns", sizes[best], "positive; bootstrap these returns instead"
+    )
+    kappa, theta = float(SPEEDS[best]), float(np.mean(r**2) / step)
+    xi = math.sqrt(2.0 * kappa * sizes[best] / theta)
+    decay = np.exp(-kappa * (lags - 0.5) * step)
+    rho = float(decay @ leverage / (decay @ decay) / (xi * theta))
+    return Heston(theta, theta, kappa, xi, min(max(rho, -STRONGEST_CORRELATION), STRONGEST_CORRELATION))
 
 
 def _characteristic(u: Complexes, years: float, process: Heston) -> Complexes:

@@ -1,5 +1,7 @@
 """Train an agent that hedges options, and play it on the paths of its rivals."""
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +17,8 @@ from tailguard.envs.hedging_rivals import (
     tune_whalley_wilmott,
     whalley_wilmott,
 )
-from tailguard.envs.option_hedging import BandHedging, BlockBootstrap, Option, OptionHedging
+from tailguard.envs.heston import Heston, calibrate_heston
+from tailguard.envs.option_hedging import BandHedging, BlockBootstrap, Option, OptionHedging, Process
 from tailguard.envs.return_observer import ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.hedging import HedgeComparison
@@ -87,7 +90,8 @@ class HedgeSettings(BaseModel):
     :param dates: bars from the sale to the expiry; it is hedged at each.
     :param cost: of a trade, as a fraction of its value; 0.001 is 0.1 %.
     :param alpha: the share of worst paths that counts.
-    :param mean_block: mean length of the blocks of bars that paths are made of.
+    :param process: of the paths: ``bootstrap`` takes blocks of observed returns, ``heston`` calibrates Heston's model to them.
+    :param mean_block: mean length of the blocks of the bootstrap, in bars.
     :param test_share: share of the bars, the last ones, that only the comparison sees.
     :param steps: hedging decisions that the agent learns from.
     :param paths: in the comparison.
@@ -101,6 +105,7 @@ class HedgeSettings(BaseModel):
     dates: Annotated[int, Field(ge=1)] = 21
     cost: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.001
     alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    process: Literal["bootstrap", "heston"] = "bootstrap"
     mean_block: Annotated[float, Field(ge=1.0)] = 20.0
     test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
     steps: Annotated[int, Field(ge=1)] = 2_000_000
@@ -111,8 +116,8 @@ class HedgeSettings(BaseModel):
 def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars") -> tuple[DistributionalPPO, HedgeComparison]:
     """Train a hedger on the first bars, and compare it with its rivals on paths made of the last ones.
 
-    Paths are blocks of observed returns (the stationary bootstrap). The option is sold and valued at the volatility of the
-    training bars. Whalley and Wilmott's risk aversion is tuned on training paths.
+    Bootstrapped paths are hedged at the volatility of the training bars. Heston's model is calibrated to training and test bars
+    apart, and the option is sold at its price. Whalley and Wilmott's risk aversion is tuned on training paths.
 
     :param bars: one symbol, from :func:`tailguard.market.load_bars`.
     :param settings: of the option and the comparison.
@@ -127,7 +132,10 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
     book = (Option(settings.kind, 100.0 * settings.strike),)
     years = settings.dates / per_year
     option: dict[str, Any] = {"book": book, "dates": settings.dates, "cost": settings.cost, "maturity": years}
-    train, test = ({**option, "process": BlockBootstrap(span, settings.mean_block, volatility)} for span in (known, unknown))
+    processes: list[Process] = [BlockBootstrap(span, settings.mean_block, volatility) for span in (known, unknown)]
+    if settings.process == "heston":
+        processes = [calibrate_heston(span, 1.0 / per_year) for span in (known, unknown)]
+    train, test = ({**option, "process": process} for process in processes)
     model = train_hedger(BandHedging(ENVS, **train), alpha=settings.alpha, steps=settings.steps, seed=settings.seed)
     tuning, paths = OptionHedging(settings.paths, **train), OptionHedging(settings.paths, **test)
     aversion, _ = tune_whalley_wilmott(tuning, settings.alpha, TUNING_SEED + settings.seed)
@@ -144,10 +152,21 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
         "data": f"{source}, {len(bars):,} bars",
         "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
         "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
-        "paths": f"stationary bootstrap, blocks of {settings.mean_block:g} bars on average",
+        "paths": _process_in_words(settings, processes),
         "volatility": f"{volatility:.1%} a year in training, {unknown.std() * np.sqrt(per_year):.1%} in the test",
         "cost": f"{settings.cost:.3%} of the value traded",
         "risk aversion of the band": f"{aversion:.3g}, tuned on training paths",
     }
     title = f"A sold {settings.kind} at {settings.strike:.0%} of the spot, {settings.dates} bars, {source}"
     return model, HedgeComparison(title, results, settings.alpha, abs(paths.premium), facts)
+
+
+def _process_in_words(settings: HedgeSettings, processes: Sequence[Process]) -> str:
+    train, test = processes
+    if not isinstance(train, Heston) or not isinstance(test, Heston):
+        return f"stationary bootstrap, blocks of {settings.mean_block:g} bars on average"
+    return "; ".join(
+        f"Heston on {name} bars: volatility {math.sqrt(process.long_run_variance):.1%}, mean reversion {process.mean_reversion:.2g}, "
+        f"volatility of variance {process.vol_of_variance:.2g}, correlation {process.correlation:.2f}"
+        for name, process in (("training", train), ("test", test))
+    )
