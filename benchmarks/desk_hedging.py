@@ -31,7 +31,7 @@ from tailguard.experiments.hedging import ENVS, play_hedger, train_hedger
 
 ALPHA = 0.05
 TEST_SEED = 10_000_000
-STEPS = 2_000_000
+STEPS = 1_000_000
 TREE = GeometricBrownianMotion(shocks="trinomial")
 FRONTIER = (0.05, 0.1, 0.2, 0.4, 0.8)
 CASES: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ class Bench:
         self.resamples = 20 if options.quick else 300
         self.seeds = range(options.first, options.first + options.seeds)
         self.steps = STEPS // 20 if options.quick else STEPS
-        self.paths = 5_000 if options.quick else 50_000
+        self.paths = 5_000 if options.quick else 20_000
 
     def chosen(self, cases: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
         return [(name, settings) for name, settings in cases.items() if name.startswith(self.cases)]

@@ -11,7 +11,7 @@ from tailguard.envs.hedging_rivals import delta_hedge, leland, play_hedge, tune_
 from tailguard.experiments.hedging import ENVS, TEST_SEED, play_hedger, train_hedger
 
 PICTURE = Path(__file__).parents[1] / "docs" / "hedge-error.svg"
-PATHS, COST, ALPHA, SEED = 100_000, 0.005, 0.05, 0
+PATHS, COST, ALPHA, SEED = 30_000, 0.005, 0.05, 0
 
 
 def main() -> None:
