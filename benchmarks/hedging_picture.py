@@ -29,7 +29,7 @@ def main() -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
-    edges = np.linspace(-4.0, 1.5, 111)
+    edges = np.linspace(-4.0, 1.5, 56)
     for (name, result), color in zip(results.items(), ("#8a8f98", "#c08a2b", "#3b6fb6", "#b3333a"), strict=True):
         heights = np.histogram(result.pnl, edges)[0] / PATHS / (edges[1] - edges[0])
         axes.plot(0.5 * (edges[1:] + edges[:-1]), heights, color=color, lw=1.6, label=f"{name}: CVaR {result.cvar(ALPHA):.2f}")

@@ -6,7 +6,8 @@ profit and loss
     Q_t(k, h', w) = E[ J_{t+1}(k', h', w + reward without cost) ],     J_t(k, h, w) = max over h' of Q_t(k, h', w - c(h' - h)),
 
 with J at the last date U(w - cost of selling h). U is -w^2 for the quadratic criterion. For the CVaR it is min(w, b): by
-Rockafellar and Uryasev (2000) CVaR_alpha = max over b of (E[min(W, b)] - (1 - alpha) b) / alpha, a concave function of b.
+Rockafellar and Uryasev (2000) CVaR_alpha = max over b of (E[min(W, b)] - (1 - alpha) b) / alpha. With proportional costs W is
+concave in the holdings, so the best value is concave in b. With fixed costs it need not be, so b is first looked for on a grid.
 """
 
 import math
@@ -24,6 +25,7 @@ from tailguard.validation import require
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 PROBABILITIES = np.array([1.0, 4.0, 1.0]) / 6.0  # of the tree's moves down, none, up
 TARGET_TOLERANCE = 1e-3  # of b, as a share of the width of the grid of profits and losses
+TARGETS = 33  # values of b that are tried before the best is refined
 
 compiled, inlined = decorators()
 
@@ -119,7 +121,10 @@ def solve_tree(tree: HedgingTree, criterion: Literal["quadratic", "cvar"], alpha
     def cvar(target: float) -> float:
         return (tree.plan(np.minimum(tree.wealth, target))[0] - (1.0 - alpha) * target) / alpha
 
-    target = _highest(cvar, tree.wealth[0], tree.wealth[-1])
+    tried = np.linspace(tree.wealth[0], tree.wealth[-1], TARGETS)
+    best = int(np.argmax([cvar(target) for target in tried]))
+    tolerance = TARGET_TOLERANCE * (tried[-1] - tried[0])
+    target = _highest(cvar, tried[max(best - 1, 0)], tried[min(best + 1, TARGETS - 1)], tolerance)
     choices = tree.plan(np.minimum(tree.wealth, target))[1]
     return HedgingSolution(criterion, -cvar(target), target, tree.spots, tree.holdings, tree.wealth, choices)
 
@@ -188,9 +193,8 @@ def _trade(
                         choice[k, h, i] = new
 
 
-def _highest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the maximum of a concave function by golden-section search."""
-    tolerance = TARGET_TOLERANCE * (high - low)
+def _highest(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """Return the maximum of a function that rises and then falls, by golden-section search."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     while high - low > tolerance:

@@ -239,6 +239,8 @@ class OptionHedging(StreamedEnv):
         discounts = np.exp(-self.rate * self.maturity / self.dates * np.arange(self.dates + 1))
         sides = [-leg.quantity if leg.kind == "call" else leg.quantity for leg in self.book]
         worst = 3.0 * abs(self.premium) if worst is None else worst
+        require(0.0 < worst < np.inf, "worst", worst, "positive and finite")
+        require(n_holdings % 2 == 1, "n_holdings", n_holdings, "odd, so that holding nothing is on the grid")
         tree = HedgingTree(
             spots=spots,
             marks=self._tree_marks(spots, discounts),
