@@ -54,3 +54,8 @@ register(
     entry_point="tailguard.envs.market_making:single_maker",
     vector_entry_point="tailguard.envs.market_making:MarketMaking",
 )
+register(
+    id="tailguard/OptionHedging-v0",
+    entry_point="tailguard.envs.option_hedging:single_option_hedging",
+    vector_entry_point="tailguard.envs.option_hedging:OptionHedging",
+)

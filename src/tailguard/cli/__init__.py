@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tailguard import __version__
-from tailguard.cli import configs, evaluations, execution, markets, populations, runs
+from tailguard.cli import configs, evaluations, execution, hedging, markets, populations, runs
 from tailguard.cli.terminal import Messages
 from tailguard.experiments import Interrupted
 
@@ -29,6 +29,7 @@ app.command("trials")(evaluations.run_trials)
 app.command("compare")(evaluations.run_compare)
 app.command("population")(populations.run_population)
 app.command("execute")(execution.run_execute)
+app.command("hedge")(hedging.run_hedge)
 app.command("deploy")(runs.run_deploy)
 app.command("export")(runs.run_export)
 app.command("act")(runs.run_act)

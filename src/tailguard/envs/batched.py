@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import Space
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
@@ -119,4 +119,5 @@ class BatchedEnv(VectorEnv[NDArray[np.float32], NDArray[Any], NDArray[Any]], Sta
             require(bool(legal), "actions", actions, f"between 0 and {space.n - 1}")
             return actions
         require(bool(np.isfinite(actions).all()), "actions", actions, "finite")
-        return np.clip(actions.astype(np.float64), -1.0, 1.0)
+        assert isinstance(space, Box), "actions are discrete or in a box"
+        return np.clip(actions.astype(np.float64), space.low, space.high)
