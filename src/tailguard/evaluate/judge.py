@@ -140,13 +140,16 @@ def judge(
     if returns is not None:
         require(bars is None, "bars", "given", "left out beside returns: only weights can be traded again")
         rate = _rate(costs.cash_rate if cash_rate is None else cash_rate)
-        agent, market = _accounts(returns, benchmark, rate, column)
+        agent, market, outside = _accounts(returns, benchmark, rate, column)
         settings: dict[str, Any] = {"cash_rate": "a table of rates" if isinstance(rate, pd.Series) else rate}
         provenance = _provenance(trials, agent.returns, settings, agent.times.to_series())
         context = Context(title or "A strategy", source or _name(returns) or "returns", NO_FOLDS, NO_TRAINING, provenance)
         context = replace(context, subject=SUBJECT)
         periods = periods_per_year(agent.times)
         judgement = Judgement(assess_returns(agent, market, periods, context, rules, effort, known_ledger))
+        if outside > 1:  # prices have one value more than returns
+            said = f"{outside:,} bars of the returns lie outside of the benchmark's times, and are left out."
+            judgement = _cautioned(judgement, said)
         volatility = judgement.statistics[AGENT]["volatility"].value
         if volatility <= MOST_VOLATILITY:
             return judgement
@@ -278,11 +281,12 @@ def _rate(rate: Any) -> float | pd.Series:
 
 def _accounts(
     returns: TableSource, benchmark: TableSource | None, rate: float | pd.Series, column: str | None
-) -> tuple[AccountHistory, AccountHistory | None]:
-    """Return the account of a strategy, and that of its benchmark, over the bars for which both are known."""
+) -> tuple[AccountHistory, AccountHistory | None, int]:
+    """Return the accounts of a strategy and of its benchmark over the bars of both, and the number of bars left out."""
     series = read_returns(returns, column)
     times = pd.DatetimeIndex(series.index)
     starts = times[:-1].insert(0, first_start(times))
+    given = len(times)
     levels = None if benchmark is None else _levels(benchmark, times)
     if levels is not None:
         known = np.asarray((starts >= levels.index[0]) & (times < levels.index[-1] + usual_step(levels.index)))
@@ -300,7 +304,7 @@ def _accounts(
         raise DataError(f"benchmark: does not move from {times[0]} to {times[-1]}; give that of the market, or none")
     if market is not None:
         _require_unshifted(agent.returns, market.returns)
-    return agent, market
+    return agent, market, given - len(times)
 
 
 def _levels(benchmark: TableSource, times: pd.DatetimeIndex) -> pd.Series:

@@ -34,6 +34,7 @@ CLOCKS = (
 YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)", re.MULTILINE)
 # A zone by name, as a word for UTC, or as an offset, which only a time of day can have: 13-05-2013 ends in a year.
 ZONE = re.compile(r"\s*([A-Za-z]+(?:/[A-Za-z_]+)+)$|(?<=\d)\s*(Z|UTC|GMT)$|(?<=:\d\d)(?:\.\d+)?\s*([+-]\d{2}:?\d{2})$")
+GMT_OFFSET = r"\s*(?:GMT|UTC)(?=[+-]\d{2}:?\d{2}$)"  # as Dukascopy writes it: GMT+0200
 CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
 SAMPLE = 60
 
@@ -65,10 +66,11 @@ def parse_times(values: pd.Series, time_format: str | None = None, timezone: str
         return Times(_to_utc(pd.DatetimeIndex(values), timezone), "times")
     if time_format is not None:
         text = _as_text(values)
-        parsed = pd.to_datetime(text, format=time_format, errors="coerce", utc="%z" in time_format)
+        form = _with_clock(text, time_format)
+        parsed = pd.to_datetime(text, format=form, errors="coerce", utc="%z" in form)
         if parsed.isna().all():
             raise DataError(f"no time fits the format {time_format!r}; the first is {values.iloc[0]!r}")
-        return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), time_format)
+        return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
     if pd.api.types.is_numeric_dtype(values):
         return _parse_numbers(values, timezone)
     return _parse_text(_as_text(values), timezone)
@@ -114,6 +116,9 @@ def _parse_text(text: pd.Series, timezone: str | None) -> Times:
     sample = text.iloc[rows]
     if sample.str.fullmatch(r"\d{8,19}(\.0*)?").all():
         return _parse_numbers(pd.to_numeric(text, errors="coerce"), timezone)
+    if sample.str.contains(GMT_OFFSET, regex=True).all():
+        text = text.str.replace(GMT_OFFSET, "", regex=True)
+        sample = text.iloc[rows]
     zone = ZONE.search(sample.iloc[0])
     if zone is not None and zone.group(1):  # 20230103 09:30:00 US/Eastern
         timezone = zone.group(1)
@@ -172,6 +177,13 @@ def _year_last(text: pd.Series) -> str:
             f"say which with --time-format {day_first} or {month_first}"
         )
     return month_first if days_behind else day_first
+
+
+def _with_clock(text: pd.Series, time_format: str) -> str:
+    """Return a format that names only the date with that of the times of day behind it, if there are some."""
+    sample = text.iloc[_sampled(len(text))]
+    forms = [time_format + clock for clock in CLOCKS]
+    return next((form for form in forms if pd.to_datetime(sample, format=form, errors="coerce").notna().all()), time_format)
 
 
 def _as_text(values: pd.Series) -> pd.Series:
