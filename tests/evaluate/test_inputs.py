@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tailguard.evaluate import inputs
 from tailguard.evaluate.inputs import rates_at, read_levels, read_rates, read_returns, read_weights
 from tailguard.market import load_bars, random_walk
 from tailguard.market.data import DataError
@@ -114,10 +115,11 @@ def test_a_price_that_has_grown_a_thousandfold_is_no_cumulated_return():
     same(read_returns(price), price.pct_change().iloc[1:])
 
 
-def test_what_was_understood_about_a_file_is_logged_in_one_line(tmp_path, caplog):
+def test_what_was_understood_about_a_file_is_logged_in_one_line(tmp_path, caplog, monkeypatch):
     path = tmp_path / "a.csv"
     pd.DataFrame({"strategy": RETURNS, "Benchmark": 0.01}).to_csv(path)
-    with caplog.at_level("INFO"):
+    monkeypatch.setattr(inputs.logger, "handlers", [caplog.handler])  # the command line may have taken it over
+    with caplog.at_level("INFO", inputs.logger.name):
         read_returns(path)
         read_returns(EQUITY)
     (message,) = caplog.messages
@@ -153,6 +155,10 @@ def test_weights_go_to_their_symbols():
     assert read_weights(shares, bars).iloc[0].to_dict() == {"AA": 0.5, "bb": 0.25}
     single = read_weights(pd.Series([np.nan, 1.0, np.nan], index=DAYS[:3]), random_walk(40, seed=1))
     np.testing.assert_array_equal(single[""], [1.0, np.nan])  # it begins with its first number
+    long = weights.rename_axis("time").reset_index().melt("time", var_name="symbol", value_name="weight")
+    pd.testing.assert_frame_equal(read_weights(long, bars), read_weights(weights, bars), check_freq=False, check_names=False)
+    with pytest.raises(DataError, match="BB at 2000-01-01 00:00:00 is there more than once"):
+        read_weights(pd.concat([long, long.iloc[:1]]), bars)
     with pytest.raises(DataError, match="no column for 'AA'; needed is one column per symbol: AA, bb"):
         read_weights(weights[["BB"]], bars)
     with pytest.raises(DataError, match="column 'cc' is no symbol"):

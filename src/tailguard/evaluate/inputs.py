@@ -36,6 +36,7 @@ LEVEL_NAMES = (
 )  # fmt: skip
 BENCHMARK_NAMES = ("benchmark", "benchmark_returns", "benchmark_return", "market", "market_returns", "market_return")
 WEIGHT_NAMES = ("weight", "weights", "target", "target_weight", "position", "positions", "exposure")
+SYMBOL_NAMES = ("symbol", "ticker", "asset", "instrument", "sid", "tic")
 RATE_NAMES = ("rate", "cash_rate", "risk_free", "riskfree", "rf", "yield")
 # Rates as FRED publishes them under these names, in percent: bills of one and three months, and money overnight.
 PERCENT_RATES = (
@@ -104,12 +105,13 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
 def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights") -> pd.DataFrame:
     """Return target weights, one column per symbol of the bars; NaN holds.
 
-    :param source: weights by symbol; or positions in money beside a column `cash`, which are divided by their sum.
+    :param source: weights, a column per symbol, or a row per time and symbol; or positions in money beside a column `cash`,
+        which are divided by their sum.
     :param bars: what is traded.
     :param what: name of the table in errors.
     :raises DataError: naming the symbol that is missing or not known.
     """
-    table = _table(source, what, holes=True)
+    table = _table(_by_symbol(_frame(source, what), what), what, holes=True)
     named = {str(column).strip().lower(): column for column in table.columns}
     symbols = symbols_of(bars)
     if symbols == [""]:
@@ -176,6 +178,21 @@ def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
 
     :param holes: True leaves NaN where it is; False lets :func:`_pick` refuse it.
     """
+    frame = _frame(source, what)
+    index = _without_zone(pd.DatetimeIndex(frame.index))
+    if index.has_duplicates:
+        repeated = index[index.duplicated()][0]
+        raise DataError(f"{what}: the time {repeated} is there more than once; drop all rows of it but one")
+    numbers = {name: _fractions(frame[name]) for name in frame.columns}
+    kept = {name: values for name, values in numbers.items() if np.isfinite(values).any()}
+    if not kept or len(index) < 2:
+        raise DataError(f"{what}: holds no numbers over time; needed are times and a column of numbers")
+    table = pd.DataFrame(kept, index=index.rename("time")).sort_index()
+    return table if holes else table.replace([np.inf, -np.inf], np.nan)
+
+
+def _frame(source: TableSource, what: str) -> pd.DataFrame:
+    """Return a table as it stands, indexed by its times."""
     if isinstance(source, pd.Series):
         frame = source.to_frame()
     elif isinstance(source, pd.DataFrame):
@@ -189,18 +206,23 @@ def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
     frame = frame.rename(columns=str)
     if not len(frame):
         raise DataError(f"{what}: holds no rows; needed are times and a column of numbers")
-    if not isinstance(frame.index, pd.DatetimeIndex):
-        frame = _with_times(frame, what)
-    index = _without_zone(pd.DatetimeIndex(frame.index))
-    if index.has_duplicates:
-        repeated = index[index.duplicated()][0]
-        raise DataError(f"{what}: the time {repeated} is there more than once; drop all rows of it but one")
-    numbers = {name: _fractions(frame[name]) for name in frame.columns}
-    kept = {name: values for name, values in numbers.items() if np.isfinite(values).any()}
-    if not kept or len(index) < 2:
-        raise DataError(f"{what}: holds no numbers over time; needed are times and a column of numbers")
-    table = pd.DataFrame(kept, index=index.rename("time")).sort_index()
-    return table if holes else table.replace([np.inf, -np.inf], np.nan)
+    return frame if isinstance(frame.index, pd.DatetimeIndex) else _with_times(frame, what)
+
+
+def _by_symbol(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+    """Return a column per symbol for a table with a row per time and symbol; others come back as they are."""
+    plain = {_plain(name): name for name in frame.columns}
+    symbol = next((plain[name] for name in SYMBOL_NAMES if name in plain), None)
+    weight = next((plain[name] for name in WEIGHT_NAMES if name in plain), None)
+    if symbol is None or weight is None or frame[symbol].nunique() < 2:
+        return frame
+    time = pd.DatetimeIndex(frame.index).rename("time")
+    long = pd.DataFrame({"time": time, "symbol": frame[symbol].to_numpy(), "weight": _fractions(frame[weight])})
+    twice = long.duplicated(["time", "symbol"]).to_numpy()
+    if twice.any():
+        first = long[twice].iloc[0]
+        raise DataError(f"{what}: {first['symbol']} at {first['time']} is there more than once; drop all rows of it but one")
+    return long.pivot(index="time", columns="symbol", values="weight").rename(columns=str)
 
 
 def _fractions(column: pd.Series) -> Floats:

@@ -169,7 +169,7 @@ def judge(
     judgement = Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
     if not between:
         return judgement
-    later = f"{between:,} weights lie after the bar of their day, or on a day without one: they are traded one bar later."
+    later = f"{between:,} weights lie after the bar of their day, or on a day without one: they are traded at the next bar."
     return _cautioned(judgement, later)
 
 
@@ -364,7 +364,7 @@ def _untraded(name: str, times: pd.DatetimeIndex, returns: Floats, riskless: Flo
 def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[int, int], int]:
     """Return target weights ``[n, assets]``, the rows that they trade, and how many are traded later than on their day.
 
-    Bars without a weight hold. The span ends with the bar after the last weight.
+    Bars without a weight hold; of several weights before the first bar the last counts. The span ends with the bar after the last.
     """
     weights = weights.dropna(how="all")
     gross = weights.abs().sum(axis=1).to_numpy(dtype=np.float64)
@@ -374,7 +374,7 @@ def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[i
         raise DataError(f"weights: they sum to {usual:g}, and shares of equity are meant, 0.5 for half of it; {remedy}")
     rows = _known_at(pd.DatetimeIndex(weights.index), pd.DatetimeIndex(bars.index))
     inside = rows < len(bars) - 1  # nothing is earned after the last bar
-    if inside.sum() < 1 or weights.index[0] < bars.index[0] - usual_step(bars.index):
+    if inside.sum() < 1 or weights.index[-1] < bars.index[0] - usual_step(bars.index):
         spans = f"weights from {weights.index[0]} to {weights.index[-1]}, bars from {bars.index[0]} to {bars.index[-1]}"
         raise DataError(f"the weights are not inside the bars: {spans}")
     rows, values = rows[inside], weights.to_numpy(dtype=np.float64)[inside]
