@@ -364,7 +364,7 @@ def _untraded(name: str, times: pd.DatetimeIndex, returns: Floats, riskless: Flo
 def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[int, int], int]:
     """Return target weights ``[n, assets]``, the rows that they trade, and how many are traded later than on their day.
 
-    Bars without a weight hold; of several weights before the first bar the last counts. The span ends with the bar after the last.
+    Bars without a weight hold; of the weights before the first bar the last counts. The span ends with the bar after the last.
     """
     weights = weights.dropna(how="all")
     gross = weights.abs().sum(axis=1).to_numpy(dtype=np.float64)
