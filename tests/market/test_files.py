@@ -416,6 +416,25 @@ def test_other_files_are_refused_with_one_line_that_names_the_remedy(content, me
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        '"Datum","Zuletzt","Er\u00f6ffn.","Hoch","Tief","Vol.","+/- %"',
+        '"Date","Dernier","Ouv."," Plus Haut","Plus Bas","Vol.","Variation %"',
+        '"Fecha","\u00daltimo","Apertura","M\u00e1ximo","M\u00ednimo","Vol.","% var."',
+        '"Data","Ultimo","Apertura","Massimo","Minimo","Vol.","Var. %"',
+        '"Data","\u00daltimo","Abertura","M\u00e1xima","M\u00ednima","Vol.","Var%"',
+    ],
+)
+def test_the_names_of_other_languages_are_known(header, tmp_path):
+    path = tmp_path / "bars.csv"
+    row = '"{t:%d.%m.%Y}","{c}","{o}","{h}","{l}","1,5M","-0,50%"'
+    path.write_text(lines(lambda **f: row.format(**{k: german(x) if k in "ohlc" else x for k, x in f.items()}), header, True))
+    bars = load_bars(path)
+    np.testing.assert_allclose(bars[["open", "high", "low", "close"]], np.stack([OPEN, HIGH, LOW, CLOSE], axis=1))
+    assert (bars["volume"] == 1_500_000).all()
+
+
 def test_whole_prices_without_a_header_are_no_clocks(tmp_path):
     path = tmp_path / "bars.csv"
     path.write_text("".join(f"2013-05-{day},12,14,11,13,{day}00\n" for day in range(13, 25)))
