@@ -92,7 +92,7 @@ def _check_times(bars: pd.DataFrame) -> list[Finding]:
     zero = np.timedelta64(0)
     rows = np.flatnonzero(steps <= zero) + 1
     reasons = []
-    for row in rows:
+    for row in rows.tolist():
         step, time = steps[row - 1], index[row]
         reason = "its time repeats that of the bar before" if step == zero else "its time is before that of the bar above"
         # Clocks are set back by an hour in the night to a Sunday.

@@ -201,7 +201,8 @@ def _json_columns(value: dict[str, Any]) -> pd.DataFrame | None:
     if len(entries) >= FEWEST_COLUMNS and all(isinstance(entry, dict) for entry in entries):
         by_time = len(entries[0]) < len(entries) and not isinstance(next(iter(entries[0].values()), None), dict)
         table = pd.DataFrame.from_dict(value, orient="index") if by_time else pd.DataFrame(value)
-        return table.rename_axis("time").apply(lambda column: pd.to_numeric(column) if _numeric(column) else column)
+        numbers = {name: pd.to_numeric(column) if _numeric(column) else column for name, column in table.items()}
+        return pd.DataFrame(numbers).rename_axis("time")
     return None
 
 
