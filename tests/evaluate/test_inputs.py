@@ -119,6 +119,7 @@ def test_what_was_understood_about_a_file_is_logged_in_one_line(tmp_path, caplog
     path = tmp_path / "a.csv"
     pd.DataFrame({"strategy": RETURNS, "Benchmark": 0.01}).to_csv(path)
     monkeypatch.setattr(inputs.logger, "handlers", [caplog.handler])  # the command line may have taken it over
+    monkeypatch.setattr(inputs.logger, "propagate", False)
     with caplog.at_level("INFO", inputs.logger.name):
         read_returns(path)
         read_returns(EQUITY)
@@ -210,6 +211,7 @@ def test_what_cannot_be_read_gets_one_line(table, message):
         ("a.csv", b"time,returns\n", "holds no rows"),
         ("a.csv", b"\xff\xfe\x00", "cannot be read"),
         ("a.parquet", b"x", "cannot be read"),
+        ("a.csv", b'{"data": [1, 2]}', "is JSON; give a file ending in .csv"),
     ],
 )
 def test_what_is_no_table_gets_one_line(tmp_path, name, content, message):

@@ -346,6 +346,11 @@ INTRADAY = {
     "a date format given by the user": (
         lines("{t:%d/%m/%Y %I:%M:%S %p}," + PLAIN, "time," + OHLCV, times=MINUTES), {"time_format": "%d/%m/%Y"}
     ),
+    "offsets that change with the season": (
+        lines(lambda t, **f: f"{t:%d.%m.%Y %H:%M} {'+0100' if t.minute % 2 else '+0200'}," + PLAIN.format(**f), "time," + OHLCV,
+              times=[t + pd.Timedelta(hours=1 if t.minute % 2 else 2) for t in MINUTES]),
+        {},
+    ),
     "UTC in words": (lines("{t:%Y-%m-%d %H:%M:%S} UTC," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
     "FirstRate": (lines("{t:%Y-%m-%d %H:%M:%S}," + PLAIN, times=MINUTES), {}),
     "fourteen digits": (lines("{t:%Y%m%d%H%M%S}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
@@ -388,6 +393,15 @@ REFUSED = {
     "no header, another order": (lines("{t:%Y-%m-%d},{v},{c},{l},{h},{o}"), "no header, and columns 2 to 5 are not open, high, low, close; name them with --columns time=1,open=2"),
     "names that nobody knows": (lines("{t:%Y-%m-%d}," + PLAIN, "x,a,b,c1,d,e"), "no column for open, high, low, close among x, a, b, c1, d, e"),
     "two closes": (lines("{t:%Y-%m-%d},{o},{h},{l},{c},{c}", "Date,Open,High,Low,Close,close"), "two columns are named 'Close': say which with --columns close=NUMBER"),
+    "a missing cell among numbers with marks": (
+        lines('{t:%Y-%m-%d},"{o:,}","{h:,}","{l:,}","{c:,}",{v}', "Date," + OHLCV).replace(f'"{OPEN[7]:,}"', ""),
+        "line 9 (2013-05-22 00:00:00): open is missing",
+    ),
+    "a missing time": (lines("{t:%d.%m.%Y}," + PLAIN, "Date," + OHLCV).replace("22.05.2013", ""), "line 9: the time is missing; `tailguard"),
+    "a cell over two lines": (
+        lines('{t:%Y-%m-%d},"{o:,}","{h:,}","{l:,}","{c:,}",{v}', "Date," + OHLCV).replace(f'"{OPEN[7]:,}"', '"some\nthing"'),
+        "is not a number",
+    ),
     "jumbled": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, times=[*DAYS[:5], DAYS[20], *DAYS[5:20], *DAYS[21:]]), "line 8 (2013-05-20 00:00:00): its time is before that of the bar above"),
     "a line twice": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, times=[*DAYS[:5], DAYS[4], *DAYS[6:]]), "line 7 (2013-05-17 00:00:00): its time repeats"),
     "one bad bar": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).replace(f"{LOW[7]}", "0"), "line 9 (2013-05-22 00:00:00): low 0 is not positive; `tailguard data repair`"),

@@ -19,7 +19,7 @@ from tailguard.evaluate.stats.series import Floats
 from tailguard.market.bars import DataError, symbols_of, timeframe_text
 from tailguard.market.columns import as_numbers
 from tailguard.market.files import decode
-from tailguard.market.times import AmbiguousTimes, parse_times
+from tailguard.market.times import AmbiguousTimes, as_text, parse_times
 
 logger = logging.getLogger(__name__)
 TableSource = str | Path | pd.Series | pd.DataFrame
@@ -228,7 +228,7 @@ def _by_symbol(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 def _fractions(column: pd.Series) -> Floats:
     """Return a column as numbers; where its name has a percent sign and its cells have none, they are percentages."""
     values = as_numbers(column)
-    marked = not pd.api.types.is_numeric_dtype(column) and bool(column.astype(str).str.contains("%", regex=False).any())
+    marked = not pd.api.types.is_numeric_dtype(column) and bool(as_text(column).str.contains("%", regex=False).any())
     return values / 100.0 if "%" in str(column.name) and not marked else values
 
 
@@ -248,11 +248,15 @@ def _read(path: Path) -> pd.DataFrame:
             return pd.read_parquet(path)
         content = path.read_bytes()
         text, _ = decode(gzip.decompress(content) if path.name.endswith(".gz") else content)
+        if text.lstrip()[:1] in ("{", "["):
+            raise DataError(f"{path}: is JSON; give a file ending in {', '.join(SUFFIXES)}")
         line = text.split("\n", 1)[0]
         separator = next((mark for mark in (";", "\t") if mark in line), ",")
         cells = line.strip().split(separator)
         headless = _is_time(cells[0]) and _is_number(cells[-1])  # as a Series is saved without a header
         return pd.read_csv(io.StringIO(text), sep=separator, header=None if headless else "infer")
+    except DataError:
+        raise
     except (ValueError, OSError, EOFError) as error:  # pandas' parser and decoder errors are ValueErrors
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
 
@@ -292,7 +296,7 @@ def _times(column: pd.Series, what: str) -> pd.DatetimeIndex | None:
     try:
         if pd.api.types.is_numeric_dtype(column):
             return parse_times(column).values
-        text = column.astype(str).str.strip()
+        text = as_text(column)
         local = parse_times(text.str.replace(r"(?<=:\d\d)(\.\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)$", r"\1", regex=True)).values
         # Days keep their date whatever the zone; other times are brought to UTC.
         times = local if bool((local == local.normalize()).all()) else parse_times(text).values
@@ -305,7 +309,7 @@ def _times(column: pd.Series, what: str) -> pd.DatetimeIndex | None:
 
 def _months(column: pd.Series) -> pd.DatetimeIndex | None:
     """Return the ends of the months that a column names, such as 202012 or Dec 2020; None if it does not name months."""
-    text = column.astype(str).str.strip()
+    text = as_text(column)
     for form in MONTH_FORMATS:
         if not pd.isna(pd.to_datetime(text.iloc[0], format=form, errors="coerce")):
             months = pd.to_datetime(text, format=form, errors="coerce")

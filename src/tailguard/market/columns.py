@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tailguard.market.bars import COLUMNS, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
 from tailguard.market.files import FEWEST_COLUMNS, FileConfig, RawTable
-from tailguard.market.times import are_clocks, join_clocks, parse_times
+from tailguard.market.times import are_clocks, as_text, join_clocks, parse_times
 
 # Names in use, best first, in lower case without punctuation.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -214,8 +214,10 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
         return _understand_wide(table, config, keep, wide)
     named, ignored, facts = _roles(table, config, keep)
     times = parse_times(_time_column(named), config.time_format, config.timezone)
+    absent = named["time"].isna().to_numpy()
     problems = [
-        Problem(int(row), f"{_shown(named['time'].iloc[row])} is not a time") for row in np.flatnonzero(times.values.isna())
+        Problem(int(row), "the time is missing" if absent[row] else f"{_shown(named['time'].iloc[row])} is not a time")
+        for row in np.flatnonzero(times.values.isna())
     ]
     if len(problems) > 0.5 * len(times.values):
         raise DataError(f"{problems[0].reason}; give the format with --time-format, or the column with --columns time=NAME")
@@ -409,7 +411,7 @@ def as_numbers(values: pd.Series) -> NDArray[np.float64]:
     """
     if pd.api.types.is_numeric_dtype(values):
         return values.to_numpy(dtype=np.float64)
-    text = values.astype(str).str.strip().str.replace("\N{MINUS SIGN}", "-").str.replace(r"^\((.*)\)$", r"-\1", regex=True)
+    text = as_text(values).str.replace("\N{MINUS SIGN}", "-").str.replace(r"^\((.*)\)$", r"-\1", regex=True)
     text = text.str.replace(r"^\+", "", regex=True).where(lambda cells: cells.str.fullmatch(NUMBER), "")
     return np.asarray(pd.to_numeric(_cleaned(text, None), errors="coerce"), dtype=np.float64)
 
@@ -440,7 +442,10 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
 
 def _stripped(values: pd.Series) -> str:
     """Return the cells as lines of one text, without spaces, currencies and apostrophes: searching that is fast."""
-    text = "\n".join(values.astype(str).to_numpy(dtype=object))
+    cells = as_text(values).to_numpy(dtype=object)
+    text = "\n".join(cells)
+    if text.count("\n") >= len(cells):  # a quoted cell may span lines
+        text = "\n".join(cell.replace("\n", " ") for cell in cells)
     return text.translate(DECORATION) if DECORATED.search(text) else text
 
 
@@ -459,7 +464,7 @@ def _cleaned(values: pd.Series, decimal: str | None) -> pd.Series:
 def _missing(values: pd.Series) -> NDArray[np.bool_]:
     if pd.api.types.is_numeric_dtype(values):
         return values.isna().to_numpy()
-    return (values.isna() | values.astype(str).str.strip().str.lower().isin(MISSING)).to_numpy(dtype=bool)
+    return as_text(values).str.lower().isin(MISSING).to_numpy(dtype=bool)
 
 
 def _completed(

@@ -65,7 +65,7 @@ def parse_times(values: pd.Series, time_format: str | None = None, timezone: str
     if pd.api.types.is_datetime64_any_dtype(values):
         return Times(_to_utc(pd.DatetimeIndex(values), timezone), "times")
     if time_format is not None:
-        text = _as_text(values)
+        text = as_text(values)
         form = _with_clock(text, time_format)
         parsed = pd.to_datetime(text, format=form, errors="coerce", utc="%z" in form)
         if parsed.isna().all():
@@ -73,7 +73,7 @@ def parse_times(values: pd.Series, time_format: str | None = None, timezone: str
         return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
     if pd.api.types.is_numeric_dtype(values):
         return _parse_numbers(values, timezone)
-    return _parse_text(_as_text(values), timezone)
+    return _parse_text(as_text(values), timezone)
 
 
 def are_clocks(values: pd.Series) -> bool:
@@ -81,7 +81,7 @@ def are_clocks(values: pd.Series) -> bool:
     if pd.api.types.is_numeric_dtype(values):
         numbers = values.to_numpy(dtype=np.float64)
         return bool(((numbers >= 0) & (numbers <= 235959) & (numbers % 100 < 60)).all())
-    return all(CLOCK.match(value) for value in _as_text(values).iloc[_sampled(len(values))])
+    return all(CLOCK.match(value) for value in as_text(values).iloc[_sampled(len(values))])
 
 
 def join_clocks(dates: pd.Series, clocks: pd.Series) -> pd.Series:
@@ -89,7 +89,7 @@ def join_clocks(dates: pd.Series, clocks: pd.Series) -> pd.Series:
     if pd.api.types.is_numeric_dtype(clocks):  # 093000 was read as 93000
         digits = 6 if float(clocks.max()) > 2359 or float(clocks.max()) == 0 else 4
         clocks = clocks.astype(np.int64).astype(str).str.zfill(digits)
-    return _as_text(dates) + " " + _as_text(clocks)
+    return as_text(dates) + " " + as_text(clocks)
 
 
 def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
@@ -149,7 +149,7 @@ def _recognised(text: pd.Series, zone: re.Match[str] | None) -> str:
     ]
     shares = {}
     for form in candidates:
-        share = float(pd.to_datetime(sample, format=form, errors="coerce").notna().mean())
+        share = float(pd.to_datetime(sample, format=form, errors="coerce", utc=True).notna().mean())
         if share == 1.0:
             return form
         shares[form] = share
@@ -183,14 +183,16 @@ def _with_clock(text: pd.Series, time_format: str) -> str:
     """Return a format that names only the date with that of the times of day behind it, if there are some."""
     sample = text.iloc[_sampled(len(text))]
     forms = [time_format + clock for clock in CLOCKS]
-    return next((form for form in forms if pd.to_datetime(sample, format=form, errors="coerce").notna().all()), time_format)
+    return next(
+        (form for form in forms if pd.to_datetime(sample, format=form, errors="coerce", utc=True).notna().all()), time_format
+    )
 
 
-def _as_text(values: pd.Series) -> pd.Series:
-    """Return the values as stripped text; whole numbers that were read as floats lose their point."""
+def as_text(values: pd.Series) -> pd.Series:
+    """Return the values as stripped text, empty where one is missing; whole numbers read as floats lose their point."""
     if pd.api.types.is_float_dtype(values) and bool((values.dropna() % 1 == 0).all()):
         values = values.astype("Int64")
-    return cast(pd.Series, values.astype(str).str.strip())
+    return cast(pd.Series, values.astype(object).where(values.notna(), "").astype(str).str.strip())
 
 
 def _sampled(length: int) -> list[int]:
