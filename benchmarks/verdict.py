@@ -1,15 +1,16 @@
 """The verdict's speed, its false claims of skill, and its power.
 
-    python benchmarks/verdict.py [speed] [walks] [nulls] [ledger] [power] [trained] [cores] [--walks 200] [--draws 1000]
+    python benchmarks/verdict.py [PART ...] [--walks 200] [--draws 1000]
 
 `speed` is the time of one paired bootstrap, and of a file of returns judged with its report. `walks` counts verdicts on
 synthetic markets whose truth is known: driftless random walks, and AR(1) returns that a momentum policy can use, traded without
 costs and taken through the whole assessment, baselines and permutations included. A share p of N walks has a standard error of
 sqrt(p (1 - p) / N): 1.1 % for 2.5 % of 200. `nulls` does so for six kinds of policy without an edge on a market with drift and
-clusters of volatility, whose mean is proportional to its variance: then not even timing the volatility pays. `ledger` takes the
-best of 50 coin policies per market, with and without the ledger of trials. `power` counts what is found of a planted edge.
-`trained` counts verdicts on agents that were trained on random walks, walk-forward. `cores` compares walk-forward on two
-processes with one. Without a name all of them run, which takes about half an hour on one core that has nothing else to do.
+clusters of volatility, whose mean is proportional to its variance: then not even timing the volatility pays. `returns` judges
+the same accounts by their returns alone, with the market as benchmark and without one. `ledger` takes the best of 50 coin
+policies per market, with and without the ledger of trials. `power` counts what is found of a planted edge. `trained` counts
+verdicts on agents that were trained on random walks, walk-forward. `cores` compares walk-forward on two processes with one.
+Without a name all of them run, which takes about half an hour on one core that has nothing else to do.
 """
 
 import argparse
@@ -48,7 +49,8 @@ EMPTY = Context("", "", pd.DataFrame(), pd.DataFrame(), Provenance("", "", {}, (
 
 def main():
     parts = {
-        "speed": speed, "walks": walks, "nulls": nulls, "ledger": ledger, "power": power, "trained": trained, "cores": cores,
+        "speed": speed, "walks": walks, "nulls": nulls, "returns": returns, "ledger": ledger, "power": power,
+        "trained": trained, "cores": cores,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts), help="what to measure")
@@ -157,6 +159,25 @@ def nulls(options, years=10):
             weights = pd.Series(policy(bars, seed)[HISTORY:], bars.index[HISTORY:])
             counts[judged_weights(bars, weights, seed, options.draws)] += 1
         print_row(f"{name:<30}", counts)
+
+
+def returns(options, years=10):
+    n = years * BARS_PER_YEAR
+    rows = [f"{name:>24}" for name in OUTCOMES]
+    print(f"\n{options.walks} markets with drift and clusters per row, {years} years, by returns alone\n{'policy':<30}", *rows)
+    for name, policy in NULL_POLICIES.items():
+        counts = {"with": Counter(), "without": Counter()}
+        for seed in range(options.walks):
+            bars = clustered_market(HISTORY + n, seed)
+            window = BacktestWindow(bars, TradingRules(fee=0.0), (HISTORY, len(bars)))
+            account = window.trade(name, policy(bars, seed)[HISTORY:-1])
+            earned = pd.Series(account.returns, account.times)
+            effort = Effort(draws=options.draws, seed=seed)
+            for kind, benchmark in (("with", bars["close"]), ("without", None)):
+                judgement = tailguard.judge(earned, benchmark=benchmark, effort=effort, ledger=None)
+                counts[kind][judgement.verdict.outcome] += 1
+        for kind, outcomes in counts.items():
+            print_row(f"{f'{name}, {kind} a benchmark':<30}", outcomes)
 
 
 def judged_weights(bars, weights, seed, draws, ledger=None, fee=0.0):

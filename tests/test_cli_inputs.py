@@ -187,6 +187,18 @@ def test_each_warning_is_written_once(folder, capsys):
     assert described.err.count("of the opens repeat") == 1
 
 
+@pytest.mark.parametrize("bars", [1, 2, 30])
+def test_too_few_bars_are_refused_in_words(bars, folder, capsys):
+    BARS.iloc[:bars].to_csv(folder / "few.csv")
+    assert "OK: the data is clean" in output_of(capsys, "data", "check", "few.csv").out
+    if bars < 3:
+        assert f"the number of bars is {bars}, but it must be at least 3" in refused(capsys, ["backtest", "-d", "few.csv"])
+    words = "leaves bars on both sides" if bars == 1 else "bars to train on are too few"
+    assert words in refused(capsys, ["train", "-d", "few.csv"])
+    assert "the number of bars is" in refused(capsys, ["walkforward", "-d", "few.csv", "--quiet"])
+    assert os.listdir(folder) == ["few.csv"]
+
+
 def test_repair_lists_its_changes_and_its_output_can_be_used(folder, capsys):
     (folder / "bad.csv").write_text(with_line(10, "2000-01-09,1,2,0,2,3"))
     output = output_of(capsys, "data", "repair", "bad.csv", "good.csv").out

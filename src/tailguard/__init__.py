@@ -1,7 +1,6 @@
 """Tailguard trains trading agents that know their own tail risk."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import register
@@ -12,7 +11,8 @@ if TYPE_CHECKING:
     from tailguard.market.env import TradingEnv, TradingVecEnv
     from tailguard.ppo.algorithm import DistributionalPPO
 
-__version__ = version("tailguard")
+    __version__: str
+
 __all__ = [
     "DistributionalPPO",
     "ReturnAugmentedEnv",
@@ -24,7 +24,7 @@ __all__ = [
     "judge_strategy",
 ]
 
-# Loaded on first use, so that `tailguard --help` does not wait for PyTorch.
+# Loaded on first use, so that `tailguard --help` waits neither for PyTorch nor for the reader of the package's metadata.
 _ON_FIRST_USE = {
     "DistributionalPPO": "tailguard.ppo.algorithm",
     "TradingEnv": "tailguard.market.env",
@@ -37,6 +37,10 @@ _ON_FIRST_USE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tailguard")
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_ON_FIRST_USE[name]), name)

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tailguard.evaluate import inputs
 from tailguard.evaluate.inputs import rates_at, read_levels, read_rates, read_returns, read_weights
 from tailguard.market import load_bars, random_walk
 from tailguard.market.data import DataError
@@ -102,6 +103,33 @@ def test_an_equity_curve_is_told_by_its_numbers_and_then_by_its_name():
     same(read_returns(EQUITY.rename("close") * 1e-6), RETURNS.iloc[1:])  # a coin that costs almost nothing
 
 
+def test_log_returns_are_told_by_their_name():
+    same(read_returns(np.log1p(RETURNS).rename("log_returns")))
+    same(read_levels(np.log1p(RETURNS).rename("Log Return")).pct_change().iloc[1:])
+
+
+def test_a_price_that_has_grown_a_thousandfold_is_no_cumulated_return():
+    days = pd.bdate_range("2010-07-01", periods=2000, unit="ns")
+    price = pd.Series(0.06 * np.exp(np.cumsum(np.random.default_rng(0).normal(0.006, 0.05, 2000))), days, name="Close")
+    assert price.iloc[-1] > 60.0
+    same(read_returns(price), price.pct_change().iloc[1:])
+
+
+def test_what_was_understood_about_a_file_is_logged_in_one_line(tmp_path, caplog, monkeypatch):
+    path = tmp_path / "a.csv"
+    pd.DataFrame({"strategy": RETURNS, "Benchmark": 0.01}).to_csv(path)
+    monkeypatch.setattr(inputs.logger, "handlers", [caplog.handler])  # the command line may have taken it over
+    monkeypatch.setattr(inputs.logger, "propagate", False)
+    with caplog.at_level("INFO", inputs.logger.name):
+        read_returns(path)
+        read_returns(EQUITY)
+    (message,) = caplog.messages
+    assert message == (
+        f"{path}: returns in column 'strategy', 40 bars of 1 day, 2020-01-01 00:00:00 to 2020-02-25 00:00:00; "
+        "not used: Benchmark"
+    )
+
+
 def test_days_keep_their_date_and_hours_are_brought_to_utc(tmp_path):
     hours = pd.date_range("2020-03-01 09:30", periods=40, freq="h", tz="America/New_York")
     path = tmp_path / "a.csv"
@@ -128,6 +156,10 @@ def test_weights_go_to_their_symbols():
     assert read_weights(shares, bars).iloc[0].to_dict() == {"AA": 0.5, "bb": 0.25}
     single = read_weights(pd.Series([np.nan, 1.0, np.nan], index=DAYS[:3]), random_walk(40, seed=1))
     np.testing.assert_array_equal(single[""], [1.0, np.nan])  # it begins with its first number
+    long = weights.rename_axis("time").reset_index().melt("time", var_name="symbol", value_name="weight")
+    pd.testing.assert_frame_equal(read_weights(long, bars), read_weights(weights, bars), check_freq=False, check_names=False)
+    with pytest.raises(DataError, match="BB at 2000-01-01 00:00:00 is there more than once"):
+        read_weights(pd.concat([long, long.iloc[:1]]), bars)
     with pytest.raises(DataError, match="no column for 'AA'; needed is one column per symbol: AA, bb"):
         read_weights(weights[["BB"]], bars)
     with pytest.raises(DataError, match="column 'cc' is no symbol"):
@@ -140,6 +172,8 @@ def test_rates_hold_until_the_next():
     np.testing.assert_array_equal(rates_at(0.03, DAYS), np.full(40, 0.03))
     with pytest.raises(DataError, match="after the first bar"):
         rates_at(rates.iloc[1:], DAYS)
+    fred = read_rates(pd.Series(["1.50", ".", "3.00"], index=DAYS[[0, 5, 10]], name="DTB3"))  # missing on holidays
+    np.testing.assert_allclose(rates_at(fred, DAYS), np.where(np.arange(40) < 10, 0.015, 0.03))
     with pytest.raises(DataError, match="divide percentages by 100"):
         read_rates(pd.Series([1.0, 2.0], index=DAYS[[0, 10]]))
 
@@ -155,6 +189,7 @@ def test_rates_hold_until_the_next():
         (pd.concat([RETURNS.iloc[:5], RETURNS.iloc[4:]]), "the time 2020-01-07 00:00:00 is there more than once; drop all"),
         (EQUITY.where(EQUITY.index != DAYS[-1], 0.0).rename("equity"), "equity curve that falls to 0 at 2020-02-25"),
         ((1.0 + RETURNS).cumprod() - 1.0, "returns cumulated from the start, not returns per bar; give returns per bar"),
+        ((1.05 + RETURNS).cumprod() - 1.0, "returns cumulated from the start"),  # all positive, as an equity curve is
         (RETURNS.iloc[:9].set_axis([f"0{day}/01/2020" for day in range(1, 10)]), "or 1 January 2020; write dates as"),
         (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
         (pd.Series("x", DAYS), "holds no numbers over time"),
@@ -172,17 +207,21 @@ def test_what_cannot_be_read_gets_one_line(table, message):
     [
         ("a.pkl", b"x", "pickles may run code when they are read; save it with .to_csv()"),
         ("a.xlsx", b"x", "unknown file type; give a file ending in .csv"),
-        ("a.csv", b"", "cannot be read"),
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"time,returns\n", "holds no rows"),
         ("a.csv", b"\xff\xfe\x00", "cannot be read"),
         ("a.parquet", b"x", "cannot be read"),
+        ("a.csv", b'{"data": [1, 2]}', "is JSON; give a file ending in .csv"),
     ],
 )
 def test_what_is_no_table_gets_one_line(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"^.*a\.") as error:
+    with pytest.raises(DataError) as error:
         read_returns(path)
     assert message in str(error.value)
+    with pytest.raises(DataError, match="is a folder"):
+        read_returns(tmp_path)
     with pytest.raises(DataError, match="no such file"):
         read_returns(tmp_path / "absent.csv")
     with pytest.raises(DataError, match="no column 'y' with numbers; there are x"):

@@ -48,7 +48,15 @@ def test_half_of_the_oracle_and_more_than_luck_is_learnt():
 def test_every_edge_is_planted_trained_and_judged(tmp_path):
     bars = load_dataset("nasdaq-1d").iloc[-1400:]
     effort = Effort(draws=100, permutations=79)
-    control = run_control(bars, load_config(None, SMALL), (4.0, 0.0), tmp_path, source="nasdaq", effort=effort)
+    said = []
+    config = load_config(None, SMALL)
+    control = run_control(
+        bars, config, (4.0, 0.0), tmp_path, source="nasdaq", effort=effort, report=lambda *line: said.append(line)
+    )
+    shares = [step / total for step, total, _ in said]
+    assert shares == sorted(shares)  # one measure for all edges together
+    assert max(shares) <= 1.0
+    assert {text.partition(",")[0] for _, _, text in said} == {"Sharpe ratio 0", "Sharpe ratio 4"}
     none, strong = control.rows
     assert (none.planted, strong.planted) == (0.0, 4.0)
     assert none.oracle_sharpe == 0.0

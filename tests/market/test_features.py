@@ -416,7 +416,7 @@ def test_scaler_refuses_a_second_fit_and_keeps_its_state() -> None:
 
 def test_scaler_refuses_too_few_rows() -> None:
     bars = random_walk(300, seed=0)
-    with pytest.raises(ValueError, match="at least 2 rows"):
+    with pytest.raises(ValueError, match="64 bars to train on are too few: the look-backs take the first 63"):
         FeatureScaler(bars.index[0], bars.index[200]).fit(build_features(bars)[:64])
 
 

@@ -1,8 +1,10 @@
 """Files as users have them: each is read right, or refused with one line that names the remedy."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import zipfile
 
 import numpy as np
@@ -77,6 +79,8 @@ DAILY = {
     "utf-16": (lines("{t:%Y-%m-%d}\t{o}\t{h}\t{l}\t{c}\t{v}", "Date\tOpen\tHigh\tLow\tClose\tVolume").encode("utf-16"), {}, "utf-16"),
     "latin letters": (lines("{t:%Y-%m-%d}," + PLAIN + ",caf\u00e9", "Date," + OHLCV + ",Note").encode("cp1252"), {}, "cp1252"),
     "gzip": (gzip.compress(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).encode()), {}, "commas"),
+    "bzip2": (bz2.compress(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).encode()), {}, "commas"),
+    "xz": (lzma.compress(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).encode()), {}, "commas"),
     "zip": (zipped(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV)), {}, "commas"),
     "parquet with an index": (parquet(FRAME), {}, "Parquet"),
     "parquet with a column": (parquet(FRAME.reset_index()), {}, "Parquet"),
@@ -222,6 +226,61 @@ DAILY = {
     "title and empty lines above": (lines("{t:%Y-%m-%d}," + PLAIN, "SPDR S&P 500\nprices in USD\n\nDate," + OHLCV), {}, "commas"),
     "no header": (lines("{t:%Y-%m-%d}," + PLAIN), {}, "no header"),
     "JSON lines": ("".join(json.dumps({"time": f"{t:%Y-%m-%d}", "open": o, "high": h, "low": l, "close": c, "volume": int(v)}) + "\n" for t, o, h, l, c, v in BARS), {}, "JSON"),
+    "pandas to_json": (FRAME.to_json(date_format="iso"), {}, "JSON"),
+    "pandas to_json by rows": (FRAME.to_json(orient="index", date_format="iso"), {}, "JSON"),
+    "pandas to_json, split": (FRAME.to_json(orient="split", date_format="iso"), {}, "JSON"),
+    "Alpha Vantage, from its API": (
+        json.dumps({
+            "Meta Data": {"1. Information": "Daily", "2. Symbol": "SPY"},
+            "Time Series (Daily)": {f"{t:%Y-%m-%d}": {"1. open": str(o), "2. high": str(h), "3. low": str(l), "4. close": str(c), "5. volume": str(v)} for t, o, h, l, c, v in reversed(BARS)},
+        }),
+        {},
+        "JSON, times ISO 8601, newest first",
+    ),
+    "Finnhub, from its API": (
+        json.dumps({"c": list(CLOSE), "h": list(HIGH), "l": list(LOW), "o": list(OPEN), "s": "ok", "t": EPOCH, "v": VOLUME.tolist()}), {}, "JSON"
+    ),
+    "OKX, from its API": (
+        json.dumps({"code": "0", "data": [[f"{t}000", str(o), str(h), str(l), str(c), str(v), str(v), "1", "1"] for t, (_, o, h, l, c, v) in reversed(list(zip(EPOCH, BARS, strict=True)))]}),
+        {},
+        "times epoch ms, newest first",
+    ),
+    "R, quantmod": (lines("{t:%Y-%m-%d}," + PLAIN + ",{c}", "Index,SPY.Open,SPY.High,SPY.Low,SPY.Close,SPY.Volume,SPY.Adjusted"), {}, "commas"),
+    "yfinance, flattened names": (
+        lines("{t:%Y-%m-%d},{c},{h},{l},{o},{v}", "Date," + ",".join(f"\"('{name}', 'SPY')\"" for name in ("Close", "High", "Low", "Open", "Volume"))),
+        {},
+        "commas",
+    ),
+    "yfinance, joined names": (lines("{t:%Y-%m-%d},{c},{h},{l},{o},{v}", "Date,Close_SPY,High_SPY,Low_SPY,Open_SPY,Volume_SPY"), {}, "commas"),
+    "Tushare": (
+        lines("000001.SZ,{t:%Y%m%d},{o},{h},{l},{c},1,1,0.1,{v},5", "ts_code,trade_date,open,high,low,close,pre_close,change,pct_chg,vol,amount", True),
+        {},
+        "newest first",
+    ),
+    "AkShare": (lines("{t:%Y-%m-%d},{o},{c},{h},{l},{v}", "\u65e5\u671f,\u5f00\u76d8,\u6536\u76d8,\u6700\u9ad8,\u6700\u4f4e,\u6210\u4ea4\u91cf"), {}, "commas"),
+    "Investing.com, in German": (
+        lines(
+            lambda t, o, h, l, c, v: f'"{t:%d.%m.%Y}","{german(c)}","{german(o)}","{german(h)}","{german(l)}","{german(v / 1000, 3)}K","-0,50%"',
+            '"Datum","Zuletzt","Er\u00f6ffn.","Hoch","Tief","Vol.","+/- %"',
+            newest_first=True,
+        ),
+        {},
+        "decimal comma",
+    ),
+    "Sharadar": (
+        lines("SPY,{t:%Y-%m-%d}," + PLAIN + ",{c},{c},{t:%Y-%m-%d}", "ticker,date,open,high,low,close,volume,closeadj,closeunadj,lastupdated"),
+        {},
+        "the adjusted close (--adjusted uses it)",
+    ),
+    "Bybit": (
+        lines(lambda t, **f: f"{int(t.timestamp())}000," + (PLAIN + ",1").format(**f), "startTime,openPrice,highPrice,lowPrice,closePrice,volume,turnover"), {}, "epoch ms"
+    ),
+    "MetaTrader 5, from Python": (
+        lines(lambda t, **f: f"{int(t.timestamp())}," + (PLAIN + ",2,0").format(**f), "time,open,high,low,close,tick_volume,spread,real_volume"), {}, "MetaTrader 5"
+    ),
+    "NinjaTrader": (lines("{t:%Y%m%d};{o};{h};{l};{c};{v}"), {}, "unnamed columns, separated by semicolons, no header, times %Y%m%d"),
+    "spreadsheet that names its separator": (lines("{t:%d.%m.%Y};{o};{h};{l};{c};{v}", "sep=;\nDate;Open;High;Low;Close;Volume"), {}, "semicolons"),
+    "old Mac line ends": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, end="\r"), {}, "commas"),
     "columns named by the user": (
         lines("{t:%Y-%m-%d},{o},{h},{l},{c},{v}", "when,a,b,c,d,e"),
         {"columns": {"time": "when", "open": "a", "high": "b", "low": "c", "close": "d", "volume": "e"}},
@@ -280,6 +339,18 @@ INTRADAY = {
         {"timezone": "America/New_York"},
     ),
     "offsets": (lines("{t:%Y-%m-%dT%H:%M:%S}+02:00," + PLAIN, "time," + OHLCV, times=MINUTES + pd.Timedelta(hours=2)), {}),
+    "Dukascopy in local time": (
+        lines("{t:%d.%m.%Y %H:%M:%S}.000 GMT+0200," + PLAIN, "Local time," + OHLCV, times=MINUTES + pd.Timedelta(hours=2)),
+        {},
+    ),
+    "a date format given by the user": (
+        lines("{t:%d/%m/%Y %I:%M:%S %p}," + PLAIN, "time," + OHLCV, times=MINUTES), {"time_format": "%d/%m/%Y"}
+    ),
+    "offsets that change with the season": (
+        lines(lambda t, **f: f"{t:%d.%m.%Y %H:%M} {'+0100' if t.minute % 2 else '+0200'}," + PLAIN.format(**f), "time," + OHLCV,
+              times=[t + pd.Timedelta(hours=1 if t.minute % 2 else 2) for t in MINUTES]),
+        {},
+    ),
     "UTC in words": (lines("{t:%Y-%m-%d %H:%M:%S} UTC," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
     "FirstRate": (lines("{t:%Y-%m-%d %H:%M:%S}," + PLAIN, times=MINUTES), {}),
     "fourteen digits": (lines("{t:%Y%m%d%H%M%S}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
@@ -313,10 +384,24 @@ REFUSED = {
     "months in another language": (lines('"{t:%d} maj {t:%Y}",' + PLAIN, "Date," + OHLCV), "'13 maj 2013' is not a time in any known format; give it with --time-format"),
     "days of a spreadsheet": (lines(lambda t, **f: f"{(t - pd.Timestamp('1899-12-30')).days}," + PLAIN.format(**f), "Date," + OHLCV), "41407 is not a time: numbers must be 20130513"),
     "no close": (lines("{t:%Y-%m-%d},{o},{h},{l},{v}", "Date,Open,High,Low,Volume"), "no column for close among Date, Open, High, Low, Volume; name them with --columns close=NAME"),
-    "only closes": (lines("{t:%Y-%m-%d},{c}", "Date,Close"), "no rows of a time and four prices found"),
+    "only closes": (lines("{t:%Y-%m-%d},{c}", "Date,Close"), "each row has a time and fewer than four prices; bars need open, high, low and close"),
+    "only times": (lines("{t:%Y-%m-%d}", "Date"), "no rows of a time and four prices found"),
+    "prices that are missing": (
+        lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).replace(f"{OPEN[7]},{HIGH[7]},{LOW[7]},{CLOSE[7]}", "null,null,null,null"),
+        "line 9 (2013-05-22 00:00:00): open, high, low, close are missing; `tailguard data repair`",
+    ),
     "no header, another order": (lines("{t:%Y-%m-%d},{v},{c},{l},{h},{o}"), "no header, and columns 2 to 5 are not open, high, low, close; name them with --columns time=1,open=2"),
     "names that nobody knows": (lines("{t:%Y-%m-%d}," + PLAIN, "x,a,b,c1,d,e"), "no column for open, high, low, close among x, a, b, c1, d, e"),
     "two closes": (lines("{t:%Y-%m-%d},{o},{h},{l},{c},{c}", "Date,Open,High,Low,Close,close"), "two columns are named 'Close': say which with --columns close=NUMBER"),
+    "a missing cell among numbers with marks": (
+        lines('{t:%Y-%m-%d},"{o:,}","{h:,}","{l:,}","{c:,}",{v}', "Date," + OHLCV).replace(f'"{OPEN[7]:,}"', ""),
+        "line 9 (2013-05-22 00:00:00): open is missing",
+    ),
+    "a missing time": (lines("{t:%d.%m.%Y}," + PLAIN, "Date," + OHLCV).replace("22.05.2013", ""), "line 9: the time is missing; `tailguard"),
+    "a cell over two lines": (
+        lines('{t:%Y-%m-%d},"{o:,}","{h:,}","{l:,}","{c:,}",{v}', "Date," + OHLCV).replace(f'"{OPEN[7]:,}"', '"some\nthing"'),
+        "is not a number",
+    ),
     "jumbled": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, times=[*DAYS[:5], DAYS[20], *DAYS[5:20], *DAYS[21:]]), "line 8 (2013-05-20 00:00:00): its time is before that of the bar above"),
     "a line twice": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, times=[*DAYS[:5], DAYS[4], *DAYS[6:]]), "line 7 (2013-05-17 00:00:00): its time repeats"),
     "one bad bar": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).replace(f"{LOW[7]}", "0"), "line 9 (2013-05-22 00:00:00): low 0 is not positive; `tailguard data repair`"),
@@ -345,12 +430,42 @@ def test_other_files_are_refused_with_one_line_that_names_the_remedy(content, me
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        '"Datum","Zuletzt","Er\u00f6ffn.","Hoch","Tief","Vol.","+/- %"',
+        '"Date","Dernier","Ouv."," Plus Haut","Plus Bas","Vol.","Variation %"',
+        '"Fecha","\u00daltimo","Apertura","M\u00e1ximo","M\u00ednimo","Vol.","% var."',
+        '"Data","Ultimo","Apertura","Massimo","Minimo","Vol.","Var. %"',
+        '"Data","\u00daltimo","Abertura","M\u00e1xima","M\u00ednima","Vol.","Var%"',
+    ],
+)
+def test_the_names_of_other_languages_are_known(header, tmp_path):
+    path = tmp_path / "bars.csv"
+    row = '"{t:%d.%m.%Y}","{c}","{o}","{h}","{l}","1,5M","-0,50%"'
+    path.write_text(lines(lambda **f: row.format(**{k: german(x) if k in "ohlc" else x for k, x in f.items()}), header, True))
+    bars = load_bars(path)
+    np.testing.assert_allclose(bars[["open", "high", "low", "close"]], np.stack([OPEN, HIGH, LOW, CLOSE], axis=1))
+    assert (bars["volume"] == 1_500_000).all()
+
+
 def test_whole_prices_without_a_header_are_no_clocks(tmp_path):
     path = tmp_path / "bars.csv"
     path.write_text("".join(f"2013-05-{day},12,14,11,13,{day}00\n" for day in range(13, 25)))
     assert load_bars(path)["open"].tolist() == [12.0] * 12
     with pytest.raises(DataError, match="'shut' is no role of a column; they are time, open, high"):
         load_bars(path, FileConfig(columns={"shut": 5}))
+
+
+def test_clocks_that_are_set_back_need_a_zone(tmp_path):
+    path = tmp_path / "bars.csv"
+    times = pd.date_range("2023-11-05 03:00", periods=40, freq="30min", tz="UTC")
+    path.write_text(lines("{t:%Y-%m-%d %H:%M}," + PLAIN, "time," + OHLCV, times=times.tz_convert("America/New_York")))
+    with pytest.raises(
+        DataError, match=r"line 8 .2023-11-05 01:00:00.: its time is before .*clocks were set back\? --timezone"
+    ):
+        load_bars(path)
+    assert list(load_bars(path, FileConfig(timezone="America/New_York")).index) == list(times.tz_localize(None))
 
 
 def test_an_ambiguity_is_resolved_by_the_user(tmp_path):
@@ -369,7 +484,10 @@ def test_several_symbols_in_one_file_are_a_portfolio(tmp_path):
     long.write_text(lines("SPY,{t:%Y-%m-%d}," + PLAIN, "symbol,date," + OHLCV) + other + "\n")
     header = "Price,Close,Close,High,High,Low,Low,Open,Open,Volume,Volume\nTicker,QQQ,SPY,QQQ,SPY,QQQ,SPY,QQQ,SPY,QQQ,SPY\nDate,,,,,,,,,,"
     wide.write_text(lines("{t:%Y-%m-%d},{c},{c},{h},{h},{l},{l},{o},{o},{v},{v}", header))
-    for path in (long, wide):
+    flat = tmp_path / "flat.csv"
+    names = [f"{ticker}_{field}" for ticker in ("QQQ", "SPY") for field in OHLCV.split(",")]
+    flat.write_text(lines("{t:%Y-%m-%d}," + PLAIN + "," + PLAIN, ",".join(["Date", *names])))
+    for path in (long, wide, flat):
         bars = load_bars(path)
         assert set(symbols_of(bars)) == {"SPY", "QQQ"}
         np.testing.assert_array_equal(bars["SPY"]["close"], CLOSE)

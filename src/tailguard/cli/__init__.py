@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from tailguard import __version__
 from tailguard.cli import configs, evaluations, execution, hedging, markets, populations, runs
 from tailguard.cli.terminal import Messages
 from tailguard.experiments import Interrupted
@@ -38,6 +37,8 @@ app.command("paper")(runs.run_paper)
 
 def _version(requested: bool) -> None:
     if requested:
+        from tailguard import __version__
+
         sys.stdout.write(f"tailguard {__version__}\n")
         raise typer.Exit
 

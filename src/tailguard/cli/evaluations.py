@@ -68,7 +68,8 @@ def run_walkforward(
     tree = settings.load()
     source = single_source(data, tree.data)
     bars, folder = load_source_of(tree, source), folder or free_folder("walkforward", source)
-    say(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
+    if not quiet:
+        say(f"walk-forward: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
     with progress_bar("walk-forward", quiet) as report_progress:
         evaluation = walkforward(
             bars,
@@ -220,7 +221,8 @@ def run_control(
     tree = settings.load()
     source = single_source(data, tree.data)
     folder = folder or free_folder("control", source)
-    say(f"control: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
+    if not quiet:
+        say(f"control: {folder} (after a stop, --run {folder} resumes it)", stderr=True)
     with progress_bar("control", quiet) as report_progress:
         found = control.run_control(
             load_source_of(tree, source), tree, sharpe or CONTROL_SHARPES, folder, source=source, report=report_progress

@@ -27,8 +27,8 @@ Item = TypeVar("Item")
 PIPE_WIDTH = 160
 # Seconds between two lines about the progress where there is no terminal to draw a bar in.
 LINE_SECONDS = 10.0
-# Says what was understood about a file.
-READING = logging.getLogger("tailguard.market.data")
+# Say what was understood about a file.
+READING = (logging.getLogger("tailguard.market.data"), logging.getLogger("tailguard.evaluate.inputs"))
 
 
 class Format(StrEnum):
@@ -41,7 +41,8 @@ class Format(StrEnum):
 
 def _set_quiet(quiet: bool) -> bool:
     if quiet:
-        READING.setLevel(logging.WARNING)
+        for logger in READING:
+            logger.setLevel(logging.WARNING)
     return quiet
 
 
@@ -86,8 +87,9 @@ class Messages(logging.Handler):
         """Take over warnings and the log of files that are read."""
         warnings.showwarning = self.show_warning
         warnings.simplefilter("always", UserWarning)
-        READING.handlers, READING.propagate = [self], False
-        READING.setLevel(logging.INFO)
+        for logger in READING:
+            logger.handlers, logger.propagate = [self], False
+            logger.setLevel(logging.INFO)
 
 
 def console(stderr: bool = False) -> "Console":

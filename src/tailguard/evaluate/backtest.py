@@ -9,6 +9,9 @@ from tailguard.evaluate import statistics
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.market.baselines import Strategy
 from tailguard.market.rules import TradingRules
+from tailguard.validation import require
+
+FEWEST_BARS = 3  # two returns, which have a deviation
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,9 @@ def backtest(
     :param span: first and last-plus-one row; the first decision is taken at the close of the first, and the strategy sees the
         rows before as history. None is all of them.
     """
-    window = BacktestWindow(bars, rules, span or (0, len(bars)))
+    first, last = span or (0, len(bars))
+    require(last - first >= FEWEST_BARS, "the number of bars", last - first, f"at least {FEWEST_BARS} for a backtest")
+    window = BacktestWindow(bars, rules, (first, last))
     return backtest_row(window, name, window.targets_of(strategy))
 
 

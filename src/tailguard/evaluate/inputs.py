@@ -6,6 +6,7 @@ order. Which column holds what is told by its name, and whether it holds returns
 
 import gzip
 import io
+import logging
 import math
 import re
 from pathlib import Path
@@ -15,11 +16,12 @@ import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.stats.series import Floats
-from tailguard.market.bars import DataError, symbols_of
+from tailguard.market.bars import DataError, symbols_of, timeframe_text
 from tailguard.market.columns import as_numbers
 from tailguard.market.files import decode
-from tailguard.market.times import AmbiguousTimes, parse_times
+from tailguard.market.times import AmbiguousTimes, as_text, parse_times
 
+logger = logging.getLogger(__name__)
 TableSource = str | Path | pd.Series | pd.DataFrame
 SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
 # As :func:`_plain` writes them, the likelier ones first. A name decides which column is meant; numbers decide what they are.
@@ -27,13 +29,30 @@ TIME_NAMES = ("time", "date", "datetime", "timestamp", "month")
 RETURN_NAMES = (
     "returns", "return", "strategy_returns", "strategy_return", "daily_returns", "daily_return", "monthly_returns",
     "monthly_return", "portfolio_returns", "portfolio_return", "algorithm_returns", "ret", "rets", "strategy", "portfolio",
+    "log_returns", "log_return", "log_ret",
 )  # fmt: skip
 LEVEL_NAMES = (
     "equity", "portfolio_value", "account_value", "total_value", "value", "nav", "balance", "adj_close", "close", "price",
 )  # fmt: skip
 BENCHMARK_NAMES = ("benchmark", "benchmark_returns", "benchmark_return", "market", "market_returns", "market_return")
 WEIGHT_NAMES = ("weight", "weights", "target", "target_weight", "position", "positions", "exposure")
+SYMBOL_NAMES = ("symbol", "ticker", "asset", "instrument", "sid", "tic")
 RATE_NAMES = ("rate", "cash_rate", "risk_free", "riskfree", "rf", "yield")
+# Rates as FRED publishes them under these names, in percent: bills of one and three months, and money overnight.
+PERCENT_RATES = (
+    "dtb3",
+    "dtb4wk",
+    "tb3ms",
+    "dgs1mo",
+    "dgs3mo",
+    "gs1m",
+    "gs3m",
+    "fedfunds",
+    "dff",
+    "effr",
+    "sofr",
+    "ecbestrvolwgttrmdmnrt",
+)
 MONTH_FORMATS = ("%Y%m", "%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y")
 LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gains as much on the usual bar
 # Cumulated returns are close to the value before, begin near 0, and move; interest, which is as smooth, hardly moves.
@@ -50,10 +69,15 @@ def read_returns(source: TableSource, column: str | None = None, what: str = "re
     :param what: name of the table in errors.
     :raises DataError: naming the row or the column, and what to do.
     """
-    values = _pick(_table(source, what), column, (*RETURN_NAMES, *LEVEL_NAMES), what)
+    table = _table(source, what)
+    values = _pick(table, column, (*RETURN_NAMES, *LEVEL_NAMES), what)
+    _say_understood(source, values, table, _kind(values))
     values = values.set_axis(_month_ends(pd.DatetimeIndex(values.index)))
-    if _kind(values) == "levels":
+    _require_uncumulated(values, what)
+    if _kind(values) == "equity curve":
         return values.pct_change(fill_method=None).iloc[1:].rename(what)
+    if _kind(values) == "log returns":
+        values = np.expm1(values)
     _require_returns(values, what)
     return values.rename(what)
 
@@ -65,8 +89,11 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
     :param column: see :func:`read_returns`.
     :param what: name of the table in errors.
     """
-    values = _pick(_table(source, what), column, (*BENCHMARK_NAMES, *LEVEL_NAMES, *RETURN_NAMES), what)
-    if _kind(values) == "levels":
+    table = _table(source, what)
+    values = _pick(table, column, (*BENCHMARK_NAMES, *LEVEL_NAMES, *RETURN_NAMES), what)
+    _say_understood(source, values, table, _kind(values).replace("equity curve", "prices"))
+    if _kind(values) == "equity curve":
+        _require_uncumulated(values, what)
         levels: pd.Series = values.rename(what).set_axis(_month_ends(pd.DatetimeIndex(values.index)))
         return levels
     returns = read_returns(values.to_frame(), None, what)
@@ -78,12 +105,13 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
 def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights") -> pd.DataFrame:
     """Return target weights, one column per symbol of the bars; NaN holds.
 
-    :param source: weights by symbol; or positions in money beside a column `cash`, which are divided by their sum.
+    :param source: weights, a column per symbol, or a row per time and symbol; or positions in money beside a column `cash`,
+        which are divided by their sum.
     :param bars: what is traded.
     :param what: name of the table in errors.
     :raises DataError: naming the symbol that is missing or not known.
     """
-    table = _table(source, what, holes=True)
+    table = _table(_by_symbol(_frame(source, what), what), what, holes=True)
     named = {str(column).strip().lower(): column for column in table.columns}
     symbols = symbols_of(bars)
     if symbols == [""]:
@@ -104,12 +132,16 @@ def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights")
 
 
 def read_rates(source: TableSource, what: str = "cash_rate") -> pd.Series:
-    """Return interest rates per year by time, as fractions.
+    """Return interest rates per year by time, as fractions; where one is missing, that before it holds.
 
-    :param source: rates, such as 0.03 for 3 %.
+    :param source: rates, such as 0.03 for 3 %; those of FRED, which are told by their names, in percent.
     :param what: name of the table in errors.
     """
-    rates = _pick(_table(source, what), None, RATE_NAMES, what)
+    table = _table(source, what)
+    rates = _pick(table, None, (*RATE_NAMES, *PERCENT_RATES), what, holes=True).dropna()
+    percent = _plain(rates.name) in PERCENT_RATES
+    _say_understood(source, rates, table, "interest rates in percent" if percent else "interest rates")
+    rates = rates / 100.0 if percent else rates
     largest = float(rates.abs().max())
     if largest >= MOST_RATE:
         raise DataError(f"{what}: a rate of {largest:g} per year; rates are fractions, 0.03 is 3 %: divide percentages by 100")
@@ -146,19 +178,7 @@ def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
 
     :param holes: True leaves NaN where it is; False lets :func:`_pick` refuse it.
     """
-    if isinstance(source, pd.Series):
-        frame = source.to_frame()
-    elif isinstance(source, pd.DataFrame):
-        frame = source
-    elif isinstance(source, str | Path):
-        frame = _read(Path(source))
-    else:
-        raise DataError(f"{what}: is a {type(source).__name__}; give a file, a pandas Series or a DataFrame, with times")
-    if isinstance(frame.columns, pd.MultiIndex):
-        raise DataError(f"{what}: has several levels of columns; choose those that hold the numbers")
-    frame = frame.rename(columns=str)
-    if not isinstance(frame.index, pd.DatetimeIndex):
-        frame = _with_times(frame, what)
+    frame = _frame(source, what)
     index = _without_zone(pd.DatetimeIndex(frame.index))
     if index.has_duplicates:
         repeated = index[index.duplicated()][0]
@@ -171,16 +191,54 @@ def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
     return table if holes else table.replace([np.inf, -np.inf], np.nan)
 
 
+def _frame(source: TableSource, what: str) -> pd.DataFrame:
+    """Return a table as it stands, indexed by its times."""
+    if isinstance(source, pd.Series):
+        frame = source.to_frame()
+    elif isinstance(source, pd.DataFrame):
+        frame = source
+    elif isinstance(source, str | Path):
+        frame = _read(Path(source))
+    else:
+        raise DataError(f"{what}: is a {type(source).__name__}; give a file, a pandas Series or a DataFrame, with times")
+    if isinstance(frame.columns, pd.MultiIndex):
+        raise DataError(f"{what}: has several levels of columns; choose those that hold the numbers")
+    frame = frame.rename(columns=str)
+    if not len(frame):
+        raise DataError(f"{what}: holds no rows; needed are times and a column of numbers")
+    return frame if isinstance(frame.index, pd.DatetimeIndex) else _with_times(frame, what)
+
+
+def _by_symbol(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+    """Return a column per symbol for a table with a row per time and symbol; others come back as they are."""
+    plain = {_plain(name): name for name in frame.columns}
+    symbol = next((plain[name] for name in SYMBOL_NAMES if name in plain), None)
+    weight = next((plain[name] for name in WEIGHT_NAMES if name in plain), None)
+    if symbol is None or weight is None or frame[symbol].nunique() < 2:
+        return frame
+    time = pd.DatetimeIndex(frame.index).rename("time")
+    long = pd.DataFrame({"time": time, "symbol": frame[symbol].to_numpy(), "weight": _fractions(frame[weight])})
+    twice = long.duplicated(["time", "symbol"]).to_numpy()
+    if twice.any():
+        first = long[twice].iloc[0]
+        raise DataError(f"{what}: {first['symbol']} at {first['time']} is there more than once; drop all rows of it but one")
+    return long.pivot(index="time", columns="symbol", values="weight").rename(columns=str)
+
+
 def _fractions(column: pd.Series) -> Floats:
     """Return a column as numbers; where its name has a percent sign and its cells have none, they are percentages."""
     values = as_numbers(column)
-    marked = not pd.api.types.is_numeric_dtype(column) and bool(column.astype(str).str.contains("%", regex=False).any())
+    marked = not pd.api.types.is_numeric_dtype(column) and bool(as_text(column).str.contains("%", regex=False).any())
     return values / 100.0 if "%" in str(column.name) and not marked else values
 
 
 def _read(path: Path) -> pd.DataFrame:
     if not path.exists():
         raise DataError(f"{path}: no such file")
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give a file ending in {', '.join(SUFFIXES)}")
+    if not path.stat().st_size:
+        raise DataError(f"{path}: is empty")
     if not path.name.endswith(SUFFIXES):
         legal = f"give a file ending in {', '.join(SUFFIXES)}"
         advice = "pickles may run code when they are read; save it with .to_csv() or .to_parquet()"
@@ -190,11 +248,15 @@ def _read(path: Path) -> pd.DataFrame:
             return pd.read_parquet(path)
         content = path.read_bytes()
         text, _ = decode(gzip.decompress(content) if path.name.endswith(".gz") else content)
+        if text.lstrip()[:1] in ("{", "["):
+            raise DataError(f"{path}: is JSON; give a file ending in {', '.join(SUFFIXES)}")
         line = text.split("\n", 1)[0]
         separator = next((mark for mark in (";", "\t") if mark in line), ",")
         cells = line.strip().split(separator)
         headless = _is_time(cells[0]) and _is_number(cells[-1])  # as a Series is saved without a header
         return pd.read_csv(io.StringIO(text), sep=separator, header=None if headless else "infer")
+    except DataError:
+        raise
     except (ValueError, OSError, EOFError) as error:  # pandas' parser and decoder errors are ValueErrors
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
 
@@ -234,7 +296,7 @@ def _times(column: pd.Series, what: str) -> pd.DatetimeIndex | None:
     try:
         if pd.api.types.is_numeric_dtype(column):
             return parse_times(column).values
-        text = column.astype(str).str.strip()
+        text = as_text(column)
         local = parse_times(text.str.replace(r"(?<=:\d\d)(\.\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)$", r"\1", regex=True)).values
         # Days keep their date whatever the zone; other times are brought to UTC.
         times = local if bool((local == local.normalize()).all()) else parse_times(text).values
@@ -247,7 +309,7 @@ def _times(column: pd.Series, what: str) -> pd.DatetimeIndex | None:
 
 def _months(column: pd.Series) -> pd.DatetimeIndex | None:
     """Return the ends of the months that a column names, such as 202012 or Dec 2020; None if it does not name months."""
-    text = column.astype(str).str.strip()
+    text = as_text(column)
     for form in MONTH_FORMATS:
         if not pd.isna(pd.to_datetime(text.iloc[0], format=form, errors="coerce")):
             months = pd.to_datetime(text, format=form, errors="coerce")
@@ -316,11 +378,24 @@ def _remedy(what: str) -> str:
     return "name one with --column (column=)" if what == "returns" else f"keep one, or call it {what.removesuffix('s')}"
 
 
-def _kind(values: pd.Series) -> Literal["levels", "returns"]:
-    """Tell an equity curve from returns: it is positive, and larger than any usual return."""
-    if not bool((values > 0.0).all()):
-        return "returns"
-    return "levels" if float(values.median()) >= LEVEL_FROM or _plain(values.name) in LEVEL_NAMES else "returns"
+def _kind(values: pd.Series) -> Literal["equity curve", "log returns", "returns"]:
+    """Tell an equity curve from returns: it is positive, and larger than any usual return. Log returns are called so."""
+    name = _plain(values.name)
+    if bool((values > 0.0).all()) and (float(values.median()) >= LEVEL_FROM or name in LEVEL_NAMES):
+        return "equity curve"
+    return "log returns" if "log" in name.split("_") else "returns"
+
+
+def _say_understood(source: TableSource, values: pd.Series, table: pd.DataFrame, kind: str) -> None:
+    """Log in one line what was understood about a file."""
+    if not isinstance(source, str | Path):
+        return
+    index = pd.DatetimeIndex(values.index)
+    column = "" if len(table.columns) == 1 else f" in column {values.name!r}"
+    others = [str(name) for name in table.columns if name != values.name]
+    unused = f"; not used: {', '.join(others)}" if others else ""
+    step = f" of {timeframe_text(usual_step(index))}" if len(index) > 1 else ""
+    logger.info("%s: %s%s, %s bars%s, %s to %s%s", source, kind, column, f"{len(index):,}", step, index[0], index[-1], unused)
 
 
 def _require_returns(values: pd.Series, what: str) -> None:
@@ -336,6 +411,10 @@ def _require_returns(values: pd.Series, what: str) -> None:
         raise DataError(
             f"{what}: {values.name} looks like an equity curve that falls to {lowest:g} at {values.idxmin()}; {remedy}"
         )
+
+
+def _require_uncumulated(values: pd.Series, what: str) -> None:
+    """Refuse returns that are summed or multiplied up from the start: they are no equity curve, which would begin at 1."""
     if _cumulated(values.to_numpy(dtype=np.float64)):
         remedy = "give returns per bar, or an equity curve: the same plus 1"
         raise DataError(f"{what}: {values.name} looks like returns cumulated from the start, not returns per bar; {remedy}")
@@ -344,7 +423,7 @@ def _require_returns(values: pd.Series, what: str) -> None:
 def _cumulated(values: Floats) -> bool:
     if len(values) < FEWEST_CUMULATED:
         return False
-    move = float(np.diff(values).std())
+    move = float(np.diff(values[:FEWEST_CUMULATED]).std())  # the early moves: those of a price that has grown are larger
     if move <= CUMULATED_MOVE or abs(float(values[0])) > 6.0 * move:
         return False
     centred = values - values.mean()

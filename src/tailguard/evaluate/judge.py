@@ -140,13 +140,16 @@ def judge(
     if returns is not None:
         require(bars is None, "bars", "given", "left out beside returns: only weights can be traded again")
         rate = _rate(costs.cash_rate if cash_rate is None else cash_rate)
-        agent, market = _accounts(returns, benchmark, rate, column)
+        agent, market, outside = _accounts(returns, benchmark, rate, column)
         settings: dict[str, Any] = {"cash_rate": "a table of rates" if isinstance(rate, pd.Series) else rate}
         provenance = _provenance(trials, agent.returns, settings, agent.times.to_series())
         context = Context(title or "A strategy", source or _name(returns) or "returns", NO_FOLDS, NO_TRAINING, provenance)
         context = replace(context, subject=SUBJECT)
         periods = periods_per_year(agent.times)
         judgement = Judgement(assess_returns(agent, market, periods, context, rules, effort, known_ledger))
+        if outside > 1:  # prices have one value more than returns
+            said = f"{outside:,} bars of the returns lie outside of the benchmark's times, and are left out."
+            judgement = _cautioned(judgement, said)
         volatility = judgement.statistics[AGENT]["volatility"].value
         if volatility <= MOST_VOLATILITY:
             return judgement
@@ -166,7 +169,7 @@ def judge(
     judgement = Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
     if not between:
         return judgement
-    later = f"{between:,} weights lie after the bar of their day, or on a day without one: they are traded one bar later."
+    later = f"{between:,} weights lie after the bar of their day, or on a day without one: they are traded at the next bar."
     return _cautioned(judgement, later)
 
 
@@ -278,11 +281,12 @@ def _rate(rate: Any) -> float | pd.Series:
 
 def _accounts(
     returns: TableSource, benchmark: TableSource | None, rate: float | pd.Series, column: str | None
-) -> tuple[AccountHistory, AccountHistory | None]:
-    """Return the account of a strategy, and that of its benchmark, over the bars for which both are known."""
+) -> tuple[AccountHistory, AccountHistory | None, int]:
+    """Return the accounts of a strategy and of its benchmark over the bars of both, and the number of bars left out."""
     series = read_returns(returns, column)
     times = pd.DatetimeIndex(series.index)
     starts = times[:-1].insert(0, first_start(times))
+    given = len(times)
     levels = None if benchmark is None else _levels(benchmark, times)
     if levels is not None:
         known = np.asarray((starts >= levels.index[0]) & (times < levels.index[-1] + usual_step(levels.index)))
@@ -300,7 +304,7 @@ def _accounts(
         raise DataError(f"benchmark: does not move from {times[0]} to {times[-1]}; give that of the market, or none")
     if market is not None:
         _require_unshifted(agent.returns, market.returns)
-    return agent, market
+    return agent, market, given - len(times)
 
 
 def _levels(benchmark: TableSource, times: pd.DatetimeIndex) -> pd.Series:
@@ -360,7 +364,7 @@ def _untraded(name: str, times: pd.DatetimeIndex, returns: Floats, riskless: Flo
 def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[int, int], int]:
     """Return target weights ``[n, assets]``, the rows that they trade, and how many are traded later than on their day.
 
-    Bars without a weight hold. The span ends with the bar after the last weight.
+    Bars without a weight hold; of the weights before the first bar the last counts. The span ends with the bar after the last.
     """
     weights = weights.dropna(how="all")
     gross = weights.abs().sum(axis=1).to_numpy(dtype=np.float64)
@@ -370,7 +374,7 @@ def _aligned(weights: pd.DataFrame, bars: pd.DataFrame) -> tuple[Floats, tuple[i
         raise DataError(f"weights: they sum to {usual:g}, and shares of equity are meant, 0.5 for half of it; {remedy}")
     rows = _known_at(pd.DatetimeIndex(weights.index), pd.DatetimeIndex(bars.index))
     inside = rows < len(bars) - 1  # nothing is earned after the last bar
-    if inside.sum() < 1 or weights.index[0] < bars.index[0] - usual_step(bars.index):
+    if inside.sum() < 1 or weights.index[-1] < bars.index[0] - usual_step(bars.index):
         spans = f"weights from {weights.index[0]} to {weights.index[-1]}, bars from {bars.index[0]} to {bars.index[-1]}"
         raise DataError(f"the weights are not inside the bars: {spans}")
     rows, values = rows[inside], weights.to_numpy(dtype=np.float64)[inside]

@@ -102,7 +102,7 @@ def run_control(
     :param folder: of the control, with a walk-forward per edge. Finished trainings in it are not repeated.
     :param source: name of the data.
     :param seed: of the permutations.
-    :param report: called with the steps done, the steps in all, and a line, edge by edge.
+    :param report: called with the steps done, the steps in all, and a line that names the edge.
     :param effort: of the computation.
     """
     require(len(sharpes) >= 1, "sharpes", tuple(sharpes), "at least one Sharpe ratio to plant")
@@ -111,10 +111,16 @@ def run_control(
     costs = trading.model_dump(include=set(TradingRules.model_fields))
     planted = {sharpe: plant_edge(bars, sharpe, fee=fee, seed=seed) for sharpe in sorted(set(sharpes))}
     rows = []
-    for sharpe, market in planted.items():
+    for done, (sharpe, market) in enumerate(planted.items()):
         name = f"{source}, planted Sharpe ratio {sharpe:g}"
         record = walkforward(
-            market.bars, config, config.walkforward, folder / f"edge-{sharpe:g}", source=name, report=report, effort=effort
+            market.bars,
+            config,
+            config.walkforward,
+            folder / f"edge-{sharpe:g}",
+            source=name,
+            report=_share_of(report, done, len(planted), sharpe),
+            effort=effort,
         )
         first, last = (int(bars.index.searchsorted(time)) for time in (record.agent.times[0], record.agent.times[-1]))
         oracle = pd.DataFrame(market.oracle, index=bars.index).iloc[first - 1 : last]  # decided at the closes before
@@ -132,3 +138,10 @@ def run_control(
     with atomic(folder / RESULT) as file:
         file.write(json.dumps([asdict(row) | {"learnt": row.learnt} for row in rows], indent=2).encode())
     return control
+
+
+def _share_of(report: ReportProgress | None, done: int, edges: int, sharpe: float) -> ReportProgress | None:
+    """Return a report of one walk-forward as a share of that of all edges."""
+    if report is None:
+        return None
+    return lambda step, total, text: report(done * total + step, edges * total, f"Sharpe ratio {sharpe:g}, {text}")

@@ -88,8 +88,10 @@ def timeframe(index: pd.DatetimeIndex) -> pd.Timedelta:
 
 
 def timeframe_text(step: pd.Timedelta) -> str:
-    """Return a timeframe as people write it: ``1 day``, ``15 minutes``."""
+    """Return a timeframe as people write it: ``1 day``, ``15 minutes``; a month has 29 to 31 days."""
     seconds = step.total_seconds()
+    if pd.Timedelta(days=28) < step <= pd.Timedelta(days=31):
+        return "1 month"
     for unit, size in (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
         if seconds >= size and seconds % size == 0:
             number = int(seconds // size)

@@ -70,7 +70,8 @@ def check_bars(bars: pd.DataFrame, lines: NDArray[np.int64] | None = None, calen
         findings += _check_gaps(bars) if calendar is None else _check_sessions(bars, calendar)
     if lines is not None:
         findings = [_with_line(finding, lines) for finding in findings]
-    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
+    levels = ("error", "warning", "note")
+    return sorted(findings, key=lambda finding: (levels.index(finding.level), -1 if finding.row is None else finding.row))
 
 
 def _with_line(finding: Finding, lines: NDArray[np.int64]) -> Finding:
@@ -86,26 +87,33 @@ def _at(
 
 
 def _check_times(bars: pd.DataFrame) -> list[Finding]:
-    steps = np.diff(bars.index.to_numpy().astype(np.int64))
-    repeated, backwards = np.flatnonzero(steps == 0) + 1, np.flatnonzero(steps < 0) + 1
-    return [
-        *_at(bars, repeated, ["its time repeats that of the bar before"] * len(repeated), "error"),
-        *_at(bars, backwards, ["its time is before that of the bar above"] * len(backwards), "error"),
-    ]
+    index = pd.DatetimeIndex(bars.index)
+    steps = np.diff(index.to_numpy())
+    zero = np.timedelta64(0)
+    rows = np.flatnonzero(steps <= zero) + 1
+    reasons = []
+    for row in rows.tolist():
+        step, time = steps[row - 1], index[row]
+        reason = "its time repeats that of the bar before" if step == zero else "its time is before that of the bar above"
+        # Clocks are set back by an hour in the night to a Sunday.
+        set_back = -step < CLOCK_CHANGE.to_timedelta64() and time.day_of_week == 6 and 0 < time.hour <= 3
+        reasons.append(reason + (": clocks were set back? --timezone names the zone" if set_back else ""))
+    return _at(bars, rows, reasons, "error")
 
 
 def _check_prices(bars: pd.DataFrame) -> list[Finding]:
-    findings = []
-    for column in bars.columns:
-        if column not in (*PRICES, "volume", "funding"):
-            continue  # a feature of the file may be missing: that is then its value
+    columns = [column for column in bars.columns if column in (*PRICES, "volume", "funding")]  # a feature may be missing
+    missing = bars[columns].isna().to_numpy()
+    rows = np.flatnonzero(missing.any(axis=1))
+    names = [[column for column, is_missing in zip(columns, missing[row], strict=True) if is_missing] for row in rows]
+    reasons = [f"{', '.join(absent)} {'are' if len(absent) > 1 else 'is'} missing" for absent in names]
+    findings = _at(bars, rows, reasons, "error")
+    for column in columns:
         values = bars[column].to_numpy()
         lowest = "negative" if column == "volume" else "not positive"
-        broken = np.flatnonzero(~np.isfinite(values))
+        broken = np.flatnonzero(np.isinf(values))
         low = np.flatnonzero(values < 0 if column == "volume" else (values <= 0) & (column in PRICES))
-        findings += _at(
-            bars, broken, [f"{column} is {'missing' if np.isnan(values[row]) else values[row]}" for row in broken], "error"
-        )
+        findings += _at(bars, broken, [f"{column} is {values[row]}" for row in broken], "error")
         findings += _at(bars, low, [f"{column} {values[row]:g} is {lowest}" for row in low], "error")
     return findings
 

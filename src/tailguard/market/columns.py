@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tailguard.market.bars import COLUMNS, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
 from tailguard.market.files import FEWEST_COLUMNS, FileConfig, RawTable
-from tailguard.market.times import are_clocks, join_clocks, parse_times
+from tailguard.market.times import are_clocks, as_text, join_clocks, parse_times
 
 # Names in use, best first, in lower case without punctuation.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -27,26 +27,84 @@ NAMES: dict[str, tuple[str, ...]] = {
             "open time",
             "time open",
         ),
-        *("window start", "unix", "unix timestamp", "t", "ts", "ts event", "begins at", "start", "data", "datum", "fecha"),
+        *("window start", "unix", "unix timestamp", "t", "ts", "ts event", "begins at", "start", "start time", "trade date"),
+        *("data", "datum", "fecha", "日期", "时间"),
     ),
-    "open": ("open", "o", "open price", "opening price", "first", "otwarcie", "erster", "eröffnung", "apertura", "ouverture"),
-    "high": ("high", "h", "high price", "max", "najwyzszy", "najwyższy", "hoch", "máximo", "plus haut"),
-    "low": ("low", "l", "low price", "min", "najnizszy", "najniższy", "tief", "mínimo", "plus bas"),
+    "open": (
+        "open",
+        "o",
+        "open price",
+        "opening price",
+        "first",
+        "otwarcie",
+        "erster",
+        "eröffnung",
+        "apertura",
+        "ouverture",
+        "eröffn",
+        "ouv",
+        "abertura",
+        "开盘",
+        "开盘价",
+    ),
+    "high": (
+        "high",
+        "h",
+        "high price",
+        "max",
+        "najwyzszy",
+        "najwyższy",
+        "hoch",
+        "máximo",
+        "máxima",
+        "massimo",
+        "plus haut",
+        "最高",
+        "最高价",
+    ),
+    "low": (
+        "low",
+        "l",
+        "low price",
+        "min",
+        "najnizszy",
+        "najniższy",
+        "tief",
+        "mínimo",
+        "mínima",
+        "minimo",
+        "plus bas",
+        "最低",
+        "最低价",
+    ),
     "close": (
         *("close", "c", "close price", "closing price", "last", "close last", "price", "settle", "zamkniecie", "zamknięcie"),
-        *("schlusskurs", "schluss", "cierre", "clôture"),
+        *(
+            "schlusskurs",
+            "schluss",
+            "zuletzt",
+            "cierre",
+            "último",
+            "ultimo",
+            "chiusura",
+            "clôture",
+            "dernier",
+            "收盘",
+            "收盘价",
+        ),
     ),
     "volume": (
         *("volume", "vol", "v", "real volume", "base volume", "volume base", "wolumen", "volumen", "stuecke", "stücke"),
-        *("tickvol", "tick volume", "tickvolume"),
+        *("tickvol", "tick volume", "tickvolume", "成交量"),
     ),
     "funding": ("funding", "funding rate"),
-    "adjusted": ("adj close", "adjclose", "adjusted close", "close adjusted", "adjusted"),
-    "symbol": ("symbol", "ticker", "tic", "instrument", "code", "name", "pair"),
+    "adjusted": ("adj close", "adjclose", "adjusted close", "close adjusted", "closeadj", "adjusted"),
+    "symbol": ("symbol", "ticker", "tic", "ts code", "instrument", "code", "name", "pair"),
 }
 # Formats known by name, by what only they have: the normal names of their columns.
 FORMATS: dict[str, frozenset[str]] = {
     "MetaTrader 5": frozenset({"tickvol", "spread"}),
+    "MetaTrader 5, from Python": frozenset({"tick volume", "spread", "real volume"}),
     "Stooq": frozenset({"ticker", "per", "openint"}),
     "Stooq, in Polish": frozenset({"otwarcie", "zamkniecie"}),
     "yfinance": frozenset({"dividends", "stock splits"}),
@@ -64,6 +122,12 @@ HEADERLESS: dict[str, tuple[str, ...]] = {
     "Kraken, from its API": (*PRICES, "vwap", "volume", "count"),
     "Binance": (*COLUMNS, "close time", "quote volume", "trades", "taker volume", "taker quote volume", "ignore"),
 }
+# Names of columns that hold a symbol as well: ('Close', 'SPY'), SPY.Close, Close_SPY.
+FIELD_AND_TICKER = (
+    re.compile(r"\('(?P<field>[^']+)', '(?P<ticker>[^']*)'\)"),
+    re.compile(r"(?P<ticker>[^._ ]+)[._ ](?P<field>.+)"),
+    re.compile(r"(?P<field>[^._]+)[._](?P<ticker>.+)"),
+)
 MISSING = frozenset({"", "-", "--", "n/a", "na", "nan", "null", "none", "#n/a", "."})
 # Numbers of one text, a line each, in which a mark can only be the decimal one, or can be either.
 DECIMAL_POINT = re.compile(r"^-?(?:\d[\d,]*,\d+\.\d*|\d+,\d+,[\d,]+|\d*\.(?!\d{3}$)\d*)$", re.MULTILINE)
@@ -121,7 +185,8 @@ class Reading:
         """Return what was understood, in one line."""
         bars = next(iter(self.parts.values())).bars
         index = pd.DatetimeIndex(bars.index)
-        count = f"{sum(len(part.bars) for part in self.parts.values()):,} bars"
+        total = sum(len(part.bars) for part in self.parts.values())
+        count = f"{total:,} bar{'s' if total > 1 else ''}"
         if len(self.parts) > 1:
             count += (
                 f" of {len(self.parts)} symbols ({', '.join(list(self.parts)[:4])}{', ...' if len(self.parts) > 4 else ''})"
@@ -149,8 +214,10 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
         return _understand_wide(table, config, keep, wide)
     named, ignored, facts = _roles(table, config, keep)
     times = parse_times(_time_column(named), config.time_format, config.timezone)
+    absent = named["time"].isna().to_numpy()
     problems = [
-        Problem(int(row), f"{_shown(named['time'].iloc[row])} is not a time") for row in np.flatnonzero(times.values.isna())
+        Problem(int(row), "the time is missing" if absent[row] else f"{_shown(named['time'].iloc[row])} is not a time")
+        for row in np.flatnonzero(times.values.isna())
     ]
     if len(problems) > 0.5 * len(times.values):
         raise DataError(f"{problems[0].reason}; give the format with --time-format, or the column with --columns time=NAME")
@@ -247,11 +314,12 @@ def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
     names[column], form = "time", ""
     beside = cells.iloc[:, column + 1]
     if not pd.api.types.is_numeric_dtype(beside) and are_clocks(beside):  # 1650 may be a price
-        names[column], names[column + 1], form = "date", "time", "MetaTrader 4"
+        names[column], names[column + 1] = "date", "time"
+        form = "MetaTrader 4" if re.match(r"\d{4}\.", str(cells.iloc[0, column])) else ""
         column += 1
     rest = cells.shape[1] - column - 1
-    numeric_time = pd.api.types.is_numeric_dtype(cells.iloc[:, 0])
-    known = next((form for form, columns in HEADERLESS.items() if len(columns) == rest and numeric_time and column == 0), "")
+    epoch = column == 0 and _is_epoch(cells.iloc[:, 0])
+    known = next((form for form, columns in HEADERLESS.items() if len(columns) == rest and epoch), "")
     columns = HEADERLESS.get(known, COLUMNS)[:rest]
     names[column + 1 : column + 1 + len(columns)] = columns
     first = column + 1
@@ -266,6 +334,11 @@ def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
             "name them with --columns time=1,open=2,..."
         )
     return names, known or form or "unnamed columns"
+
+
+def _is_epoch(values: pd.Series) -> bool:
+    """Return true for seconds, or parts of them, since 1970; 20130513 is a date."""
+    return pd.api.types.is_numeric_dtype(values) and parse_times(values.iloc[:50]).form.startswith("epoch")
 
 
 def _is_time(values: pd.Series) -> bool:
@@ -338,7 +411,7 @@ def as_numbers(values: pd.Series) -> NDArray[np.float64]:
     """
     if pd.api.types.is_numeric_dtype(values):
         return values.to_numpy(dtype=np.float64)
-    text = values.astype(str).str.strip().str.replace("\N{MINUS SIGN}", "-").str.replace(r"^\((.*)\)$", r"-\1", regex=True)
+    text = as_text(values).str.replace("\N{MINUS SIGN}", "-").str.replace(r"^\((.*)\)$", r"-\1", regex=True)
     text = text.str.replace(r"^\+", "", regex=True).where(lambda cells: cells.str.fullmatch(NUMBER), "")
     return np.asarray(pd.to_numeric(_cleaned(text, None), errors="coerce"), dtype=np.float64)
 
@@ -369,7 +442,10 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
 
 def _stripped(values: pd.Series) -> str:
     """Return the cells as lines of one text, without spaces, currencies and apostrophes: searching that is fast."""
-    text = "\n".join(values.astype(str).to_numpy(dtype=object))
+    cells = as_text(values).to_numpy(dtype=object)
+    text = "\n".join(cells)
+    if text.count("\n") >= len(cells):  # a quoted cell may span lines
+        text = "\n".join(cell.replace("\n", " ") for cell in cells)
     return text.translate(DECORATION) if DECORATED.search(text) else text
 
 
@@ -388,7 +464,7 @@ def _cleaned(values: pd.Series, decimal: str | None) -> pd.Series:
 def _missing(values: pd.Series) -> NDArray[np.bool_]:
     if pd.api.types.is_numeric_dtype(values):
         return values.isna().to_numpy()
-    return (values.isna() | values.astype(str).str.strip().str.lower().isin(MISSING)).to_numpy(dtype=bool)
+    return as_text(values).str.lower().isin(MISSING).to_numpy(dtype=bool)
 
 
 def _completed(
@@ -401,7 +477,7 @@ def _completed(
         remarks.append("no volume: it counts as 0")
     elif np.isnan(values["volume"]).any():
         missing = int(np.isnan(values["volume"]).sum())
-        remarks.append(f"{missing} missing volumes count as 0")
+        remarks.append(f"{missing} missing volume{'s count' if missing > 1 else ' counts'} as 0")
         values["volume"] = np.nan_to_num(values["volume"])
     if adjusted:
         if "adjusted" not in values:
@@ -447,7 +523,9 @@ def _ascending(part: Part) -> Part:
 
 
 def _tickers(headers: Sequence[Sequence[str]]) -> tuple[list[str], list[str]] | None:
-    """Return fields and tickers of the columns where two header rows name them, as yfinance writes them."""
+    """Return fields and tickers of the columns where two header rows name them, as yfinance writes them, or every name both."""
+    if len(headers) == 1:
+        return next(filter(None, (_split_names(headers[0], pattern) for pattern in FIELD_AND_TICKER)), None)
     for fields in headers:
         prices = {normal(name) for name in fields}
         others = [row for row in headers if row is not fields]
@@ -457,11 +535,24 @@ def _tickers(headers: Sequence[Sequence[str]]) -> tuple[list[str], list[str]] | 
     return None
 
 
+def _split_names(names: Sequence[str], pattern: re.Pattern[str]) -> tuple[list[str], list[str]] | None:
+    """Return fields and tickers of names such as SPY.Open; None unless all but the first are so, with all prices of each."""
+    found = [pattern.fullmatch(name) for name in names[1:]]
+    if not found or not all(found):
+        return None
+    fields, tickers = ([str(match[part]) for match in found if match] for part in ("field", "ticker"))
+    of_ticker: dict[str, set[str]] = {}
+    for field, ticker in zip(fields, tickers, strict=True):
+        of_ticker.setdefault(ticker, set()).add(normal(field))
+    complete = all(set(PRICES) <= known for known in of_ticker.values())
+    return (["", *fields], ["", *tickers]) if complete else None
+
+
 def _understand_wide(table: RawTable, config: FileConfig, keep: Sequence[str], wide: tuple[list[str], list[str]]) -> Reading:
     """Read the columns of each ticker; the first column is the time."""
     fields, tickers = wide
     distinct = list(dict.fromkeys(ticker for ticker in tickers[1:] if ticker))
-    facts: tuple[str, ...] = ("yfinance", *table.facts)
+    facts: tuple[str, ...] = ("yfinance", *table.facts) if len(table.headers) > 1 else table.facts
     readings = {}
     for ticker in distinct or [""]:
         columns = [0, *(k for k in range(1, len(fields)) if tickers[k] == ticker)]

@@ -177,7 +177,8 @@ def _require_usable(findings: Sequence[Finding], name: str) -> None:
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        remedy = "" if errors[0].line is None else "; `tailguard data repair` writes a file that is right"
+        named = errors[0].line is None or "--" in errors[0].reason  # the remedy is an option
+        remedy = "" if named else "; `tailguard data repair` writes a file that is right"
         raise DataError(f"{name}: {errors[0]}{more}{remedy}")
     for finding in findings:
         if finding.level == "warning":

@@ -199,7 +199,10 @@ class FeatureScaler:
         used = np.arange(len(features)) >= features.warmup
         used &= True if held_out is None else ~held_out
         if used.sum() < 2:
-            raise ValueError(f"fitting needs at least 2 rows after the warm-up of {features.warmup}, got {int(used.sum())}")
+            raise ValueError(
+                f"{len(features.values)} bars to train on are too few: the look-backs take the first {features.warmup}; "
+                "give more bars, or shorten those of features.*"
+            )
         rows = features.by_instrument()[:, used].astype(np.float64)  # [N, n, F]
         mean, std = rows.mean(axis=1, keepdims=True), rows.std(axis=1, keepdims=True)
         std = np.where(std > SMALLEST, std, 1.0)  # a constant column stays constant, at 0

@@ -3,10 +3,12 @@
 :mod:`tailguard.market.columns` then says which column is what.
 """
 
+import bz2
 import csv
 import gzip
 import io
 import json
+import lzma
 import re
 import zipfile
 from collections import Counter
@@ -21,11 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tailguard.market.bars import DataError
 
-SUFFIXES = (".csv", ".txt", ".tsv", ".json", ".jsonl", ".parquet", "any of them with .gz or .zip")
+SUFFIXES = (".csv", ".txt", ".tsv", ".json", ".jsonl", ".parquet", "any of them with .gz, .bz2, .xz or .zip")
+UNPACKERS = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
 # In this order, because a comma may also be a decimal mark, and a space may be anywhere.
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "spaces"}
 SAMPLE_LINES = 200
 FEWEST_COLUMNS = 5
+NUMBER = re.compile(r"[-+$€£]?\s*[\d.,' \u00a0]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?")
+DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{8}")
 # Where the rows are in the JSON of those who nest them.
 JSON_LISTS = ("results", "bars", "data", "candles", "result", "values")
 
@@ -83,15 +88,22 @@ def read_file(path: Path, config: FileConfig) -> RawTable:
         raise DataError(f"{path}: is a folder; give a file ending in {', '.join(SUFFIXES)}")
     try:
         return read_bytes(path.read_bytes(), config)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:  # pandas' errors of parsers are ValueErrors
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        lzma.LZMAError,
+        zipfile.BadZipFile,
+    ) as error:  # pandas' errors of parsers are ValueErrors
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: {reason if isinstance(error, DataError) else f'cannot be read ({reason})'}") from error
 
 
 def read_bytes(content: bytes, config: FileConfig) -> RawTable:
     """Read the cells of what a file holds; compression and kind are told by its first bytes."""
-    if content.startswith(b"\x1f\x8b"):
-        return read_bytes(gzip.decompress(content), config)
+    unpack = next((unpack for start, unpack in UNPACKERS.items() if content.startswith(start)), None)
+    if unpack is not None:
+        return read_bytes(unpack(content), config)
     if content.startswith(b"PK\x03\x04"):
         return read_bytes(_only_member(content), config)
     if content.startswith(b"PAR1"):
@@ -155,12 +167,15 @@ def _read_json(text: str, facts: tuple[str, ...]) -> RawTable:
         except json.JSONDecodeError as error:
             raise DataError(f"is neither JSON nor an object per line ({error.msg})") from None
     while isinstance(value, dict):
+        table = _json_columns(value)
+        if table is not None:
+            return from_frame(table, (*facts, "JSON"))
         inner = [value[key] for key in JSON_LISTS if key in value] or [
-            entry for entry in value.values() if isinstance(entry, list) and entry
+            entry for entry in value.values() if isinstance(entry, list | dict) and entry
         ]
         if not inner:
             raise DataError(f"holds no list of bars under {', '.join(JSON_LISTS)}")
-        value = inner[0]
+        value = inner[-1] if isinstance(inner[0], dict) else inner[0]  # what describes the bars comes before them
     if not value:
         raise DataError("holds no bars")
     if all(isinstance(row, list) for row in value):
@@ -173,6 +188,22 @@ def _read_json(text: str, facts: tuple[str, ...]) -> RawTable:
         raise DataError("is a list of neither objects nor lists")
     cells = pd.DataFrame(value)
     return RawTable(cells, None, (tuple(map(str, cells.columns)),), (*facts, "JSON"))
+
+
+def _json_columns(value: dict[str, Any]) -> pd.DataFrame | None:
+    """Return a table that is written by columns, or by times, as pandas and Alpha Vantage do; None if it is something else."""
+    entries = list(value.values())
+    if {"columns", "index", "data"} <= set(value):  # pandas, orient="split"
+        return pd.DataFrame(value["data"], index=pd.Index(value["index"]).rename("time"), columns=value["columns"])
+    lists = {name: entry for name, entry in value.items() if isinstance(entry, list)}
+    if len(lists) >= FEWEST_COLUMNS and len({len(entry) for entry in lists.values()}) == 1:
+        return pd.DataFrame(lists)
+    if len(entries) >= FEWEST_COLUMNS and all(isinstance(entry, dict) for entry in entries):
+        by_time = len(entries[0]) < len(entries) and not isinstance(next(iter(entries[0].values()), None), dict)
+        table = pd.DataFrame.from_dict(value, orient="index") if by_time else pd.DataFrame(value)
+        numbers = {name: pd.to_numeric(column) if _numeric(column) else column for name, column in table.items()}
+        return pd.DataFrame(numbers).rename_axis("time")
+    return None
 
 
 def _numeric(column: pd.Series) -> bool:
@@ -211,6 +242,8 @@ def recognise_layout(text: str, separator: str | None = None) -> Layout:
             continue
         header_rows = [_padded(row, rows[first]) for row in rows[:first] if 0 <= width[0][0] - len(row) <= 1 and any(row)]
         return Layout(candidate, first, tuple(tuple(row) for row in header_rows[-3:]))
+    if any(_is_narrow(line, candidate) for candidate in candidates for line in lines[-1:]):
+        raise DataError("each row has a time and fewer than four prices; bars need open, high, low and close")
     tried = f"separated by {separator!r}" if separator else f"with {', '.join(SEPARATORS.values())} between them"
     raise DataError(f"no rows of a time and four prices found, {tried}; name the separator with --separator")
 
@@ -221,6 +254,12 @@ def _cells(line: str, separator: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([line], delimiter=separator), [])]
 
 
+def _is_narrow(line: str, separator: str) -> bool:
+    """Return true for a date and one to three numbers."""
+    date, *numbers = _cells(line, separator) or [""]
+    return bool(DATE.match(date)) and 1 <= len(numbers) < FEWEST_COLUMNS - 1 and all(NUMBER.fullmatch(cell) for cell in numbers)
+
+
 def _padded(header: list[str], row: list[str]) -> list[str]:
     """Return a header as long as its rows: one cell short, it leaves out an index, or a separator at the end of each line."""
     missing = [""] * (len(row) - len(header))
@@ -229,9 +268,7 @@ def _padded(header: list[str], row: list[str]) -> list[str]:
 
 def _is_data(row: list[str]) -> bool:
     """Return true for a row with at least four numbers."""
-    return (
-        sum(bool(re.fullmatch(r"[-+$€£]?\s*[\d.,' \u00a0]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?", cell)) for cell in row) >= 4
-    )
+    return sum(bool(NUMBER.fullmatch(cell)) for cell in row) >= 4
 
 
 def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTable:

@@ -34,6 +34,7 @@ CLOCKS = (
 YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)", re.MULTILINE)
 # A zone by name, as a word for UTC, or as an offset, which only a time of day can have: 13-05-2013 ends in a year.
 ZONE = re.compile(r"\s*([A-Za-z]+(?:/[A-Za-z_]+)+)$|(?<=\d)\s*(Z|UTC|GMT)$|(?<=:\d\d)(?:\.\d+)?\s*([+-]\d{2}:?\d{2})$")
+GMT_OFFSET = r"\s*(?:GMT|UTC)(?=[+-]\d{2}:?\d{2}$)"  # as Dukascopy writes it: GMT+0200
 CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
 SAMPLE = 60
 
@@ -64,14 +65,15 @@ def parse_times(values: pd.Series, time_format: str | None = None, timezone: str
     if pd.api.types.is_datetime64_any_dtype(values):
         return Times(_to_utc(pd.DatetimeIndex(values), timezone), "times")
     if time_format is not None:
-        text = _as_text(values)
-        parsed = pd.to_datetime(text, format=time_format, errors="coerce", utc="%z" in time_format)
+        text = as_text(values)
+        form = _with_clock(text, time_format)
+        parsed = pd.to_datetime(text, format=form, errors="coerce", utc="%z" in form)
         if parsed.isna().all():
             raise DataError(f"no time fits the format {time_format!r}; the first is {values.iloc[0]!r}")
-        return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), time_format)
+        return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
     if pd.api.types.is_numeric_dtype(values):
         return _parse_numbers(values, timezone)
-    return _parse_text(_as_text(values), timezone)
+    return _parse_text(as_text(values), timezone)
 
 
 def are_clocks(values: pd.Series) -> bool:
@@ -79,7 +81,7 @@ def are_clocks(values: pd.Series) -> bool:
     if pd.api.types.is_numeric_dtype(values):
         numbers = values.to_numpy(dtype=np.float64)
         return bool(((numbers >= 0) & (numbers <= 235959) & (numbers % 100 < 60)).all())
-    return all(CLOCK.match(value) for value in _as_text(values).iloc[_sampled(len(values))])
+    return all(CLOCK.match(value) for value in as_text(values).iloc[_sampled(len(values))])
 
 
 def join_clocks(dates: pd.Series, clocks: pd.Series) -> pd.Series:
@@ -87,7 +89,7 @@ def join_clocks(dates: pd.Series, clocks: pd.Series) -> pd.Series:
     if pd.api.types.is_numeric_dtype(clocks):  # 093000 was read as 93000
         digits = 6 if float(clocks.max()) > 2359 or float(clocks.max()) == 0 else 4
         clocks = clocks.astype(np.int64).astype(str).str.zfill(digits)
-    return _as_text(dates) + " " + _as_text(clocks)
+    return as_text(dates) + " " + as_text(clocks)
 
 
 def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
@@ -114,6 +116,9 @@ def _parse_text(text: pd.Series, timezone: str | None) -> Times:
     sample = text.iloc[rows]
     if sample.str.fullmatch(r"\d{8,19}(\.0*)?").all():
         return _parse_numbers(pd.to_numeric(text, errors="coerce"), timezone)
+    if sample.str.contains(GMT_OFFSET, regex=True).all():
+        text = text.str.replace(GMT_OFFSET, "", regex=True)
+        sample = text.iloc[rows]
     zone = ZONE.search(sample.iloc[0])
     if zone is not None and zone.group(1):  # 20230103 09:30:00 US/Eastern
         timezone = zone.group(1)
@@ -144,7 +149,7 @@ def _recognised(text: pd.Series, zone: re.Match[str] | None) -> str:
     ]
     shares = {}
     for form in candidates:
-        share = float(pd.to_datetime(sample, format=form, errors="coerce").notna().mean())
+        share = float(pd.to_datetime(sample, format=form, errors="coerce", utc=True).notna().mean())
         if share == 1.0:
             return form
         shares[form] = share
@@ -174,11 +179,20 @@ def _year_last(text: pd.Series) -> str:
     return month_first if days_behind else day_first
 
 
-def _as_text(values: pd.Series) -> pd.Series:
-    """Return the values as stripped text; whole numbers that were read as floats lose their point."""
+def _with_clock(text: pd.Series, time_format: str) -> str:
+    """Return a format that names only the date with that of the times of day behind it, if there are some."""
+    sample = text.iloc[_sampled(len(text))]
+    forms = [time_format + clock for clock in CLOCKS]
+    return next(
+        (form for form in forms if pd.to_datetime(sample, format=form, errors="coerce", utc=True).notna().all()), time_format
+    )
+
+
+def as_text(values: pd.Series) -> pd.Series:
+    """Return the values as stripped text, empty where one is missing; whole numbers read as floats lose their point."""
     if pd.api.types.is_float_dtype(values) and bool((values.dropna() % 1 == 0).all()):
         values = values.astype("Int64")
-    return cast(pd.Series, values.astype(str).str.strip())
+    return cast(pd.Series, values.astype(object).where(values.notna(), "").astype(str).str.strip())
 
 
 def _sampled(length: int) -> list[int]:

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from evaluation_examples import example_evaluation
 from page_reader import Page
 from test_report_page import HOSTILE
 
+import tailguard
+from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.comparison import compare_runs
 from tailguard.evaluate.report import compare, comparison_rows
 from tailguard.evaluate.report.compare import comparison_sentences, ranking_rows
@@ -30,6 +33,15 @@ def test_rows_for_the_terminal(records):
         assert row["Sharpe ratio"] == with_interval(record.statistics["agent"]["sharpe"])
         assert row["Annual return (CAGR)"] == with_interval(record.statistics["agent"]["cagr"], "percent")
         assert row["data"] == record.source
+
+
+def test_a_strategy_of_which_only_returns_are_known_is_compared_with_one_that_trades(records):
+    agent = records[0].agent
+    judged = tailguard.judge(pd.Series(agent.returns, agent.times), effort=Effort(draws=50), ledger=None).evaluation
+    rows = comparison_rows([records[0], judged], ["traded", "returns"])
+    assert len({tuple(row) for row in rows}) == 1
+    assert rows[1]["Annual turnover"] == "not known"
+    assert Page(compare([records[0], judged], ["traded", "returns"])).mistakes == []
 
 
 def test_page_holds_every_run(records):

@@ -27,6 +27,7 @@ from tailguard.evaluate.report.report import is_intraday
 from tailguard.evaluate.report.sections.overview import MARKS, with_page_names
 from tailguard.validation import require
 
+NOT_KNOWN = "not known"  # what returns alone do not tell
 STATISTICS = ("sharpe", "cagr", "max_drawdown", "cvar_5", "turnover", "exposure")
 DRAWN = ("sharpe", "cagr", "max_drawdown", "cvar_5")
 SIZE = 0.05
@@ -70,7 +71,10 @@ def comparison_rows(evaluations: Sequence[Evaluation], names: Sequence[str] | No
     rows = []
     for name, evaluation in zip(_names(evaluations, names), map(without_folders, evaluations), strict=True):
         estimates = evaluation.statistics[evaluation.agent.name]
-        known = {term(key).label: with_interval(estimates[key], term(key).kind) for key in STATISTICS if key in estimates}
+        known = {
+            term(key).label: with_interval(estimates[key], term(key).kind) if key in estimates else NOT_KNOWN
+            for key in STATISTICS
+        }
         market = evaluation.statistics[evaluation.market]["sharpe"].value
         head = {
             "run": name,

@@ -66,8 +66,9 @@ def window_of(bars: int, periods: float) -> int:
 
 def rolling(values: Floats, window: int) -> tuple[Floats, Floats]:
     """Return the mean and standard deviation (ddof 1) of each window of `window` bars, ``[n - window + 1]``."""
-    windows = np.lib.stride_tricks.sliding_window_view(values, window)
-    return windows.mean(axis=1), windows.std(axis=1, ddof=1)
+    windows = pd.Series(values).rolling(window)  # updated bar by bar: half a year of minutes fits no table of windows
+    mean, deviation = (part.to_numpy(dtype=np.float64)[window - 1 :] for part in (windows.mean(), windows.std(ddof=1)))
+    return mean, deviation
 
 
 def _rolling_chart(evaluation: Evaluation) -> Chart:
