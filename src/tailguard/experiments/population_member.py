@@ -200,7 +200,8 @@ def _attribute(name: str) -> tuple[Getter, Setter]:
 
 
 def _set_gamma(model: DistributionalPPO, value: float) -> None:
-    model.gamma = model.episode_returns.gamma = value
+    model.gamma = value
+    model.episode_returns.gamma = model.return_gamma
 
 
 def _set_entropy(model: DistributionalPPO, value: float) -> None:
