@@ -15,7 +15,7 @@ from tailguard.evaluate import statistics
 from tailguard.evaluate.attack import FIGURES, AttackPlan, attack_market
 from tailguard.evaluate.attacked import DELIBERATE, NATURAL, AttackedPolicy
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.play import play, return_gamma_of
+from tailguard.evaluate.play import play, return_rule_of
 from tailguard.market import build_features, random_walk
 from tailguard.market.bars import periods_per_year
 from tailguard.market.features import FeatureScaler, market_columns
@@ -207,7 +207,7 @@ def test_stale_dropped_and_noisy_columns(market):
 def history(model, market):
     """The account of an agent in an evaluation: with a warm-up of 64 bars, from the close before the first test row on."""
     span = market.split.span
-    (played,) = play(model, market.bars, market.features, RULES, [span], return_gamma=return_gamma_of(model), warmup=64)
+    (played,) = play(model, market.bars, market.features, RULES, [span], returns=return_rule_of(model), warmup=64)
     return BacktestWindow(market.bars, RULES, span).trade("agent", played.targets)
 
 

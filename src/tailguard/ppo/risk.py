@@ -50,6 +50,8 @@ FARTHEST = 1e30
 AT_LEVEL = 1e-6
 # In logarithms, the cap follows the VaR of tails up to this many times the way to alpha before the best cap is taken.
 PAST = 1.5
+# A spread of less than this share of the mean is one of rounding.
+ROUNDING = 1e-9
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
@@ -298,7 +300,7 @@ class RiskObjective:
         """Return the tail that is served at present, for a number or a tensor: it shrinks to alpha evenly in the logarithm."""
         share = min(self.share, 1.0)
         start = alpha.clamp(min=self.config.anneal_from) if isinstance(alpha, Tensor) else max(self.config.anneal_from, alpha)
-        return alpha if share == 1.0 else start ** (1.0 - share) * alpha**share
+        return alpha * (start / alpha) ** (1.0 - share)
 
     def _tail_of_cap(self, alpha: float) -> float:
         """Return the tail whose VaR the cap follows: the annealed one, and smaller ones during the search."""
@@ -386,7 +388,7 @@ class RiskObjective:
         if known:
             means, variances = np.array(known).T
             std = float(np.sqrt(variances.mean() + means.var()))
-            if std > 0.0:
+            if std > ROUNDING * abs(float(means.mean())):  # returns that are all equal have no unit
                 self.budget.unit.copy_(torch.tensor([float(means.mean()), std]))
 
     def _compare(self, level: int, cap: float, mean: float, cvar: float) -> None:
