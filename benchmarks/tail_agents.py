@@ -1,12 +1,12 @@
-"""Agents that are averse to the tail of their months, against one that is not, through the front door: `python benchmarks/tail_agents.py`.
+"""Agents that are averse to the tail of their months, against one that is not: `python benchmarks/tail_agents.py`.
 
 The market pays a premium for holding, and crashes. Phases of calm and of danger follow each other; in danger volatility is more
 than twice as large, and from its ninth day on the market loses 8 % in a day with probability 5 %. Danger pays for that on
 average, so the mean gives no reason to leave. Volatility comes first, so the danger can be seen. Nothing else is known: every
 agent gets a CSV of bars, and the defaults of `tailguard walkforward`.
 
-Accounts are compared at equal mean exposure: weights times a constant, so that their mean absolute weight is that of the neutral
-agent. Returns over 21 bars, every window; worst 1 % and 5 % of them, as a share of the neutral agent's. Runs that exist already
+Accounts are compared at equal mean exposure: weights times a constant, so that their mean absolute weight is that of the
+neutral agent. Returns over 21 bars, every window; worst 1 % and 5 % of them, as a share of the neutral agent's. Runs that exist already
 in the folder are not made again. Settings were chosen on markets 10 to 12.
 """
 
@@ -93,7 +93,8 @@ def walked(folder: Path, market: Path, risk: str, settings: list[str]) -> Path:
     """Run the command that anybody would, unless it was done before; return the folder of its results."""
     if not (folder / "evaluation" / "metrics.json").is_file():
         sets = [argument for setting in (f"training.risk={risk}", *settings) for argument in ("--set", setting)]
-        command = [sys.executable, "-m", "tailguard", "walkforward", "--data", str(market), "--output", str(folder), *sets]
+        command = [sys.executable, "-m", "tailguard", "walkforward", "--data", str(market), "--run", str(folder), *sets]
+        command += ["--no-ledger", "--quiet"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder / "evaluation"
 
@@ -106,7 +107,18 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("artifacts/tail_agents"))
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as of the command, for all agents")
     options = parser.parse_args()
-    columns = ("market", "agent", "calm", "danger", "exposure", "mean", "CVaR 5 %", "Sharpe", "5 %, of neutral", "1 %, of neutral")
+    columns = (
+        "market",
+        "agent",
+        "calm",
+        "danger",
+        "exposure",
+        "mean",
+        "CVaR 5 %",
+        "Sharpe",
+        "5 %, of neutral",
+        "1 %, of neutral",
+    )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     for seed in map(int, options.seeds.split(",")):
         bars = crash_market(options.bars, seed)
@@ -119,11 +131,18 @@ def main() -> None:
             record = load_record(walked(place, market, AGENTS[name], options.settings))
             account = record.agent
             danger = bars["danger"].to_numpy()[bars.index.tz_localize(None).get_indexer(account.times.tz_localize(None))]
-            found = figures(account.excess, account.weights[:, 0], danger, neutral.get("exposure", float(np.abs(account.weights).mean())))
+            found = figures(
+                account.excess, account.weights[:, 0], danger, neutral.get("exposure", float(np.abs(account.weights).mean()))
+            )
             neutral = neutral or found
             ratios = [found[f"{level} at equal exposure"] / neutral[f"{level} at equal exposure"] for level in ("5 %", "1 %")]
             shown = [f"{found[column]:+.2f}" for column in ("calm", "danger", "exposure")]
-            shown += [f"{found['mean']:+.2%}", f"{found['CVaR 5 %']:+.2%}", f"{found['sharpe']:.2f}", *(f"{r:.2f}" for r in ratios)]
+            shown += [
+                f"{found['mean']:+.2%}",
+                f"{found['CVaR 5 %']:+.2%}",
+                f"{found['sharpe']:.2f}",
+                *(f"{r:.2f}" for r in ratios),
+            ]
             print(f"| {seed} | {name} | {' | '.join(shown)} |", flush=True)
         held = bars["close"].pct_change().to_numpy()[-len(account.times) :]
         found = figures(held, np.ones(len(held)), bars["danger"].to_numpy()[-len(held) :], neutral["exposure"])

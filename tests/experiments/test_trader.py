@@ -44,7 +44,9 @@ def trader_of(model, market, config):
     return Trader(model, market.scaler, config.features, config.trading)
 
 
-@pytest.mark.parametrize("risk", ["{}", "{objective: cvar, alpha: 0.2, period: 7}", "{objective: cvar, alpha: 0.2, period: 1W}"])
+@pytest.mark.parametrize(
+    "risk", ["{}", "{objective: cvar, alpha: 0.2, period: 7}", "{objective: cvar, alpha: 0.2, period: 1W}"]
+)
 @pytest.mark.parametrize("portfolio", [False, True])
 def test_decisions_are_those_of_an_evaluation_however_the_bars_arrive(risk, portfolio):
     bars = random_walk(400, seed=0)

@@ -256,7 +256,6 @@ def trained_on_bets(alpha, n_envs, rollouts):
         lstm_hidden_size=32,
         head_size=32,
         alpha=alpha,
-        period=period,
         anneal=0.4,
     )
     return ReferencePPO(BettingGame(n_envs), settings).learn(rollouts * 12 * n_envs)

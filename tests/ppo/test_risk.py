@@ -1,5 +1,6 @@
 """Objectives that look at the tail: identities of the capped return, exact trees, tails by brute force, caps, settings."""
 
+import itertools
 import math
 from statistics import NormalDist
 
@@ -361,7 +362,7 @@ def test_afterwards_the_cap_goes_to_where_the_tail_was_best():
 def test_for_every_setting_the_tail_never_grows_and_ends_at_alpha(anneal, alpha):
     risk, updates = remembered(range(100), alpha=alpha, anneal=anneal), 40
     tails = [risk.adapt((k + 1) / updates, np.ones(1))["risk/alpha_annealed"] for k in range(updates)]
-    assert all(later <= earlier for earlier, later in zip(tails, tails[1:], strict=False))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(tails))
     assert tails[-1] == alpha
     assert risk._tail_of_cap(alpha) == alpha  # the search is over as well
     after_a_second_training = risk.adapt(1 / updates, np.ones(1))["risk/alpha_annealed"]

@@ -41,7 +41,7 @@ class ReturnRule(NamedTuple):
 
 
 class OnCalendar:
-    """Environments whose steps are bars with times. A wrapper that counts returns by the calendar asks them where they stand."""
+    """Environments whose steps are bars with times: they know where in the calendar they stand."""
 
     @property
     @abstractmethod
@@ -74,7 +74,7 @@ class RunningReturn:
 
         :returns: ``[B]`` true where a period has ended with it, and a new one begun; None where returns have no period.
         """
-        period = self.rule.period
+        period, ended = self.rule.period, np.zeros(len(rewards), np.bool_)
         if period is None:
             self.total += self.second * rewards
             # Smaller discounts than this would leave the range of float32, in which observations travel.
@@ -83,11 +83,11 @@ class RunningReturn:
         self.total += rewards
         if self.calendar is None:
             self.clock += 1
-            ended = self.clock == period.count
+            np.equal(self.clock, period.count, out=ended)
             self.clock[ended] = 0
             self.second = (period.count - self.clock) / period.count
         else:
-            ended = self.calendar.number[self.clock + 1] != self.calendar.number[self.clock]
+            np.not_equal(self.calendar.number[self.clock + 1], self.calendar.number[self.clock], out=ended)
             self.clock += 1
             self.second = self.calendar.left[self.clock]
         self.total[ended] = 0.0
@@ -228,9 +228,7 @@ class ReturnAugmentedEnv(gym.Wrapper[NDArray[Any], Any, NDArray[Any], Any]):
     :param period: what the return is counted over, as in the agent's settings; None is the episode.
     """
 
-    def __init__(
-        self, env: gym.Env[NDArray[Any], Any], gamma: float = 1.0, period: int | str | None = None
-    ) -> None:
+    def __init__(self, env: gym.Env[NDArray[Any], Any], gamma: float = 1.0, period: int | str | None = None) -> None:
         super().__init__(env)
         self.observation_space = augmented_space(env.observation_space, False)
         rule = ReturnRule.of(gamma, period)

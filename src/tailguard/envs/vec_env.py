@@ -25,8 +25,8 @@ class StepArrays(NamedTuple):
     :param ended: ``[K]`` indices of the environments whose episode ended.
     :param final_obs: ``[K, ...]`` their last observations, or a dict of such arrays.
     :param sample_weights: ``[B]`` how much each step counts, 0 where the action could have no effect; None when all are 1.
-    :param period_ended: ``[B]`` the period that returns are counted over ended with the step, but not the episode for that; None
-        where returns have no period.
+    :param period_ended: ``[B]`` the period that returns are counted over ended with the step, which is no end of the episode;
+        None where returns have no period.
     """
 
     obs: NDArray[Any]

@@ -93,9 +93,7 @@ class AgentSession:
         if self._running is not None:
             self._running.begin(which, rows)
 
-    def act(
-        self, obs: NDArray[np.float32], starts: NDArray[np.bool_], rows: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
+    def act(self, obs: NDArray[np.float32], starts: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Choose the actions of the next step, and return the observations ``[B, D]`` that they were chosen by.
 
         :param obs: ``[B, d]`` of the accounts, without the running return.

@@ -34,8 +34,8 @@ from tailguard.experiments.selection import selection_table
 from tailguard.io.atomic import atomic
 from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
-from tailguard.ppo.config import RiskConfig
 from tailguard.population.lineage import read as read_lineage
+from tailguard.ppo.config import RiskConfig
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
 ATTACK_TABLE, ATTACK_GRID = "attack.csv", "attack.json"

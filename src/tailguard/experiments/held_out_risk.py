@@ -1,8 +1,8 @@
 """A risk-averse objective on held-out bars: what it makes of an account's returns, and how sure that is.
 
-An agent that was trained for the tail of its periods is chosen by that tail. The sum of log returns over every window of as many
-bars as a period has is one sample x. Windows overlap: a hundred months have five tails of a month, and all windows together tell
-more of them than a hundred do. Each sample contributes, with C the VaR of all samples (Rockafellar and Uryasev 2000),
+An agent that was trained for the tail of its periods is chosen by that tail. The sum of log returns over every window of as
+many bars as a period has is one sample x. Windows overlap: of a hundred months five are in the tail, and all windows together
+tell more of it than those five. Each sample contributes, with C the VaR of all samples (Rockafellar and Uryasev 2000),
 
     cvar          phi(x) = C + min(x - C, 0) / alpha
     mean_cvar     (1 - weight) x + weight phi(x)

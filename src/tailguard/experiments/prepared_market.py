@@ -153,8 +153,8 @@ def prepare_market(
 def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train: Rows, spans: Sequence[Rows]) -> FeatureScaler:
     """Fit scale and relevance of the features on spans of the training rows; returns do not reach beyond their span.
 
-    What says nothing about the direction of returns may say a lot about their size. An agent that maximises growth is better off
-    without it, and one that is averse to the tail of its periods has nothing else to go by.
+    What says nothing about the direction of returns may say a lot about their size. An agent that maximises growth is better
+    off without it, and one that is averse to the tail of its periods has nothing else to go by.
     """
     first, last = train
     end = bars.index[last] if last < len(bars) else bars.index[-1] + pd.Timedelta(1)

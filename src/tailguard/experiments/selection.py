@@ -13,9 +13,9 @@ its alpha, and much more about whether returns can be predicted. Where they can,
 as it has not been seen to lose. Where nothing can be learnt, both are near 0 and the mix is all that is left. An agent is
 trained on all training bars only after that.
 
-An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead, and
-so is the mix (held_out_risk.py). What it holds on average is no evidence: anybody can hold less. So it is trusted by t = that of
-the difference to an account which holds the same on average, all the time, and not at all if it lost money.
+An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead,
+and so is the mix (held_out_risk.py). What it holds on average is no evidence: anybody can hold less. So t is that of the
+difference to an account which holds the same on average, all the time; and an agent that lost money is not trusted at all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -122,8 +122,8 @@ class Selection:
         if winner.objective is not None:
             return (
                 f"{self.policy} after {self.steps:,} steps had the best objective on held-out blocks, {self.criterion} "
-                f"({winner.objective:+.2%}, the constant mix {self.mix_objective:+.2%}); it grew {winner.growth:+.1%} a year, and "
-                f"the difference to holding the same on average has a t-statistic of {winner.t_statistic:.1f}, {steers}"
+                f"({winner.objective:+.2%}, the constant mix {self.mix_objective:+.2%}); it grew {winner.growth:+.1%} a year, "
+                f"and the difference to holding the same on average has a t-statistic of {winner.t_statistic:.1f}, {steers}"
             )
         return (
             f"{self.policy} after {self.steps:,} steps grew most on held-out blocks ({winner.growth:+.1%} a year, the constant "
@@ -227,7 +227,7 @@ def trust(alpha_t: float, forecast_t: float, doubt: float) -> float:
 def trust_in_tail(timing_t: float, sharpe: float, doubt: float) -> float:
     """Return the share of the account that a risk-averse agent may steer.
 
-    :param timing_t: t-statistic of the difference between its objective and that of a constant account of the same mean weights.
+    :param timing_t: t-statistic of the difference between its objective and that of a constant account of its mean weights.
     :param sharpe: its Sharpe ratio on held-out bars. An agent that loses has a worse mean and a worse tail than cash.
     :param doubt: t-statistic up to which nothing is believed.
     """

@@ -187,8 +187,8 @@ class FeatureScaler:
         :param earned: ``[rows, assets]`` returns that follow each, see :func:`tailguard.market.relevance.fill_returns`.
         :param relevance: as in :class:`FeatureConfig`; 0 gives all columns the same weight.
         :param held_out: ``[rows]``, true for rows to leave out.
-        :param sizes: ``[rows, assets]`` sizes of these returns, for an agent that is averse to tails: a column matters if it says
-            something about either.
+        :param sizes: ``[rows, assets]`` sizes of these returns, for an agent that is averse to tails: a column matters if it
+            says something about either.
         :raises ValueError: when a row lies outside, or when the scaler has been fitted before.
         """
         if self.names:

@@ -609,7 +609,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
         self._critic_state = experience.critic_state_after or self._last_actor_state
         pooled = experience.start_atoms.sort(-1).values.mean(0)
-        self.calibration.update(rollout.return_starts(), self.episode_returns.ends, pooled, self.actor_critic.return_dist.masses.cpu())
+        self.calibration.update(
+            rollout.return_starts(), self.episode_returns.ends, pooled, self.actor_critic.return_dist.masses.cpu()
+        )
         if learnable:
             self._finalize_return_stats(experience)
         self._activate_return_scale_snapshot()

@@ -81,5 +81,7 @@ def _curves(candidates: pd.DataFrame) -> Chart:
     title = f"On held-out blocks {best['policy']} after {say(best['steps'], 'count')} steps has the highest Sharpe ratio, "
     title += say(best["sharpe"])
     decides = "The agent's own objective" if "objective" in candidates else "Growth"
-    note = f"Where the upper line rises and the lower one falls, training learns the bars by heart. {decides} decides, not Sharpe."
+    note = (
+        f"Where the upper line rises and the lower one falls, training learns the bars by heart. {decides} decides, not Sharpe."
+    )
     return Chart("held-out-curves", title, f"{title}.", panels, note, columns=min(len(panels), 2))
