@@ -6,8 +6,8 @@ average, so the mean gives no reason to leave. Volatility comes first, so the da
 agent gets a CSV of bars, and the defaults of `tailguard walkforward`.
 
 Accounts are compared at equal mean exposure: weights times a constant, so that their mean absolute weight is that of the
-neutral agent. Returns over 21 bars, every window; worst 1 % and 5 % of them, as a share of the neutral agent's. Runs that exist already
-in the folder are not made again. Settings were chosen on markets 10 to 12.
+neutral agent. Returns over 21 bars, every window; worst 1 % and 5 % of them, as a share of the neutral agent's. Runs that
+exist already in the folder are not made again. Settings were chosen on markets 10 to 12.
 """
 
 import argparse

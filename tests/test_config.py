@@ -268,7 +268,7 @@ def test_every_section_reaches_the_model():
         "training.network.censored=true",
         "training.network.compiled=false",
         "training.critic={num_quantiles: 7, scale: {beta: 0.5}}",
-        "training.risk={objective: cvar, alpha: 0.2}",
+        "training.risk={objective: cvar, alpha: 0.2, period: 5}",
         "training.optimizer={name: adamw, weight_decay: 0.02}",
         "training.entropy.initial=0.02",
         "training.kl={mode: early_stop, target: 0.02}",

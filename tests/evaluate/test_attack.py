@@ -279,7 +279,7 @@ def test_a_report_is_written_and_read(report, tmp_path):
 
 def test_agents_of_a_tail_are_attacked_with_what_they_have_earned(market):
     plan = AttackPlan(epsilons=(0.2,), attacks=("pgd_kl",), stale=(), dropped=(), noisy=(), steps=2, draws=10)
-    for risk in ({"objective": "cvar", "alpha": 0.2}, {"objective": "cvar", "alpha": (0.1, 0.9)}):
+    for risk in ({"objective": "cvar", "alpha": 0.2, "period": "1W"}, {"objective": "cvar", "alpha": (0.1, 0.9)}):
         model = agent(market, "MlpLstmPolicy", risk=risk, gamma=0.95)
         made = attack_market(model, market, plan)
         assert made.rows[0].total_return == pytest.approx(history(model, market).equity[-1] - 1.0)

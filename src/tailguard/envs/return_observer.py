@@ -25,7 +25,7 @@ from tailguard.validation import require
 
 
 class ReturnRule(NamedTuple):
-    """How returns are counted.
+    """The way in which returns are counted.
 
     :param gamma: discount of an episode's rewards; those of a period are not discounted.
     :param period: what they are counted over; None is the episode.
@@ -54,7 +54,7 @@ class OnCalendar:
 
 
 class RunningReturn:
-    """What B environments have earned since their episode or period began, and how the next reward counts.
+    """Returns of B environments since their episode or period began, and the discount or the share of the period to come.
 
     :param n_envs: B.
     :param rule: how returns are counted.

@@ -10,6 +10,10 @@ tell more of it than those five. Each sample contributes, with C the VaR of all 
 
 and the objective is the mean of the contributions. So the difference between two accounts has a standard error, that of the
 mean of their differences with as many independent samples as there are periods.
+
+The first two are homogeneous: an account of half the size has half the objective. If that is below 0, the best size is none,
+and the agent that holds least would win, whatever it does with it. So agents are compared at equal mean exposure; how much to
+hold is what they have learnt from the same objective.
 """
 
 from typing import NamedTuple
@@ -23,6 +27,8 @@ from tailguard.validation import require
 
 # What a constraint that is missed by a unit of the return costs, in units of the mean.
 MISSED = 10.0
+# An account that holds less than this on average is in cash.
+SMALLEST_EXPOSURE = 1e-3
 # Periods that a block must have at least: fewer have no tail to speak of.
 FEWEST_PERIODS = 2
 
@@ -79,6 +85,15 @@ class HeldOutRisk(NamedTuple):
         difference = self.contributions(sums) - self.contributions(other)
         spread = float(difference.std())
         return float(difference.mean()) / spread * (len(sums) / self.bars) ** 0.5 if spread > 1e-12 else 0.0
+
+    def at_unit_exposure(self, sums: Floats, targets: Floats) -> Floats:
+        """Return samples of an account as those of one with a mean exposure of 1, where only its shape is compared.
+
+        :param sums: of the account.
+        :param targets: ``[n, assets]`` its weights.
+        """
+        exposure = float(np.abs(targets).sum(axis=1).mean())
+        return sums / exposure if self.risk.objective != "constrained" and exposure > SMALLEST_EXPOSURE else sums
 
     def best_exposure(self, returns: Floats, largest: float) -> float:
         """Return the constant exposure with the best objective, never short; 0 is cash.

@@ -14,8 +14,9 @@ as it has not been seen to lose. Where nothing can be learnt, both are near 0 an
 trained on all training bars only after that.
 
 An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead,
-and so is the mix (held_out_risk.py). What it holds on average is no evidence: anybody can hold less. So t is that of the
-difference to an account which holds the same on average, all the time; and an agent that lost money is not trusted at all.
+and so is the mix (held_out_risk.py). What it holds on average is no evidence: anybody can hold less. So t_alpha is that of the
+difference to an account which holds the same on average, all the time, and t_forecast is about the sizes of returns instead of
+the returns; and an agent that lost money is not trusted at all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +88,8 @@ class Selection:
     :param steps: chosen length of training, in environment steps.
     :param core: weights of the constant mix, from all training bars.
     :param active: share of the account that the agent steers.
-    :param forecast_t: t-statistic of a linear forecast of the returns in the held-out blocks.
+    :param forecast_t: t-statistic of a linear forecast of the returns in the held-out blocks; for a risk-averse agent of their
+        sizes.
     :param mix_growth: log growth per year of the constant mix on the held-out blocks.
     :param candidates: all that were compared.
     :param features: weights of the features that say something about the next return in the training bars, the largest first.
@@ -123,7 +125,8 @@ class Selection:
             return (
                 f"{self.policy} after {self.steps:,} steps had the best objective on held-out blocks, {self.criterion} "
                 f"({winner.objective:+.2%}, the constant mix {self.mix_objective:+.2%}); it grew {winner.growth:+.1%} a year, "
-                f"and the difference to holding the same on average has a t-statistic of {winner.t_statistic:.1f}, {steers}"
+                f"the difference to holding the same on average has a t-statistic of {winner.t_statistic:.1f}, a linear "
+                f"forecast of the sizes of returns {self.forecast_t:.1f}, {steers}"
             )
         return (
             f"{self.policy} after {self.steps:,} steps grew most on held-out blocks ({winner.growth:+.1%} a year, the constant "
@@ -199,10 +202,11 @@ def select(
         policy=winner.candidate.policy,
         steps=winner.candidate.steps,
         core=_core(mix, config.training.pooled),
+        # A risk-averse agent that loses has a worse mean and a worse tail than cash.
         active=(
             trust(winner.candidate.t_statistic, forecast_t, settings.doubt)
-            if risk is None
-            else trust_in_tail(winner.candidate.t_statistic, winner.candidate.sharpe, settings.doubt)
+            if risk is None or winner.candidate.sharpe > 0.0
+            else 0.0
         ),
         forecast_t=forecast_t,
         mix_growth=float(np.concatenate(trials.mixes).mean()) * trials.periods,
@@ -216,22 +220,12 @@ def select(
 def trust(alpha_t: float, forecast_t: float, doubt: float) -> float:
     """Return the share of the account that an agent may steer.
 
-    :param alpha_t: t-statistic of its alpha on held-out bars.
-    :param forecast_t: t-statistic of a linear forecast of held-out returns.
+    :param alpha_t: t-statistic of its alpha on held-out bars, or of its advantage over a constant account.
+    :param forecast_t: t-statistic of a linear forecast of held-out returns, or of their sizes.
     :param doubt: t-statistic up to which nothing is believed.
     """
     evidence = max(alpha_t, min(forecast_t, alpha_t + BENEFIT))
     return float(np.clip(evidence - doubt, 0.0, 1.0))
-
-
-def trust_in_tail(timing_t: float, sharpe: float, doubt: float) -> float:
-    """Return the share of the account that a risk-averse agent may steer.
-
-    :param timing_t: t-statistic of the difference between its objective and that of a constant account of its mean weights.
-    :param sharpe: its Sharpe ratio on held-out bars. An agent that loses has a worse mean and a worse tail than cash.
-    :param doubt: t-statistic up to which nothing is believed.
-    """
-    return float(np.clip(timing_t - doubt, 0.0, 1.0)) if sharpe > 0.0 else 0.0
 
 
 def stops_of(training: TrainingConfig, settings: SelectionConfig) -> list[int]:
@@ -294,7 +288,7 @@ class _Score(NamedTuple):
 
     candidate: Candidate
     returns: Floats
-    sums: Floats  # over periods, for a risk-averse objective
+    sums: Floats  # over periods at unit exposure, for a risk-averse objective
 
 
 class _Trials:
@@ -364,6 +358,7 @@ class _Trials:
         unseen, seen, excess, market, turnover = [], [], [], [], 0.0
         sums: list[Floats] = []
         constant: list[Floats] = []  # the same of an account that holds the agent's mean weights all the time
+        held: list[Floats] = []
         for number in tried if blocks is None else blocks:
             plays = [play for (*key, _), play in self.plays.items() if key == [policy, stop, number]]
             targets = np.mean([play.held_out for play in plays], axis=0)
@@ -375,6 +370,7 @@ class _Trials:
             market.append(self.market_excess[number])
             turnover += float(history.turnover.sum())
             if self.risk is not None:
+                held.append(targets)
                 sums.append(self.risk.sums(unseen[-1]))
                 constant.append(self.risk.sums(np.log1p(self._held(number, targets.mean(axis=0)).returns)))
         returns, in_sample = np.concatenate(unseen), np.concatenate(seen)
@@ -392,16 +388,23 @@ class _Trials:
             return _Score(candidate, returns, np.empty(0))
         samples = np.concatenate(sums)
         timing = self.risk.lead(samples, np.concatenate(constant))
-        return _Score(replace(candidate, objective=self.risk.value(samples), t_statistic=timing), returns, samples)
+        scored = replace(candidate, objective=self.risk.value(samples), t_statistic=timing)
+        return _Score(scored, returns, self.risk.at_unit_exposure(samples, np.concatenate(held)))
 
     def forecast_t(self) -> float:
-        """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts."""
+        """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts.
+
+        For a risk-averse agent they are forecasts of the sizes of returns.
+        """
         products = []
         for market, (first, last) in zip(self.markets, self.blocks, strict=True):
             columns, fill = market.features.by_instrument().astype(np.float64), self.config.trading.fill
             seen = np.concatenate([np.arange(*span) for span in market.spans])
             earned = np.concatenate([fill_returns(market.bars.iloc[slice(*span)], fill) for span in market.spans])
             unseen_earned = fill_returns(market.bars.iloc[first:last], fill)
+            if self.risk is not None:
+                usual = np.nanmean(earned, axis=0)
+                earned, unseen_earned = np.abs(earned - usual), np.abs(unseen_earned - usual)
             products.append(forecast_products(columns[:, seen], earned, columns[:, first:last], unseen_earned))
         return t_of_products(np.concatenate(products))
 

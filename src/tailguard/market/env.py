@@ -279,7 +279,7 @@ class AccountBatch:
 
 
 class _TradesOnCalendar(OnCalendar):
-    """Where the accounts of a batch stand in the calendar."""
+    """The place of a batch of accounts in the calendar."""
 
     batch: AccountBatch
 

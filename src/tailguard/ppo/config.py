@@ -275,7 +275,7 @@ class RiskConfig(BaseModel):
     :param weight: weight of the CVaR in ``mean_cvar``. 0 is the mean alone, 1 the CVaR alone.
     :param limit: least CVaR, in units of the return; ``constrained`` needs it. One that cannot be met is reported in the log.
     :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`, where it stays. For half
-        as long again, or half of what is left, the cap goes on falling, in search of the best one. 0.3 is typical; 0 starts
+        as long again, or half of what is left, the cap keeps falling, in search of the best one. 0.3 is typical; 0 starts
         with `alpha`, and does not search.
     :param anneal_from: the tail that training starts with; `alpha` if that is larger. 0.5 avoids what is dangerous from the
         start and still sees success. 1 starts with the mean; where the best policies for mean and tail have nothing in common,
