@@ -78,6 +78,7 @@ BENCH = (
     Job("Learning", "learning.py --seeds 2 --only 'SignalMarket, 1M'", 4.0, 2),
     Job("Learning", "learning.py --seeds 2 --only BettingGame", 2.0, 2),
     Job("Risk", "risk.py --seeds 2 --workers 2 --only betting,crash", 6.0, 2),
+    Job("Risk per period", "tail_agents.py --reduced --seeds 0 --agents 'neutral,mean-CVaR .2'", 8.0),
     Job("Robustness", "robustness.py --tasks cartpole-mlp --seeds 0 --episodes 5 --market-steps 0", 8.0),
     Job("Optimizers", "optim.py --only gradients", 1.0),
     Job("Optimizers", "optim.py --only quadratic", 1.0),

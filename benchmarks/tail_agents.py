@@ -29,6 +29,13 @@ AGENTS = {
     "mean-CVaR .5": f"{{objective: mean_cvar, weight: 0.5, {TAIL}}}",
     "constrained -4 %": f"{{objective: constrained, limit: -0.04, {TAIL}}}",
 }
+REDUCED = (
+    "walkforward.folds=1",
+    "walkforward.seeds=1",
+    "training.policy=MlpPolicy",
+    "selection.seeds=1",
+    "selection.blocks=3",
+)
 CALM_DAYS, DANGER_DAYS, WARNING_DAYS = 80, 30, 8
 PREMIUM, CALM_STD, DANGER_STD = 0.0006, 0.005, 0.012
 CRASH_PROBABILITY, CRASH_SIZE = 0.05, 0.08
@@ -102,11 +109,13 @@ def walked(folder: Path, market: Path, risk: str, settings: list[str]) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0,1,2", help="of the markets")
-    parser.add_argument("--bars", type=int, default=6000)
+    parser.add_argument("--bars", type=int, default=8000)
+    parser.add_argument("--reduced", action="store_true", help="one fold and seed, without memory: a tenth of the time")
     parser.add_argument("--agents", default=",".join(AGENTS), help=f"of {', '.join(AGENTS)}")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/tail_agents"))
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as of the command, for all agents")
     options = parser.parse_args()
+    settings = [*(REDUCED if options.reduced else ()), *options.settings]
     columns = (
         "market",
         "agent",
@@ -128,7 +137,7 @@ def main() -> None:
         neutral: dict[str, float] = {}
         for name in options.agents.split(","):
             place = options.folder / f"{seed}-{name.replace(' ', '').replace('%', '')}"
-            record = load_record(walked(place, market, AGENTS[name], options.settings))
+            record = load_record(walked(place, market, AGENTS[name], settings))
             account = record.agent
             danger = bars["danger"].to_numpy()[bars.index.tz_localize(None).get_indexer(account.times.tz_localize(None))]
             found = figures(
