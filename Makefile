@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 # One thread per process: small matrices are slower on two, and parallel tests would fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-avx2 lint types pytest docs architecture bench bench-quick soak forge mutants sbom bench-env clean
+.PHONY: demo test test-avx2 lint types pytest docs architecture bench bench-quick soak forge mutants sbom bench-env bench-published clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/tailguard backtest --data aapl-1d+ibm-1d+msft-1d --strategy all --set trading.fee=0.0005
@@ -60,6 +60,11 @@ sbom: $(VENV)/.runtime  # artifacts/sbom.cdx.json: what Tailguard is installed w
 
 bench-env: $(VENV)/.bench
 	$(BIN)/python benchmarks/env_speed.py
+
+bench-published: $(VENV)/.bench  # published tables with the settings of rl-baselines3-zoo; many hours, can be resumed
+	@$(PIP) mujoco box2d pygame
+	@$(PIP) --no-deps rl_zoo3  # for its YAML files only
+	$(BIN)/python benchmarks/published.py
 
 bench-%: $(VENV)/.bench
 	$(BIN)/python benchmarks/$*.py

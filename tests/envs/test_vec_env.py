@@ -14,7 +14,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecMonitor
 
-from tailguard.envs.vec_env import ArrayVecEnv, GymVectorAdapter, StepArrays
+from tailguard.envs.vec_env import RUNNING, ArrayVecEnv, GymVectorAdapter, StepArrays
+from tailguard.io.state import env_state, load_env_state
 from tailguard.market import BettingGame, SignalMarket, TradingVecEnv, random_walk
 
 T, F = True, False
@@ -155,6 +156,31 @@ def test_the_arrays_of_the_adapter_name_who_ended() -> None:
     assert min(counts) == 0 < max(counts)
 
 
+def test_the_adapter_reports_episodes_as_a_monitor_does_and_keeps_their_count() -> None:
+    monitored, env = (
+        VecMonitor(GymVectorAdapter(BettingGame(5, rounds=4), seed=0)),
+        GymVectorAdapter(BettingGame(5, rounds=4), 0),
+    )
+    monitored.reset(), env.reset()
+    rng, episodes = np.random.default_rng(0), 0
+    for step in range(30):
+        actions = rng.integers(0, 9, 5)
+        seen, own = monitored.step(actions)[3], env.step(actions)[3]
+        for expected, info in zip(seen, own, strict=True):
+            assert ("episode" in info) == ("episode" in expected)
+            if "episode" in info:
+                episodes += 1
+                assert info["episode"]["r"] == pytest.approx(expected["episode"]["r"], abs=1e-5)
+                assert info["episode"]["l"] == expected["episode"]["l"]
+        if step == 13:  # in the middle of episodes: another one continues
+            saved, env = env_state(env), GymVectorAdapter(BettingGame(5, rounds=4), seed=1)
+            assert saved is not None
+            load_env_state(env, saved)
+    assert episodes > 10
+    del saved["layers"][0]["state"][RUNNING]  # as earlier versions wrote it
+    load_env_state(env, saved)
+
+
 def test_the_adapter_gives_the_attributes_and_methods_of_the_game() -> None:
     env = GymVectorAdapter(BettingGame(2, rounds=3))
     assert env.get_attr("rounds") == [3, 3]
@@ -222,7 +248,7 @@ def test_other_ways_to_reset_are_refused(mode: AutoresetMode) -> None:
 def test_an_environment_that_does_not_say_how_it_resets_is_refused() -> None:
     env = cart_poles()
     del env.metadata["autoreset_mode"]
-    with pytest.raises(ValueError, match="got None"):
+    with pytest.raises(ValueError, match="but has None"):
         GymVectorAdapter(env)
 
 

@@ -14,6 +14,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+# Method of an environment that returns which actions are possible, as sb3-contrib names it.
+ACTION_MASKS = "action_masks"
+# Returns and lengths of running episodes, in the saved state of an adapted environment.
+RUNNING = "running_episodes"
+
 
 class StepArrays(NamedTuple):
     """One step of a batch of B environments.
@@ -132,35 +137,53 @@ class GymVectorAdapter(ArrayVecEnv, Stateful):
     def __init__(self, env: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.SAME_STEP:
-            raise ValueError(f"the vector env must reset in the same step (AutoresetMode.SAME_STEP), got {mode}")
+            raise ValueError(
+                f"the vector env must reset in the same step, but has {mode}: use gymnasium.make_vec(name, num_envs=..., "
+                'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})'
+            )
         self.env = env
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._seeds = [seed] + [None] * (env.num_envs - 1)
+        self._returns, self._lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)  # of the running episodes
+        self._ended: dict[int, tuple[float, int]] = {}  # return and length of the episodes that ended in the last step
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seed if one is waiting."""
         obs, _ = self.env.reset(seed=self._seeds[0], options=self._options[0] or None)
         self._reset_seeds()
         self._reset_options()
+        self._returns[:], self._lengths[:] = 0.0, 0
         return np.asarray(obs)
 
     def step_arrays(self, actions: NDArray[Any]) -> StepArrays:
         """Step the vector environment."""
         obs, rewards, terminated, truncated, info = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
+        self._returns += rewards
+        self._lengths += 1
+        if len(ended):
+            self._ended = {int(i): (float(self._returns[i]), int(self._lengths[i])) for i in ended}
+            self._returns[ended], self._lengths[ended] = 0.0, 0
         final_obs = info["final_obs"][ended] if len(ended) else np.empty((0, *obs.shape[1:]), obs.dtype)
         if final_obs.dtype == object:  # Gymnasium's own vector envs keep one array per ended environment
             final_obs = np.stack(final_obs.tolist())
         return StepArrays(obs, np.asarray(rewards, np.float64), terminated, truncated, ended, final_obs)
 
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """Return the return and the length of the episode that has just ended, under SB3's keys."""
+        total, length = self._ended[index]
+        return {"episode": {"r": total, "l": length}}
+
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the vector environment; None if it has none to return."""
-        return self.env.state_dict() if isinstance(self.env, Stateful) else None
+        """Return the state of the vector environment and of the running episodes; None if it has none to return."""
+        state = self.env.state_dict() if isinstance(self.env, Stateful) else None
+        return None if state is None else {**state, RUNNING: np.stack((self._returns, self._lengths.astype(np.float64)))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         assert isinstance(self.env, Stateful), "only such environments give a state"
-        self.env.load_state_dict(state)
+        self.env.load_state_dict({name: value for name, value in state.items() if name != RUNNING})
+        self._returns, self._lengths = state[RUNNING][0].copy(), state[RUNNING][1].astype(np.int64)
         self._reset_seeds()  # a seed that waits for a reset would start the episodes' randomness anew
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
@@ -214,6 +237,19 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
         over if over.any() else None,
     )
     return step, infos
+
+
+def has_action_masks(env: VecEnv) -> bool:
+    """Return True if the environments say which actions are possible, by a method ``action_masks`` as for ``MaskablePPO``."""
+    return env.has_attr(ACTION_MASKS)
+
+
+def action_masks(env: VecEnv) -> NDArray[np.bool_]:
+    """Return ``[B, n]``, false for actions that are not possible now."""
+    if isinstance(env.unwrapped, ArrayVecEnv):  # one call for all of them
+        (masks,) = env.env_method(ACTION_MASKS, indices=0)
+        return np.asarray(masks, np.bool_)
+    return np.stack(env.env_method(ACTION_MASKS)).astype(np.bool_)
 
 
 def _stacked(finals: list[Any], obs: NDArray[Any]) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
 
-from tailguard.envs.vec_env import Stateful
+from tailguard.envs.vec_env import RUNNING, GymVectorAdapter, Stateful
 from tailguard.io import checkpoint
 from tailguard.io.form import ARRAY, COUNT, INTEGER, MAPPING, NUMBER, TENSOR, TEXT, Leaf, Maybe, form_of, require_form
 from tailguard.validation import require
@@ -159,6 +159,8 @@ def _load_into(layer: VecEnv, state: dict[str, Any]) -> None:
             require(len(value) == layer.num_envs, f"the saved {name}", len(value), f"of {layer.num_envs} environments")
             setattr(layer, name, value.copy())
         return
+    if isinstance(layer, GymVectorAdapter):  # files of earlier versions did not count running episodes
+        state = {RUNNING: np.zeros((2, layer.num_envs)), **state}
     require_form(state, form_of(_state_of(layer)), f"the state of {type(layer).__name__}")
     if isinstance(layer, Stateful):
         layer.load_state_dict(state)

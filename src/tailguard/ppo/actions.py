@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common import distributions
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
@@ -22,6 +22,8 @@ from typing_extensions import override
 # Bounds of a state-dependent log standard deviation: e^-5 to e^2 of the action's unit.
 LOG_STD_LIMITS = (-5.0, 2.0)
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+# The logit of an action that is masked out: its probability is exactly 0, and unlike infinity it makes no NaN.
+MASKED = -1e8
 
 
 class ActionDistribution(ABC):
@@ -227,6 +229,23 @@ class Categorical(ActionDistribution):
         self.n_params = sum(counts)
         self.action_shape = (len(counts),)
 
+    def masked(self, dist_params: Tensor, masks: NDArray[np.bool_]) -> Tensor:
+        """Return the parameters without the actions that are masked out.
+
+        Stored with the actions they also say what was masked: loss.py masks the new logits where the old ones are.
+
+        :param dist_params: ``[B, n_params]``.
+        :param masks: ``[B, n_params]``, false for actions that are not possible now; those of several choices side by side.
+        :raises ValueError: if the shape is another one, or if nothing is left to choose from.
+        """
+        if masks.shape != tuple(dist_params.shape):
+            raise ValueError(f"action masks must have the shape {tuple(dist_params.shape)}, got {masks.shape}")
+        possible = np.stack([choice.any(-1) for choice in np.split(masks, np.cumsum(self.counts)[:-1], axis=-1)], axis=-1)
+        if not possible.all():
+            env, choice = np.argwhere(~possible)[0]
+            raise ValueError(f"the action masks of env {env} leave nothing to choose from (choice {choice}): allow one action")
+        return dist_params.masked_fill(torch.from_numpy(~masks).to(dist_params.device), MASKED)
+
     @override
     def noise(self, dist_params: Tensor) -> Tensor:
         return torch.empty_like(dist_params).exponential_().log()
@@ -283,6 +302,15 @@ class Categorical(ActionDistribution):
 
     def _log_probs(self, dist_params: Tensor) -> list[Tensor]:
         return [log_softmax(logits, -1) for logits in dist_params.split(self.counts, dim=-1)]
+
+
+def masked(action_dist: ActionDistribution, dist_params: Tensor, masks: ArrayLike | None) -> Tensor:
+    """Return the parameters without the actions that are masked out; see :meth:`Categorical.masked`. None masks nothing."""
+    if masks is None:
+        return dist_params
+    if not isinstance(action_dist, Categorical):
+        raise ValueError("action masks are for Discrete, MultiDiscrete and MultiBinary actions")
+    return action_dist.masked(dist_params, np.asarray(masks, np.bool_).reshape(len(dist_params), -1))
 
 
 def _sharp_log_softmax(logits: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tailguard.optim.layout import FlatParameters
 from tailguard.ppo.actions import Categorical, Gaussian
 from tailguard.ppo.compiled.attack import CompiledObjective, RobustKL, View, compiled_actor
-from tailguard.ppo.networks import LstmTrunk, State
+from tailguard.ppo.networks import RecurrentTrunk, State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.rollout import Batch
 from tailguard.robust.attacks import DifferentiableObjective, Objective, Perturbed, divergence, frozen, low_value, toward
@@ -247,7 +247,7 @@ def _critic_features(policy: DistributionalPolicy, batch: Batch, scope: str) -> 
     return _through(policy.critic_trunk, policy.encode_for_critics, batch, start, scope)
 
 
-def _through(trunk: LstmTrunk, encode: Features, batch: Batch, start: State, scope: str) -> Features:
+def _through(trunk: RecurrentTrunk, encode: Features, batch: Batch, start: State, scope: str) -> Features:
     """Return a function from perturbed sequences to features: each step after its clean history, or all steps perturbed."""
     if scope == "whole":
         return lambda inputs: trunk.sequence(encode(inputs), batch.resets, start)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
@@ -29,7 +29,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor, nn
 
 from tailguard.envs.return_observer import ReturnRule, with_running_return
-from tailguard.envs.vec_env import GymVectorAdapter, step_with_arrays
+from tailguard.envs.vec_env import GymVectorAdapter, action_masks, has_action_masks, step_with_arrays
 from tailguard.io import checkpoint
 from tailguard.io.form import form_of, require_form
 from tailguard.io.state import (
@@ -44,6 +44,7 @@ from tailguard.optim.config import OptimizerConfig, VGSConfig
 from tailguard.optim.factory import build_custom_optimizer, build_optimizer
 from tailguard.optim.layout import FlatParameters
 from tailguard.optim.vgs import VarianceGradientScaler
+from tailguard.ppo.actions import Categorical
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
 from tailguard.ppo.compiled.acting import acting_of
@@ -306,6 +307,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             self.adversary = Adversary(self.actor_critic, self.adversary_config, self.shuffler.initial_seed(), self.flat)
         self.update = Update(self.actor_critic, self.flat, self.critic_config, self.vgs, self.adversary)
         self.acting = acting_of(self.actor_critic, self.flat, self.n_envs, self.sde_sample_freq)
+        self._masks_actions = False
         self._plan_minibatches()
         self.rollout_buffer: Rollout = Rollout(  # type: ignore[assignment]
             self.n_steps,
@@ -448,8 +450,14 @@ class DistributionalPPO(OnPolicyAlgorithm):
         tb_log_name: str = "PPO",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        use_masking: bool = True,
     ) -> Self:
-        """Train as SB3 does; TensorBoard gets the name of SB3's PPO unless another is given."""
+        """Train as SB3 does; TensorBoard gets the name of SB3's PPO unless another is given.
+
+        :param use_masking: ask environments with a method ``action_masks`` which actions are possible, as sb3-contrib's
+            ``MaskablePPO`` does; others are not asked.
+        """
+        self._use_masking(use_masking)
         self._keep_normalization()
         try:
             return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
@@ -460,6 +468,26 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 load_normalization_state(self._vec_normalize_env, statistics)
                 self._vec_normalize_env.returns = returns
             raise
+
+    def _use_masking(self, use_masking: bool) -> None:
+        """Decide whether the environments are asked which actions are possible."""
+        discrete = isinstance(self.actor_critic.action_dist, Categorical)
+        self._masks_actions = use_masking and discrete and self.env is not None and has_action_masks(self.env)
+        if self._masks_actions and self.adversary is not None:
+            raise ValueError("an adversary does not know of action masks: train without adversary, or with use_masking=False")
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[NDArray[Any], ...] | None = None,
+        episode_start: NDArray[Any] | None = None,
+        deterministic: bool = False,
+        action_masks: ArrayLike | None = None,
+    ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
+        """Return actions and the recurrent state after them, as SB3 does; masks as sb3-contrib's ``MaskablePPO`` takes them."""
+        if action_masks is None:
+            return super().predict(observation, state, episode_start, deterministic)
+        return self.actor_critic.predict(observation, state, episode_start, deterministic, action_masks)
 
     def _keep_normalization(self) -> None:
         """Keep the statistics of a user's ``VecNormalize`` as they are, unless they are not finite."""
@@ -498,7 +526,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 finite("observation", obs_tensor, n_steps)
                 if attack is not None:
                     attack.perturb(obs_tensor, self._actor_state)
-                self._actor_state = self.acting.step(rollout_buffer, obs_tensor, self._actor_state)
+                masks = action_masks(env) if self._masks_actions else None
+                self._actor_state = self.acting.step(rollout_buffer, obs_tensor, self._actor_state, masks)
                 actions = rollout_buffer.actions_now()
                 clipped_actions = self.actor_critic.action_dist.to_env(actions)
             with self.profile.stage("env"):

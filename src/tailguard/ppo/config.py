@@ -61,7 +61,9 @@ class NetworkConfig(BaseModel):
         go to the limits, such as a trader with costs. Not together with `squash_output`.
     :param lstm_hidden_size: size of the LSTM's hidden state, at least 1, for ``MlpLstmPolicy``. 32 to 256 are usual; time grows
         with its square.
-    :param n_lstm_layers: LSTM layers on top of each other, at least 1. More than one is rarely worth its time.
+    :param n_lstm_layers: recurrent layers on top of each other, at least 1. More than one is rarely worth its time.
+    :param recurrent_cell: ``lstm``, or ``gru`` for GRU layers of the same size: three gates instead of four. Only the LSTM is
+        compiled, so a GRU is the slower one on a CPU.
     :param lstm_forget_bias: added to the forget gates of a fresh LSTM; with 0 it loses one half of its state per step, which
         learns fast what to do with the last few; 1 to 3 for what lies far back.
     :param shared_lstm: one LSTM for actor and critics instead of one each. Nearly halves the time, but the critics' loss then
@@ -83,6 +85,7 @@ class NetworkConfig(BaseModel):
     censored: bool = False
     lstm_hidden_size: PositiveInt = 256
     n_lstm_layers: PositiveInt = 1
+    recurrent_cell: Literal["lstm", "gru"] = "lstm"
     lstm_forget_bias: float = 0.0
     shared_lstm: bool = False
     compiled: bool = True

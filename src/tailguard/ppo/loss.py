@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.jit import decorators
-from tailguard.ppo.actions import HALF_LOG_TAU, ActionDistribution, Categorical, Gaussian
+from tailguard.ppo.actions import HALF_LOG_TAU, MASKED, ActionDistribution, Categorical, Gaussian
 from tailguard.ppo.compiled.kernels import as_array
 
 Array = NDArray[np.float32]
@@ -271,7 +271,11 @@ def categorical_loss(
     grad_dist_params: Array,
     totals: NDArray[np.float64],
 ) -> None:
-    """Compute the loss of categorical actions; the parameters are the logits of all choices side by side."""
+    """Compute the loss of categorical actions; the parameters are the logits of all choices side by side.
+
+    What was masked when the action was taken is masked now: it has the same logit, and no gradient.
+    """
+    logits = np.empty(dist_params.shape[1], dist_params.dtype)
     logs, old_logs = np.empty(dist_params.shape[1]), np.empty(dist_params.shape[1])
     probs, old_probs = np.empty(dist_params.shape[1]), np.empty(dist_params.shape[1])
     entropies = np.empty(len(counts))
@@ -279,10 +283,12 @@ def categorical_loss(
         weight = weights[m]
         if weight == 0.0:
             continue
+        for j in range(len(logits)):
+            logits[j] = old[m, j] if old[m, j] <= MASKED else dist_params[m, j]
         log_ratio, kl, first = 0.0, 0.0, 0
         for k in range(len(counts)):
             last = first + counts[k]
-            _softmax(dist_params[m], first, last, logs, probs)
+            _softmax(logits, first, last, logs, probs)
             _softmax(old[m], first, last, old_logs, old_probs)
             chosen = first + int(actions[m, k])
             log_ratio += logs[chosen] - old_logs[chosen]

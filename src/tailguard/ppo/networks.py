@@ -1,4 +1,4 @@
-"""The networks of a policy: feed-forward heads, and LSTM trunks with resets that are exact in acting and in training.
+"""The networks of a policy: feed-forward heads, and LSTM or GRU trunks with resets that are exact in acting and in training.
 
 Acting, the state of a finished environment is multiplied by 0. Training runs torch's fused LSTM over a dense ``[L, B]`` block,
 which knows no resets; so a *reset step* is inserted between episodes: a step whose extra input channel drives the input, forget
@@ -8,6 +8,7 @@ loop over time. The compiled kernel (compiled/kernels.py) reads the same reset s
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import dropout
+from typing_extensions import override
 
 from tailguard.ppo.compiled.networks import lstm_layer
 from tailguard.ppo.config import LayersConfig, NetworkConfig
@@ -66,7 +68,113 @@ def mlp(sizes: Sequence[int], activation: type[nn.Module], output_gain: float, o
     return nn.Sequential(*layers)
 
 
-class LstmTrunk(nn.Module):
+class RecurrentTrunk(nn.Module, ABC):
+    """A stack of recurrent layers, run by torch; a subclass has the cell.
+
+    The state of a layer is a hidden and a cell state. Cells that have no cell state of their own carry zeros.
+
+    :param layers: the parameters, under torch's usual names; the layers are run one by one, since each needs the reset steps.
+    :param dropout: share of a layer's outputs that the next layer does not see in training.
+    """
+
+    def __init__(self, layers: nn.RNNBase, dropout: float) -> None:
+        super().__init__()
+        self.hidden_size, self.n_layers, self.dropout = layers.hidden_size, layers.num_layers, dropout
+        self.add_module(layers.mode.lower(), layers)
+        parts = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+        self._names = [[f"{part}_l{layer}" for part in parts] for layer in range(self.n_layers)]
+
+    @abstractmethod
+    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+        """Return the state of one layer after one step, ``[B, H]`` twice; its output is the hidden state."""
+
+    @abstractmethod
+    def _layer(self, inputs: Tensor, resets: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs of one layer over L steps, ``[L, B, H]``, and its state after them, ``[1, B, H]`` twice."""
+
+    def initial_state(self, batch: int) -> State:
+        """Return the state before the first step, zeros ``([n_layers, B, H], [n_layers, B, H])``."""
+        zeros = self._weights(0)[0].new_zeros(self.n_layers, batch, self.hidden_size)
+        return zeros, zeros.clone()
+
+    def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Run one time step of B environments; the caller has reset the states of those that begin an episode.
+
+        :param inputs: ``[B, D]``.
+        :param state: hidden and cell states, ``[n_layers, B, H]`` each.
+        """
+        if self.n_layers == 1:  # the path of acting, kept short
+            inputs, cell = self._cell(inputs, (state[0][0], state[1][0]), self._weights(0))
+            return inputs, (inputs.unsqueeze(0), cell.unsqueeze(0))
+        hidden, cells = [], []
+        for layer, before in enumerate(zip(*state, strict=True)):
+            inputs, cell = self._cell(inputs, before, self._weights(layer))
+            hidden.append(inputs)
+            cells.append(cell)
+        return inputs, (torch.stack(hidden), torch.stack(cells))
+
+    def sequence(self, inputs: Tensor, resets: Tensor, state: State) -> Tensor:
+        """Run L time steps of B environments at once.
+
+        :param inputs: ``[L, B, D]``; those of reset steps are ignored.
+        :param resets: ``[L, B, 1]``, 1 at reset steps, 0 elsewhere.
+        :param state: the state before the first step.
+        :returns: outputs of the last layer, ``[L, B, H]``; 0 at reset steps.
+        """
+        return self._fused(inputs, resets, state)[0]
+
+    def sequence_and_states(self, inputs: Tensor, resets: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
+        """Run :meth:`sequence`, and return also the state of environment b after row ``rows[b]``.
+
+        Torch's fused call returns the state after its last row only. It is stopped at the first row of `rows`, and the few rows
+        up to the last one are run step by step.
+
+        :param rows: ``[B]``.
+        """
+        first, last = int(rows.min()), int(rows.max())
+        outputs, state = self._fused(inputs[: first + 1], resets[: first + 1], state)
+        parts = [outputs]
+        after = tuple(part.clone() for part in state)
+        for row in range(first + 1, last + 1):
+            keep = 1.0 - resets[row]
+            output, state = self.step(inputs[row], state)
+            state = (state[0] * keep, state[1] * keep)
+            parts.append((output * keep).unsqueeze(0))
+            here = (rows == row).reshape(1, -1, 1).to(inputs.device)
+            after = tuple(torch.where(here, new, old) for new, old in zip(state, after, strict=True))
+        if last + 1 < len(inputs):
+            parts.append(self._fused(inputs[last + 1 :], resets[last + 1 :], state)[0])
+        return torch.cat(parts), (after[0], after[1])
+
+    def states_before(self, inputs: Tensor, resets: Tensor, state: State) -> State:
+        """Return the state before every row, ``[n_layers, L * B, H]`` twice: each row as the start of its own sequence."""
+        before = []
+        for row, reset in zip(inputs, resets, strict=True):
+            before.append(state)
+            state = self.step(row, state)[1]
+            state = (state[0] * (1.0 - reset), state[1] * (1.0 - reset))
+        hidden_rows, cell_rows = (torch.stack(part, dim=1).flatten(1, 2) for part in zip(*before, strict=True))
+        return hidden_rows, cell_rows
+
+    def _fused(self, inputs: Tensor, resets: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden, cells = [], []
+        for layer in range(self.n_layers):
+            start = (state[0][layer : layer + 1].contiguous(), state[1][layer : layer + 1].contiguous())
+            inputs, last_hidden, last_cell = self._layer(self._dropped(inputs, layer), resets, start, self._weights(layer))
+            hidden.append(last_hidden)
+            cells.append(last_cell)
+        return inputs, (torch.cat(hidden), torch.cat(cells))
+
+    def _dropped(self, inputs: Tensor, layer: int) -> Tensor:
+        """Return the inputs of a layer; in training, without some of the outputs of the layer below."""
+        return dropout(inputs, self.dropout) if layer and self.dropout and self.training else inputs
+
+    def _weights(self, layer: int) -> list[Tensor]:
+        (layers,) = self.children()
+        return [getattr(layers, name) for name in self._names[layer]]
+
+
+class LstmTrunk(RecurrentTrunk):
     """A stack of LSTM layers.
 
     :param input_size: number of inputs, D.
@@ -88,12 +196,8 @@ class LstmTrunk(nn.Module):
         forget_bias: float = 0.0,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.hidden_size, self.n_layers, self.compiled, self.dropout = hidden_size, n_layers, compiled, dropout
-        # nn.LSTM holds the parameters under their usual names; the layers are run one by one, since each needs the reset steps.
-        self.lstm = nn.LSTM(input_size, hidden_size, n_layers)
-        parts = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
-        self._names = [[f"{part}_l{layer}" for part in parts] for layer in range(n_layers)]
+        super().__init__(nn.LSTM(input_size, hidden_size, n_layers), dropout)
+        self.compiled = compiled
         forget = slice(hidden_size, 2 * hidden_size)
         with torch.no_grad():
             for layer in range(n_layers):
@@ -102,86 +206,34 @@ class LstmTrunk(nn.Module):
         shut[2 * hidden_size : 3 * hidden_size] = 0.0  # the candidate g does not matter once its gate is closed
         self.register_buffer("shut", shut, persistent=False)
 
-    def initial_state(self, batch: int) -> State:
-        """Return the state before the first step, zeros ``([n_layers, B, H], [n_layers, B, H])``."""
-        zeros = self.shut.new_zeros(self.n_layers, batch, self.hidden_size)
-        return zeros, zeros.clone()
-
-    def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        """Run one time step of B environments; the caller has reset the states of those that begin an episode.
-
-        :param inputs: ``[B, D]``.
-        :param state: hidden and cell states, ``[n_layers, B, H]`` each.
-        """
-        if self.n_layers == 1:  # the path of acting, kept short
-            inputs, cell = torch.lstm_cell(inputs, (state[0][0], state[1][0]), *self._weights(0))
-            return inputs, (inputs.unsqueeze(0), cell.unsqueeze(0))
-        hidden, cells = [], []
-        for layer, (old_hidden, old_cell) in enumerate(zip(*state, strict=True)):
-            inputs, cell = torch.lstm_cell(inputs, (old_hidden, old_cell), *self._weights(layer))
-            hidden.append(inputs)
-            cells.append(cell)
-        return inputs, (torch.stack(hidden), torch.stack(cells))
-
+    @override
     def sequence(self, inputs: Tensor, resets: Tensor, state: State) -> Tensor:
-        """Run L time steps of B environments at once.
-
-        :param inputs: ``[L, B, D]``; those of reset steps are ignored.
-        :param resets: ``[L, B, 1]``, 1 at reset steps, 0 elsewhere.
-        :param state: the state before the first step.
-        :returns: outputs of the last layer, ``[L, B, H]``; 0 at reset steps.
-        """
         if self._kernel_fits(inputs):
             return self._compiled(inputs, resets, state)[0]
-        return self._fused(inputs, resets, state)[0]
+        return super().sequence(inputs, resets, state)
 
+    @override
     def sequence_and_states(self, inputs: Tensor, resets: Tensor, state: State, rows: Tensor) -> tuple[Tensor, State]:
-        """Run :meth:`sequence`, and return also the state of environment b after row ``rows[b]``.
+        if not self._kernel_fits(inputs):
+            return super().sequence_and_states(inputs, resets, state, rows)
+        outputs, hidden, cells = self._compiled(inputs, resets, state)
+        envs = torch.arange(len(rows))
+        at_rows = ([states[rows, envs] for states in part] for part in (hidden, cells))
+        hidden_after, cells_after = (torch.stack(layers) for layers in at_rows)
+        return outputs, (hidden_after, cells_after)
 
-        Torch's fused call returns the state after its last row only. It is stopped at the first row of `rows`, and the few rows
-        up to the last one are run step by step.
-
-        :param rows: ``[B]``.
-        """
-        if self._kernel_fits(inputs):
-            outputs, hidden, cells = self._compiled(inputs, resets, state)
-            envs = torch.arange(len(rows))
-            at_rows = ([states[rows, envs] for states in part] for part in (hidden, cells))
-            hidden_after, cells_after = (torch.stack(layers) for layers in at_rows)
-            return outputs, (hidden_after, cells_after)
-        first, last = int(rows.min()), int(rows.max())
-        outputs, state = self._fused(inputs[: first + 1], resets[: first + 1], state)
-        parts = [outputs]
-        after = tuple(part.clone() for part in state)
-        for row in range(first + 1, last + 1):
-            keep = 1.0 - resets[row]
-            output, state = self.step(inputs[row], state)
-            state = (state[0] * keep, state[1] * keep)
-            parts.append((output * keep).unsqueeze(0))
-            here = (rows == row).reshape(1, -1, 1).to(inputs.device)
-            after = tuple(torch.where(here, new, old) for new, old in zip(state, after, strict=True))
-        if last + 1 < len(inputs):
-            parts.append(self._fused(inputs[last + 1 :], resets[last + 1 :], state)[0])
-        return torch.cat(parts), (after[0], after[1])
-
+    @override
     def states_before(self, inputs: Tensor, resets: Tensor, state: State) -> State:
-        """Return the state before every row, ``[n_layers, L * B, H]`` twice: each row as the start of its own sequence."""
-        if self._kernel_fits(inputs):
-            _, hidden, cells = self._compiled(inputs, resets, state)
-            parts = [
-                torch.stack(
-                    [torch.cat((first.unsqueeze(0), rows[:-1])).flatten(0, 1) for first, rows in zip(start, after, strict=True)]
-                )
-                for start, after in zip(state, (hidden, cells), strict=True)
-            ]
-            return parts[0], parts[1]
-        before = []
-        for row, reset in zip(inputs, resets, strict=True):
-            before.append(state)
-            state = self.step(row, state)[1]
-            state = (state[0] * (1.0 - reset), state[1] * (1.0 - reset))
-        hidden_rows, cell_rows = (torch.stack(part, dim=1).flatten(1, 2) for part in zip(*before, strict=True))
-        return hidden_rows, cell_rows
+        if not self._kernel_fits(inputs):
+            return super().states_before(inputs, resets, state)
+        _, hidden, cells = self._compiled(inputs, resets, state)
+        parts = [
+            torch.stack(
+                [torch.cat((first.unsqueeze(0), rows[:-1])).flatten(0, 1) for first, rows in zip(start, after, strict=True)]
+            )
+            for start, after in zip(state, (hidden, cells), strict=True)
+        ]
+        return parts[0], parts[1]
 
     def _kernel_fits(self, inputs: Tensor) -> bool:
         return self.compiled and inputs.dtype == torch.float32 and inputs.device.type == "cpu"
@@ -196,25 +248,48 @@ class LstmTrunk(nn.Module):
             cells.append(cell)
         return inputs, hidden, cells
 
-    def _fused(self, inputs: Tensor, resets: Tensor, state: State) -> tuple[Tensor, State]:
-        hidden, cells = [], []
-        for layer in range(self.n_layers):
-            w_input, w_hidden, b_input, b_hidden = self._weights(layer)
-            weights = [torch.cat((w_input, self.shut), dim=1), w_hidden, b_input, b_hidden]
-            start = (state[0][layer : layer + 1].contiguous(), state[1][layer : layer + 1].contiguous())
-            augmented = torch.cat((self._dropped(inputs, layer), resets), dim=2)
-            inputs, last_hidden, last_cell = torch.lstm(augmented, start, weights, True, 1, 0.0, self.training, False, False)
-            hidden.append(last_hidden)
-            cells.append(last_cell)
-        return inputs, (torch.cat(hidden), torch.cat(cells))
+    @override
+    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+        hidden, cell = torch.lstm_cell(inputs, state, *weights)
+        return hidden, cell
 
-    def _dropped(self, inputs: Tensor, layer: int) -> Tensor:
-        """Return the inputs of a layer; in training, without some of the outputs of the layer below."""
-        return dropout(inputs, self.dropout) if layer and self.dropout and self.training else inputs
+    @override
+    def _layer(self, inputs: Tensor, resets: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        w_input, *others = weights
+        augmented = torch.cat((inputs, resets), dim=2)
+        widened = [torch.cat((w_input, self.shut), dim=1), *others]
+        return torch.lstm(augmented, state, widened, True, 1, 0.0, self.training, False, False)
 
-    def _weights(self, layer: int) -> list[Tensor]:
-        lstm = self.lstm
-        return [getattr(lstm, name) for name in self._names[layer]]
+
+class GruTrunk(RecurrentTrunk):
+    """A stack of GRU layers: three gates instead of an LSTM's four, and no cell state.
+
+    At a reset step the inputs are 0 and the extra channel closes both gates and takes the candidate's bias back:
+    n = tanh(b - b) = 0 and h = (1 - z) n + z h = 0 exactly, without a gradient to what came before nor to the bias.
+
+    :param input_size: number of inputs, D.
+    :param hidden_size: size of the hidden state of a layer, H.
+    :param n_layers: number of layers.
+    :param dropout: share of a layer's outputs that the next layer does not see in training.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1, dropout: float = 0.0) -> None:
+        super().__init__(nn.GRU(input_size, hidden_size, n_layers), dropout)
+
+    @override
+    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+        hidden = torch.gru_cell(inputs, state[0], *weights)
+        return hidden, torch.zeros_like(hidden)
+
+    @override
+    def _layer(self, inputs: Tensor, resets: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        w_input, w_hidden, b_input, b_hidden = weights
+        gates = b_input.new_full((2 * self.hidden_size,), SHUT)
+        shut = torch.cat((gates, -b_input[2 * self.hidden_size :])).unsqueeze(1)
+        augmented = torch.cat((inputs * (1.0 - resets), resets), dim=2)
+        widened = [torch.cat((w_input, shut), dim=1), w_hidden, b_input, b_hidden]
+        outputs, hidden = torch.gru(augmented, state[0], widened, True, 1, 0.0, self.training, False, False)
+        return outputs, hidden, torch.zeros_like(hidden)
 
 
 def reset_state(state: State, starts: NDArray[np.bool_]) -> State:

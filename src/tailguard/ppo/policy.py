@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
@@ -20,11 +20,11 @@ from stable_baselines3.common.utils import get_device
 from torch import Tensor, nn
 
 from tailguard.io.checkpoint import refusing
-from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution
+from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution, masked
 from tailguard.ppo.compiled.networks import has_kernel, head_outputs
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
-from tailguard.ppo.networks import LstmTrunk, State, mlp, reset_state
+from tailguard.ppo.networks import GruTrunk, LstmTrunk, RecurrentTrunk, State, mlp, reset_state
 from tailguard.ppo.observations import Observation, ObservationRows
 from tailguard.ppo.risk import Budget
 from tailguard.ppo.saved_form import require_sizes
@@ -68,8 +68,9 @@ class DistributionalPolicy(BasePolicy):
     :param normalize_images: scale images to [0, 1].
     :param optimizer_class: a torch optimizer instead of the algorithm's own; None leaves the choice to the algorithm.
     :param optimizer_kwargs: its arguments, without the learning rate.
-    :param lstm_hidden_size: size of the LSTM's hidden state.
-    :param n_lstm_layers: number of LSTM layers.
+    :param lstm_hidden_size: size of the hidden state, of a GRU as well.
+    :param n_lstm_layers: number of recurrent layers.
+    :param recurrent_cell: ``lstm``, or ``gru`` for GRU layers in the place of every LSTM.
     :param lstm_forget_bias: added to the forget gates at initialisation. With 0 one half of the cell state is lost per step,
         which learns fast from the last few observations; 1 to 3 for what lies far back.
     :param shared_lstm: one LSTM for actor and critics instead of one each.
@@ -119,6 +120,7 @@ class DistributionalPolicy(BasePolicy):
         optimizer_kwargs: dict[str, Any] | None = None,
         lstm_hidden_size: int = 256,
         n_lstm_layers: int = 1,
+        recurrent_cell: str = "lstm",
         lstm_forget_bias: float = 0.0,
         shared_lstm: bool = False,
         enable_critic_lstm: bool | None = None,
@@ -156,18 +158,24 @@ class DistributionalPolicy(BasePolicy):
             input_size = self.features_extractor.features_dim + self.budget.features
         features = input_size
 
-        self.actor_trunk: LstmTrunk | None = None
-        self.critic_trunk: LstmTrunk | None = None
+        self.actor_trunk: RecurrentTrunk | None = None
+        self.critic_trunk: RecurrentTrunk | None = None
         self.critic_layer: nn.Linear | None = None  # in the place of the critics' LSTM
         if self.recurrent:
             require(lstm_hidden_size >= 1, "lstm_hidden_size", lstm_hidden_size, "at least 1")
             require(n_lstm_layers >= 1, "n_lstm_layers", n_lstm_layers, "at least 1")
             require(math.isfinite(lstm_forget_bias), "lstm_forget_bias", lstm_forget_bias, "a finite number")
             _require_one_critic_trunk(shared_lstm, enable_critic_lstm, share_features_extractor)
-            sizes = (input_size, lstm_hidden_size, n_lstm_layers, compiled, lstm_forget_bias, _dropout(lstm_kwargs))
-            self.actor_trunk = LstmTrunk(*sizes)
+            require(recurrent_cell in ("lstm", "gru"), "recurrent_cell", recurrent_cell, "lstm or gru")
+            require(recurrent_cell == "lstm" or not lstm_forget_bias, "lstm_forget_bias", lstm_forget_bias, "0 for a GRU")
+            sizes, share = (input_size, lstm_hidden_size, n_lstm_layers), _dropout(lstm_kwargs)
+            for_lstm = (compiled, lstm_forget_bias)
+            build = (
+                partial(GruTrunk, *sizes, share) if recurrent_cell == "gru" else partial(LstmTrunk, *sizes, *for_lstm, share)
+            )
+            self.actor_trunk = build()
             if not shared_lstm and enable_critic_lstm is not False:
-                self.critic_trunk = LstmTrunk(*sizes)
+                self.critic_trunk = build()
             features = lstm_hidden_size
 
         self.use_sde, self.use_expln = use_sde, use_expln
@@ -438,6 +446,7 @@ class DistributionalPolicy(BasePolicy):
         state: tuple[NDArray[Any], ...] | None = None,
         episode_start: NDArray[Any] | None = None,
         deterministic: bool = False,
+        action_masks: ArrayLike | None = None,
     ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
         """Return actions for one or many observations, and the recurrent state to pass in with the next ones.
 
@@ -445,6 +454,7 @@ class DistributionalPolicy(BasePolicy):
         :param state: what the previous call returned; None at the start.
         :param episode_start: true where the observation begins an episode: the state is reset there.
         :param deterministic: the mode of the distribution instead of a sample.
+        :param action_masks: false for actions that are not possible, as ``MaskablePPO`` takes them; None for none.
         """
         self.set_training_mode(False)
         if self.budget.columns:
@@ -460,6 +470,7 @@ class DistributionalPolicy(BasePolicy):
                     raise ValueError(f"state must have the shape {expected}, got {tuple(carried[0].shape)}")
             starts = np.zeros(n, np.bool_) if episode_start is None else np.asarray(episode_start, np.bool_).reshape(n)
             dist_params, carried = self.respond(batch, carried, starts)
+            dist_params = masked(self.action_dist, dist_params, action_masks)
             actions = self.action_dist.mode(dist_params) if deterministic else self.action_dist.sample(dist_params)
         chosen = self.action_dist.to_env(actions.cpu().numpy())
         after = (carried[0].cpu().numpy(), carried[1].cpu().numpy()) if self.recurrent else None
@@ -474,18 +485,20 @@ class DistributionalPolicy(BasePolicy):
         actor, critic, _ = self._latents(obs)
         return self._decided(actor, critic, deterministic)
 
-    def evaluate_actions(self, obs: TensorObservation, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate_actions(
+        self, obs: TensorObservation, actions: Tensor, action_masks: ArrayLike | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return values ``[B, 1]``, and log-probabilities and entropies ``[B]`` of actions."""
         actor, critic, _ = self._latents(obs)
-        return self._evaluated(actor, critic, actions)
+        return self._evaluated(actor, critic, actions, action_masks)
 
     def predict_values(self, obs: TensorObservation) -> Tensor:
         """Return mean returns ``[B, 1]``."""
         return self._values(self._latents(obs)[1])
 
-    def get_distribution(self, obs: TensorObservation) -> Distribution:
+    def get_distribution(self, obs: TensorObservation, action_masks: ArrayLike | None = None) -> Distribution:
         """Return SB3's distribution of actions."""
-        return self.action_dist.to_sb3(self.dist_params(self._latents(obs)[0]))
+        return self.action_dist.to_sb3(masked(self.action_dist, self.dist_params(self._latents(obs)[0]), action_masks))
 
     def _decided(self, actor: Tensor, critic: Tensor, deterministic: bool) -> tuple[Tensor, Tensor, Tensor]:
         dist_params = self.dist_params(actor)
@@ -493,8 +506,10 @@ class DistributionalPolicy(BasePolicy):
         shaped = actions.reshape(len(actions), *cast(tuple[int, ...], self.action_space.shape))
         return shaped, self._values(critic), self.action_dist.log_prob(dist_params, actions)
 
-    def _evaluated(self, actor: Tensor, critic: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dist_params = self.dist_params(actor)
+    def _evaluated(
+        self, actor: Tensor, critic: Tensor, actions: Tensor, action_masks: ArrayLike | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dist_params = masked(self.action_dist, self.dist_params(actor), action_masks)
         log_prob = self.action_dist.log_prob(dist_params, actions.reshape(len(dist_params), -1).to(dist_params))
         return self._values(critic), log_prob, self.action_dist.entropy(dist_params)
 
@@ -579,11 +594,16 @@ class RecurrentDistributionalPolicy(DistributionalPolicy):
         return *self._decided(actor, critic, deterministic), after
 
     def evaluate_actions(  # type: ignore[override]
-        self, obs: TensorObservation, actions: Tensor, lstm_states: PairOfStates, episode_starts: Tensor
+        self,
+        obs: TensorObservation,
+        actions: Tensor,
+        lstm_states: PairOfStates,
+        episode_starts: Tensor,
+        action_masks: ArrayLike | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return values, log-probabilities and entropies of actions."""
         actor, critic, _ = self._latents(obs, lstm_states, episode_starts)
-        return self._evaluated(actor, critic, actions)
+        return self._evaluated(actor, critic, actions, action_masks)
 
     def predict_values(  # type: ignore[override]
         self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor
@@ -592,11 +612,11 @@ class RecurrentDistributionalPolicy(DistributionalPolicy):
         return self._values(self._latents(obs, (lstm_states, lstm_states), episode_starts)[1])
 
     def get_distribution(  # type: ignore[override]
-        self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor
+        self, obs: TensorObservation, lstm_states: State, episode_starts: Tensor, action_masks: ArrayLike | None = None
     ) -> tuple[Distribution, State]:
         """Return SB3's distribution of actions for the actor's states, and the states after the last step."""
         actor, _, after = self._latents(obs, (lstm_states, lstm_states), episode_starts)
-        return self.action_dist.to_sb3(self.dist_params(actor)), after[0]
+        return self.action_dist.to_sb3(masked(self.action_dist, self.dist_params(actor), action_masks)), after[0]
 
 
 class CnnDistributionalPolicy(DistributionalPolicy):
@@ -619,7 +639,7 @@ OWN_POLICIES = (
 )
 
 
-def _unrolled(trunk: LstmTrunk, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+def _unrolled(trunk: RecurrentTrunk, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
     """Run sequences that stand one after the other, ``[n * L, F]``, step by step; return the outputs so, and the last state."""
     n = state[0].shape[1]
     outputs, carried = [], (state[0], state[1])

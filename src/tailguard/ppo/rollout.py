@@ -23,10 +23,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from tailguard.envs.vec_env import StepArrays
-from tailguard.ppo.actions import ActionDistribution
+from tailguard.ppo.actions import ActionDistribution, masked
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
-from tailguard.ppo.networks import LstmTrunk, State
+from tailguard.ppo.networks import RecurrentTrunk, State
 from tailguard.ppo.policy import DistributionalPolicy
 from tailguard.ppo.risk import FinishedReturns, RiskObjective
 from tailguard.ppo.targets import gae, sr_lambda_targets
@@ -292,16 +292,17 @@ class Acting:
         self._noise_of_steps = self._noise.unbind()
         self._actions, self._dist_params = rollout.actions.numpy(), rollout.dist_params.numpy()
 
-    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+    def step(self, rollout: Rollout, obs: Tensor, state: State, masks: NDArray[np.bool_] | None = None) -> State:
         """Write the next row of actions and of the parameters of their distribution; return the recurrent state after it.
 
         :param obs: ``[B, obs_size]`` as the rollout has stored them.
         :param state: recurrent state before them, already reset where an episode starts.
+        :param masks: ``[B, n_params]``, false for actions that are not possible now; None for none.
         """
         t = rollout.filled
         with torch.inference_mode():
             dist_params, state = self._policy.act(self._policy.acting_inputs(obs), state)
-            dist_params = dist_params.cpu()
+            dist_params = masked(self._action_dist, dist_params.cpu(), masks)
             self._actions[t] = self._action_dist.draw(dist_params, self._noise_of_steps[t]).numpy()
             self._dist_params[t] = dist_params.numpy()
         return state
@@ -324,7 +325,7 @@ class SdeActing(Acting):
         self._weights = self._draw(rollout.n_envs)
 
     @override
-    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+    def step(self, rollout: Rollout, obs: Tensor, state: State, masks: NDArray[np.bool_] | None = None) -> State:
         t = rollout.filled
         if self._sample_freq > 0 and t and t % self._sample_freq == 0:
             self._weights = self._draw(rollout.n_envs)
@@ -553,7 +554,7 @@ def _atoms(
     The state is None where the critics have none of their own.
     """
     if policy.shares_trunk:
-        return _acted_atoms(policy, cast(LstmTrunk, policy.actor_trunk), obs, layout, rollout), None
+        return _acted_atoms(policy, cast(RecurrentTrunk, policy.actor_trunk), obs, layout, rollout), None
     encoded, resets = policy.encode_for_critics(obs), layout.resets.to(policy.device)
     if policy.critic_trunk is None:
         return policy.raw_atoms(policy.critic_features(encoded, resets, critic_state)), None
@@ -562,7 +563,7 @@ def _atoms(
 
 
 def _acted_atoms(
-    policy: DistributionalPolicy, trunk: LstmTrunk, obs: Tensor, layout: SequenceLayout, rollout: Rollout
+    policy: DistributionalPolicy, trunk: RecurrentTrunk, obs: Tensor, layout: SequenceLayout, rollout: Rollout
 ) -> Tensor:
     """Return raw atoms of critics on the actor's trunk, which saw the steps when they were acted on.
 
@@ -711,7 +712,7 @@ def _cut(policy: DistributionalPolicy, learnt: LearntSteps, dones: Tensor, lengt
 
 
 def _states_at_parts(
-    trunk: LstmTrunk, encoded: Tensor, layout: SequenceLayout, start: tuple[Tensor, ...], length: int
+    trunk: RecurrentTrunk, encoded: Tensor, layout: SequenceLayout, start: tuple[Tensor, ...], length: int
 ) -> tuple[Tensor, ...]:
     """Return the recurrent states with which parts of `length` steps begin, ``[n_layers, N B, H]`` twice."""
     rows, envs = layout.resets.shape[:2]

@@ -3,11 +3,14 @@
 Weights do not change during a rollout, so they are laid out for the kernel once, at its start.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
 from tailguard.optim.layout import FlatParameters
+from tailguard.ppo.actions import masked
 from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled.applies import acting_applies
 from tailguard.ppo.compiled.networks import CompiledMlp, PackedWeights, Workspace, lstm_weights
@@ -55,7 +58,7 @@ class CompiledActing(Acting):
             self._packed.fill(*self._trunk)
 
     @override
-    def step(self, rollout: Rollout, obs: Tensor, state: State) -> State:
+    def step(self, rollout: Rollout, obs: Tensor, state: State, masks: NDArray[np.bool_] | None = None) -> State:
         t = rollout.filled
         # Contiguous: columns that are no inputs leave gaps between the rows.
         features = self._policy.acting_inputs(obs).contiguous().numpy()
@@ -68,6 +71,7 @@ class CompiledActing(Acting):
         if self._log_std is not None:
             kernels.draw_gaussian(raw, self._log_std, self._noise_rows[t], dist_params, self._actions[t])
         else:
-            dist_params[:] = raw
-            self._actions[t] = self._action_dist.draw(torch.from_numpy(dist_params), self._noise[t]).numpy()
+            logits = masked(self._action_dist, torch.from_numpy(raw), masks)
+            dist_params[:] = logits.numpy()
+            self._actions[t] = self._action_dist.draw(logits, self._noise[t]).numpy()
         return state

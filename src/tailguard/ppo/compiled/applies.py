@@ -6,6 +6,7 @@ from torch import nn
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.compiled.networks import has_kernel
 from tailguard.ppo.critic import MeanReturn, QuantileReturns
+from tailguard.ppo.networks import LstmTrunk, RecurrentTrunk
 from tailguard.ppo.policy import DistributionalPolicy, RecurrentDistributionalPolicy
 
 
@@ -23,7 +24,7 @@ def acting_applies(policy: DistributionalPolicy) -> bool:
         and policy.features_extractor is None
         and parameter.dtype == torch.float32
         and parameter.is_cpu
-        and (policy.actor_trunk is None or policy.actor_trunk.n_layers == 1)
+        and (policy.actor_trunk is None or _has_lstm_kernel(policy.actor_trunk))
         and has_kernel(policy.actor)
         and (isinstance(policy.action_dist, Categorical) or policy.free_std)
     )
@@ -43,9 +44,13 @@ def update_applies(policy: DistributionalPolicy, *, whole_minibatches: bool = Tr
         whole_minibatches
         and not clips_values
         and acting_applies(policy)
-        and (trunk is None or trunk.n_layers == 1)
+        and (trunk is None or _has_lstm_kernel(trunk))
         and policy.critic_layer is None
         and all(isinstance(head, nn.Sequential) and has_kernel(head) for head in policy.critics)
         and (type(return_dist) is MeanReturn or (type(return_dist) is QuantileReturns and return_dist.kappa == 0.0))
         and all(parameter.requires_grad and not parameter._backward_hooks for parameter in policy.parameters())
     )
+
+
+def _has_lstm_kernel(trunk: RecurrentTrunk) -> bool:
+    return isinstance(trunk, LstmTrunk) and trunk.n_layers == 1
