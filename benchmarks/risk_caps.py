@@ -12,7 +12,7 @@ from risk_market import tail_mean
 from tailguard.envs.betting_game import _Tree
 from tailguard.market import BettingGame
 from tailguard.ppo.config import RiskConfig
-from tailguard.ppo.risk import Budget, FinishedEpisodes, RiskObjective
+from tailguard.ppo.risk import Budget, FinishedReturns, RiskObjective
 
 ROLLOUTS, EPISODES = 150, 1000
 LEVELS = (np.arange(EPISODES) + 0.5) / EPISODES
@@ -49,8 +49,8 @@ def searched(player: PerfectPlayer, alpha: float) -> float:
     objective = RiskObjective(config, Budget(config))
     for rollout in range(ROLLOUTS):
         returns = player.returns(objective.budget.caps.item())
-        objective.remember(FinishedEpisodes(returns, np.empty((0, 1)), np.ones(EPISODES), np.empty(0)))
-        objective.adapt(rollout / ROLLOUTS, np.ones(1), 1.0)
+        objective.remember(FinishedReturns(returns, np.empty((0, 1)), np.ones(EPISODES), np.empty(0)))
+        objective.adapt(rollout / ROLLOUTS, np.ones(1))
     return player.cvar(objective.budget.caps.item(), alpha)
 
 

@@ -268,7 +268,7 @@ def test_every_section_reaches_the_model():
         "training.network.censored=true",
         "training.network.compiled=false",
         "training.critic={num_quantiles: 7, scale: {beta: 0.5}}",
-        "training.risk={objective: cvar, alpha: 0.2}",
+        "training.risk={objective: cvar, alpha: 0.2, period: 5}",
         "training.optimizer={name: adamw, weight_decay: 0.02}",
         "training.entropy.initial=0.02",
         "training.kl={mode: early_stop, target: 0.02}",
@@ -342,3 +342,25 @@ class TestLimits:
             load_config(path)
         with pytest.raises(ValueError, match="is not a YAML value"):
             load_config(None, ["data=" + "[" * 500])
+
+
+def test_agents_that_are_averse_to_tails_have_defaults_of_their_own():
+    plain, averse = (load_config(None, [f"training.risk={risk}"]).training for risk in ("{}", "{objective: cvar, period: 21}"))
+    assert (plain.steps, plain.n_steps, plain.learning_rate, plain.network.log_std_init) == (65_536, 128, 3e-4, 0.0)
+    assert (averse.steps, averse.n_steps, averse.learning_rate, averse.network.log_std_init) == (131_072, 32, 1e-3, -2.0)
+    own = ["training.risk={objective: cvar, period: 21}", "training.steps=4096", "training.network.log_std_init=0.5"]
+    changed = load_config(None, own).training
+    assert (changed.steps, changed.n_steps, changed.network.log_std_init) == (4096, 32, 0.5)
+    assert changed.network.net_arch == plain.network.net_arch
+    for risk in ("{objective: neutral, period: 21}", "{objective: cvar}"):  # episodes as before
+        assert load_config(None, [f"training.risk={risk}"]).training.steps == 65_536
+
+
+@pytest.mark.parametrize(("text", "value"), [("21", 21), ("'21'", 21), ("1m", "1M"), ("W", "1W")])
+def test_a_period_has_one_form(text, value):
+    assert load_config(None, [f"training.risk={{objective: cvar, period: {text}}}"]).training.risk.period == value
+
+
+def test_an_impossible_period_is_refused():
+    with pytest.raises(ValueError, match="period"):
+        load_config(None, ["training.risk.period=month"])

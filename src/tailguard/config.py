@@ -113,8 +113,16 @@ class AdversaryConfig(SAPPOConfig):
         return self
 
 
+# Defaults of agents that are averse to the tail of their periods, where they differ. A tail is learnt from few samples, so that
+# it takes more and larger steps. And it is the tail of an agent that explores: with positions drawn as widely as usual, what is
+# seen in the worst periods are the agent's own dice and what they cost.
+RISK_DEFAULTS: dict[str, Any] = {"steps": 131_072, "n_steps": 32, "learning_rate": 1e-3}
+RISK_LOG_STD = -2.0
+
+
 class TrainingConfig(BaseModel):
-    """The training of an agent.
+    """The training of an agent. With a ``risk`` that has a period, `steps`, `n_steps`, `learning_rate` and
+    ``network.log_std_init`` default to 131,072, 32, 1e-3 and -2.
 
     :param steps: environment steps in all, at least 1; with a ``selection`` the most that it may choose. 65,536 take a second
         or two. More fit the training bars better, which is not always better on the bars that follow.
@@ -208,6 +216,22 @@ class TrainingConfig(BaseModel):
         named = network.get("lstm_hidden_size", size)
         require(named == size, "network.lstm_hidden_size", named, f"{size}, as lstm_hidden_size says; keep one of the two")
         return values | {"network": network | {"lstm_hidden_size": size}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_objective(cls, values: Any) -> Any:
+        """Fill in what agents that are averse to the tail of their periods learn better with."""
+        if not isinstance(values, dict):
+            return values
+        risk, network = values.get("risk"), values.get("network", {})
+        if isinstance(risk, RiskConfig):
+            risk = risk.model_dump()
+        averse = isinstance(risk, dict) and risk.get("period") is not None and risk.get("objective", "neutral") != "neutral"
+        if not averse:
+            return values
+        if isinstance(network, dict):
+            network = {"log_std_init": RISK_LOG_STD, **network}
+        return RISK_DEFAULTS | values | {"network": network}
 
     @field_validator("normalize_obs", mode="before")
     @classmethod

@@ -49,6 +49,17 @@ class PeriodRows(NamedTuple):
         return np.asarray(self.own != self.next)
 
 
+class DecisionPeriods(NamedTuple):
+    """The periods of the decisions at the closes of n bars. What a decision earns belongs to its period.
+
+    :param number: ``[n]`` of the period in which the next bar is expected, never falling.
+    :param left: ``[n]`` share of the period that is left, in (0, 1]; 1 at its first decision.
+    """
+
+    number: Ints
+    left: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class Period:
     """A number of bars, or of units of the calendar (UTC; weeks begin on Monday).
@@ -107,6 +118,20 @@ class Period:
         # A bar may come in a later period than it was expected in, never in an earlier one than the bar before.
         following = np.maximum(following, own)
         return PeriodRows(own, following, calendar.bars_until(expected, self._start(following + 1)))
+
+    def decisions(self, times: pd.DatetimeIndex) -> DecisionPeriods:
+        """Return the periods of the decisions at the closes of bars.
+
+        A bar that comes later than expected still belongs to the period that the decision before it was about: nobody knew
+        better when it was taken. So the periods of decisions differ a little from those of bars after a gap in the data.
+
+        :param times: of the bars, increasing; naive ones are taken as UTC.
+        """
+        rows = self.rows(times)
+        number = np.maximum.accumulate(rows.next)
+        first = np.append(True, number[1:] != number[:-1])[: len(number)]
+        begun = np.maximum.accumulate(np.where(first, np.arange(len(number)), 0))
+        return DecisionPeriods(number, np.minimum(rows.to_go / rows.to_go[begun], 1.0))
 
     def _number(self, stamps: Times) -> Ints:
         """Return the number of the period that each time belongs to."""

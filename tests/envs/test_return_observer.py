@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from test_vec_env import Scripted
 
 from tailguard import ReturnAugmentedEnv, ReturnObserver
-from tailguard.envs.return_observer import RunningReturn
+from tailguard.envs.return_observer import ReturnRule, RunningReturn
 from tailguard.envs.vec_env import StepArrays, step_with_arrays
 
 GAMMA, STEPS = 0.9, 60
@@ -217,20 +217,20 @@ def test_other_observations_are_refused(space):
 @pytest.mark.parametrize("gamma", [0.0, -0.1, 1.1, float("nan")])
 def test_impossible_discounts_are_refused(gamma):
     with pytest.raises(ValueError, match="gamma"):
-        RunningReturn(2, gamma)
+        RunningReturn(2, ReturnRule(gamma))
     with pytest.raises(ValueError, match="gamma"):
         ReturnObserver(Diary(), gamma)
 
 
 def test_without_a_discount_the_return_is_the_plain_sum():
-    running = RunningReturn(2, 1.0)
+    running = RunningReturn(2, ReturnRule(1.0))
     for _ in range(1000):
         running.add(np.array([1.0, -0.5]))
     np.testing.assert_array_equal(running.columns(), [[1000.0, 1.0], [-500.0, 1.0]])
 
 
 def test_very_long_episodes_keep_a_discount_that_can_be_divided_by():
-    running = RunningReturn(1, 0.5)
+    running = RunningReturn(1, ReturnRule(0.5))
     for _ in range(5000):
         running.add(np.ones(1))
     total, discount = running.columns()[0]

@@ -15,7 +15,7 @@ from tailguard.evaluate import statistics
 from tailguard.evaluate.attack import FIGURES, AttackPlan, attack_market
 from tailguard.evaluate.attacked import DELIBERATE, NATURAL, AttackedPolicy
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.play import play, return_gamma_of
+from tailguard.evaluate.play import play, return_rule_of
 from tailguard.market import build_features, random_walk
 from tailguard.market.bars import periods_per_year
 from tailguard.market.features import FeatureScaler, market_columns
@@ -207,7 +207,7 @@ def test_stale_dropped_and_noisy_columns(market):
 def history(model, market):
     """The account of an agent in an evaluation: with a warm-up of 64 bars, from the close before the first test row on."""
     span = market.split.span
-    (played,) = play(model, market.bars, market.features, RULES, [span], return_gamma=return_gamma_of(model), warmup=64)
+    (played,) = play(model, market.bars, market.features, RULES, [span], returns=return_rule_of(model), warmup=64)
     return BacktestWindow(market.bars, RULES, span).trade("agent", played.targets)
 
 
@@ -279,7 +279,7 @@ def test_a_report_is_written_and_read(report, tmp_path):
 
 def test_agents_of_a_tail_are_attacked_with_what_they_have_earned(market):
     plan = AttackPlan(epsilons=(0.2,), attacks=("pgd_kl",), stale=(), dropped=(), noisy=(), steps=2, draws=10)
-    for risk in ({"objective": "cvar", "alpha": 0.2}, {"objective": "cvar", "alpha": (0.1, 0.9)}):
+    for risk in ({"objective": "cvar", "alpha": 0.2, "period": "1W"}, {"objective": "cvar", "alpha": (0.1, 0.9)}):
         model = agent(market, "MlpLstmPolicy", risk=risk, gamma=0.95)
         made = attack_market(model, market, plan)
         assert made.rows[0].total_return == pytest.approx(history(model, market).equity[-1] - 1.0)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tailguard.evaluate.critic_calibration import FEWEST_OUTCOMES, calibrate, discounted_sums, outcome_horizon
+from tailguard.periods import Period
 
 LEVELS = (np.arange(32) + 0.5) / 32
 GAMMA, SIGMA = 0.8, 0.01
@@ -54,6 +55,24 @@ def test_a_right_distribution_passes():
     assert all(test.p_value > 0.01 for test in result.shortfall.values())
     assert set(result.coverage) == set(result.shortfall) == {0.05, 0.1}
     np.testing.assert_allclose(result.realised, LEVELS, atol=0.08)
+
+
+@pytest.mark.parametrize("period", ["21", "1M"])
+def test_predictions_of_periods_are_compared_with_their_sums(period):
+    """Independent rewards of sigma: the sum of n of them is N(0, n sigma^2). Months that a fold has cut are left out."""
+    folds, rewards = (2500, 1500), np.random.default_rng(0).normal(0.0, SIGMA, 4000)
+    starts = pd.Series(range(4000), TIMES).groupby([TIMES.to_period("M"), np.arange(4000) < 2500]).agg(["first", "last"])
+    whole = [
+        (a, b + 1) for a, b in starts.sort_values("first").to_numpy().tolist() if a not in (0, 2500) and b not in (2499, 3999)
+    ]
+    if period == "21":
+        whole = [(k, k + 21) for first, n in ((0, 2500), (2500, 1500)) for k in range(first, first + n - 20, 21)]
+    quantiles = np.tile(stats.norm(0.0, SIGMA * np.sqrt(21 if period == "21" else 30.4)).ppf(LEVELS), (4000, 1))
+    result = calibrate(TIMES, rewards, quantiles, LEVELS, 0.3, list(folds), Period.parse(period))
+    assert result.times.equals(TIMES[[first for first, _ in whole]])
+    np.testing.assert_allclose(result.outcomes, [rewards[slice(*span)].sum() for span in whole])
+    assert result.horizon in (21, 30, 31)
+    assert result.uniformity.p_value > 0.01
 
 
 def test_too_narrow_a_distribution_is_found_out():

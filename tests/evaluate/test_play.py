@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tailguard.envs.return_observer import ReturnRule
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.play import play, target_weights
 from tailguard.market import FeatureConfig, TradingSettings, build_features, load_bars, random_walk
@@ -105,7 +106,7 @@ def test_a_warm_up_ends_where_features_begin(bars, features):
 
 def test_what_has_been_earned_is_counted_from_the_first_bar_that_counts(bars, features):
     agent = Scripted(lambda count: np.array(0.9))
-    played = playing(agent, bars, features, TradingSettings(), (100, 250), return_gamma=0.9, warmup=30)
+    played = playing(agent, bars, features, TradingSettings(), (100, 250), returns=ReturnRule(0.9), warmup=30)
     earned, discounts = np.array(agent.seen)[:, -2], np.array(agent.seen)[:, -1]
     for first, last in ((0, 30), (30, 80)):  # counting begins with the warm-up, and again after it
         powers = 0.9 ** np.arange(last - first)
@@ -172,13 +173,13 @@ class Noting:
         return (signal * np.cos(count))[:, None], (count + 1.0,)
 
 
-@pytest.mark.parametrize("return_gamma", [None, 0.9])
-def test_accounts_side_by_side_are_accounts_alone(bars, return_gamma):
+@pytest.mark.parametrize("returns", [None, ReturnRule(0.9), ReturnRule.of(1.0, 7), ReturnRule.of(1.0, "1W")])
+def test_accounts_side_by_side_are_accounts_alone(bars, returns):
     """Spans of different lengths, one of them ruined early, one that ends with the data, with what is left of a warm-up."""
     crashed = crash(bars, 150)
     features, settings = build_features(crashed, SHORT), TradingSettings(leverage=3.0)
     spans = [(100, 250), (features.warmup + 3, 60), (160, 300), (200, 203), (120, 155)]
-    options = {"return_gamma": return_gamma, "warmup": 20}
+    options = {"returns": returns, "warmup": 20}
     together = play(Noting(), crashed, features, settings, spans, **options)
     assert [account.ruined for account in together][1] is False
     assert {account.warmup for account in together} == {20, 3}

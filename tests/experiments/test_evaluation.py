@@ -84,7 +84,7 @@ def test_one_agent_is_judged_on_the_rows_it_has_not_seen(bars):
     assert record.provenance.fingerprint == fingerprint(bars)
 
 
-@pytest.mark.parametrize("settings", [(), ("training.risk={objective: cvar, alpha: 0.2}", "trading.fill=close")])
+@pytest.mark.parametrize("settings", [(), ("training.risk={objective: cvar, alpha: 0.2, period: 9}", "trading.fill=close")])
 def test_the_table_after_a_training_is_that_of_the_evaluation(bars, settings):
     """To the last digit, for the agent and for every baseline that both know."""
     model, market, config = made(bars, *settings)

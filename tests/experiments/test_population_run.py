@@ -370,7 +370,7 @@ def test_hyperparameters_that_do_not_exist_or_must_not_change(data):
         TunableHyperparameters(model, ("adversarial_epsilon",))
     with pytest.raises(ValueError, match="clip_range"):
         TunableHyperparameters(model, ("clip_range",)).apply({"gamma": 0.9})
-    watching = factory_of(data, "training.risk={objective: cvar, alpha: 0.2}")
+    watching = factory_of(data, "training.risk={objective: cvar, alpha: 0.2, period: 9}")
     with pytest.raises(ValueError, match="gamma"):
         TunableHyperparameters(build_model(watching.market, watching.config.training), ("gamma",))
 

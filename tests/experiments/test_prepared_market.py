@@ -1,12 +1,13 @@
 """A market with rows held out: nothing of them is trained on, nor anything that still looks back at them."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tailguard.config import load_config
 from tailguard.evaluate.folds import longest_lookback
 from tailguard.experiments.prepared_market import LONGEST_EPISODE, Split, market_features, prepare_market
-from tailguard.market import random_walk
+from tailguard.market import load_bars, random_walk
 from tailguard.market.features import FeatureScaler
 from tailguard.market.relevance import fill_returns
 
@@ -74,6 +75,22 @@ def test_scale_and_relevance_come_from_the_spans_alone(bars):
     paid = np.full((1000, 1), np.nan)
     paid[rows] = earned
     assert market.scaler.state_dict() == scaler.fit(raw[:1000], paid, 2.5, held_out).state_dict()
+
+
+def test_an_agent_that_is_averse_to_tails_sees_what_says_something_about_the_size_of_returns():
+    """Volatility comes in clusters and says nothing about the direction."""
+    rng, n = np.random.default_rng(0), 1200
+    std = np.where(np.arange(n) // 60 % 2, 0.002, 0.02)
+    close = 100.0 * np.exp(np.cumsum(std * rng.normal(size=n)))
+    opened = np.append(100.0, close[:-1]) * np.exp(0.0001 * rng.normal(size=n))
+    table = {"open": opened, "high": np.maximum(opened, close), "low": np.minimum(opened, close), "close": close, "volume": 1.0}
+    bars = load_bars(pd.DataFrame(table, index=pd.date_range("2010-01-01", periods=n, name="time")))
+    neutral, averse = (
+        dict(zip(market.scaler.names, market.scaler.weight, strict=True))
+        for market in (prepared(bars, None), prepared(bars, None, "training.risk={objective: cvar, period: 21}"))
+    )
+    assert neutral["volatility_close"] < 0.5 < averse["volatility_close"]
+    assert all(averse[name] >= weight for name, weight in neutral.items())
 
 
 def test_what_agents_learn_from_does_not_depend_on_the_block(bars):

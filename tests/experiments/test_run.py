@@ -33,7 +33,7 @@ TINY = [
     "checkpoints.every_seconds=0",
 ]
 EVERYTHING = [
-    "training.risk={objective: cvar, alpha: 0.2}",
+    "training.risk={objective: cvar, alpha: 0.2, period: 1W}",
     "training.vgs={}",
     "training.optimizer={name: adaptive_upgd, sigma: 0.01}",
 ]

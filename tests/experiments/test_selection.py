@@ -226,6 +226,48 @@ def test_interest_on_cash_is_no_alpha(bars, tried):
     assert result.active == 0.0
 
 
+# Agents that are averse to the tail of their periods.
+
+AVERSE = "training.risk={objective: cvar, alpha: 0.1, period: 5}"
+
+
+def test_a_risk_averse_agent_is_chosen_by_its_tail_and_not_by_growth(bars, tried):
+    """At the first stop it grows more, at the second it avoids the worst bars. The mix of such a market is cash."""
+
+    def decide(policy, stop, span):
+        moves = moves_of(bars, span)
+        held = np.where(moves < np.quantile(moves, 0.2), 0.0, 0.5)
+        return np.where(moves > 0.0, 1.0, 0.5) if stop == 64 else held
+
+    averse, _ = tried(decide, AVERSE)
+    neutral, _ = tried(decide)
+    assert (neutral.steps, averse.steps) == (64, 128)
+    assert averse.core == (0.0,)
+    assert averse.mix_objective == 0.0
+    assert averse.active == 1.0
+    growth, objective = ([getattr(each, name) for each in averse.candidates[:2]] for name in ("growth", "objective"))
+    assert growth[0] > growth[1]
+    assert objective[0] < objective[1]
+    assert "the average of the worst 10% of returns over 5 bars" in averse.reason
+    assert "objective" in averse.table()
+    assert "objective" not in neutral.table()
+
+
+def test_who_holds_less_is_not_chosen_or_trusted_for_it(bars, tried):
+    timing = lambda span: np.where(moves_of(bars, span) < -0.01, 0.0, 1.0)  # noqa: E731
+    result, _ = tried(lambda policy, stop, span: timing(span) if stop == 128 else np.full(span[1] - span[0] - 1, 0.01), AVERSE)
+    assert result.steps == 128
+    constant, _ = tried(lambda policy, stop, span: np.full(span[1] - span[0] - 1, 0.01), AVERSE)
+    assert constant.chosen.t_statistic == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_risk_averse_agent_that_loses_steers_nothing(bars, tried):
+    """It bets against every move."""
+    result, _ = tried(lambda policy, stop, span: -0.1 * np.sign(moves_of(bars, span)), AVERSE)
+    assert result.chosen.sharpe < 0.0
+    assert result.active == 0.0
+
+
 # What it may know.
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from tailguard.config import load_config
-from tailguard.evaluate.play import play, return_gamma_of
+from tailguard.evaluate.play import play, return_rule_of
 from tailguard.experiments import bar_stream
 from tailguard.experiments.bar_stream import bar_chunks
 from tailguard.experiments.prepared_market import default_split, prepare_market
@@ -44,7 +44,9 @@ def trader_of(model, market, config):
     return Trader(model, market.scaler, config.features, config.trading)
 
 
-@pytest.mark.parametrize("risk", ["{}", "{objective: cvar, alpha: 0.2}"])
+@pytest.mark.parametrize(
+    "risk", ["{}", "{objective: cvar, alpha: 0.2, period: 7}", "{objective: cvar, alpha: 0.2, period: 1W}"]
+)
 @pytest.mark.parametrize("portfolio", [False, True])
 def test_decisions_are_those_of_an_evaluation_however_the_bars_arrive(risk, portfolio):
     bars = random_walk(400, seed=0)
@@ -52,8 +54,8 @@ def test_decisions_are_those_of_an_evaluation_however_the_bars_arrive(risk, port
         bars = load_bars({"a": bars, "b": random_walk(400, seed=1)})
     model, market, config = made(bars, f"training.risk={risk}", "trading.fee=0.002", "trading.long_only=true")
     first = market.features.warmup
-    gamma = return_gamma_of(model)
-    (expected,) = play(model, bars, market.features, config.trading, [(first, len(bars))], return_gamma=gamma)
+    rule = return_rule_of(model)
+    (expected,) = play(model, bars, market.features, config.trading, [(first, len(bars))], returns=rule)
     at_once = trader_of(model, market, config).add(bars)
     assert [decision.time for decision in at_once] == list(bars.index[first:])
     assert np.array_equal([decision.weights for decision in at_once][:-1], expected.targets)

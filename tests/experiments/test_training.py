@@ -51,10 +51,16 @@ def test_the_same_seed_gives_the_same_table(bars):
 
 
 def test_an_agent_trained_on_a_tail_is_played_with_what_it_has_earned(bars):
-    settings = ("training.risk={objective: cvar, alpha: 0.2}", "training.vgs={}", "training.optimizer={name: upgdw}")
+    settings = ("training.risk={objective: cvar, alpha: 0.2, period: 9}", "training.vgs={}", "training.optimizer={name: upgdw}")
     rows, neutral = trained(bars, *settings)[1], trained(bars)[1]
     assert rows[0].total_return != neutral[0].total_return
     assert rows[1:] == neutral[1:]
+
+
+def test_a_tail_that_the_discount_has_taken_away_is_warned_of(bars):
+    config = load_config(None, [*TINY, "training.risk={objective: cvar, alpha: 0.2}"])
+    with pytest.warns(UserWarning, match=r"set training\.risk\.period"):
+        build_model(prepare_market(bars, config, default_split(len(bars), config.training)), config.training)
 
 
 @pytest.mark.parametrize(("train", "test"), [((0, 0), (0, 5)), ((5, 9), (8, 12)), ((-1, 3), (3, 5)), ((0, 5), (5, 4))])

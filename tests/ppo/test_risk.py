@@ -1,6 +1,8 @@
 """Objectives that look at the tail: identities of the capped return, exact trees, tails by brute force, caps, settings."""
 
+import itertools
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -10,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_algorithm import B, Script, T, make, mlp_and_lstm, weights
 
-from tailguard.envs.return_observer import RunningReturn
+from tailguard.envs.return_observer import ReturnRule, RunningReturn
 from tailguard.ppo.config import RiskConfig
-from tailguard.ppo.risk import ENOUGH_EPISODES, HOPELESS_MULTIPLIER, Budget, FinishedEpisodes, ReturnWindow, RiskObjective
+from tailguard.ppo.risk import ENOUGH_EPISODES, HOPELESS_MULTIPLIER, Budget, FinishedReturns, ReturnWindow, RiskObjective
 from tailguard.validation import build
 
 NO_ATOMS = np.empty((0, 4))
@@ -20,7 +22,7 @@ NO_ATOMS = np.empty((0, 4))
 
 def ended(returns):
     """Episodes that came to their end, played for the mean."""
-    return FinishedEpisodes(np.array(returns, float), NO_ATOMS, np.ones(len(returns)), np.empty(0))
+    return FinishedReturns(np.array(returns, float), NO_ATOMS, np.ones(len(returns)), np.empty(0))
 
 
 CONDITIONED = {"objective": "cvar", "alpha": (0.1, 0.4)}
@@ -62,7 +64,7 @@ def test_the_discounted_pay_of_an_episode_is_its_capped_return(rewards, cap, gam
 
 def test_the_columns_of_an_observation_are_precise_enough_for_that():
     """They travel in float32 and are divided by the discount."""
-    rng, gamma, cap, running = np.random.default_rng(0), 0.97, 1.5, RunningReturn(4, 0.97)
+    rng, gamma, cap, running = np.random.default_rng(0), 0.97, 1.5, RunningReturn(4, ReturnRule(0.97))
     rewards, columns = rng.normal(size=(100, 4)), []
     for row in rewards:
         columns.append(running.columns())
@@ -242,7 +244,7 @@ def test_episodes_go_to_the_tail_they_were_played_for():
     risk = objective(alpha=(0.05, 0.8), levels=5)
     levels = risk.alphas.astype(np.float32).astype(np.float64)
     atoms = np.arange(10.0).reshape(5, 2)
-    risk.remember(FinishedEpisodes(np.arange(5.0), atoms, levels, levels[::-1]))
+    risk.remember(FinishedReturns(np.arange(5.0), atoms, levels, levels[::-1]))
     found = [one.rollouts[0] for one in risk.returns]
     assert [totals.tolist() for totals, _ in found] == [[0.0], [1.0], [2.0], [3.0], [4.0]]
     assert [distribution.tolist() for _, distribution in found] == [[row] for row in atoms[::-1].tolist()]
@@ -298,20 +300,20 @@ def remembered(values, **config):
 
 def test_too_few_episodes_move_nothing():
     risk = remembered(range(ENOUGH_EPISODES - 1), alpha=0.5, anneal=0.0)
-    metrics = risk.adapt(1.0, np.ones(1), 1.0)
+    metrics = risk.adapt(1.0, np.ones(1))
     assert risk.budget.caps.item() == math.inf
     assert "risk/cap" not in metrics
 
 
 def test_the_first_cap_is_the_var_and_later_ones_follow_it_slowly():
     risk = remembered(range(100), alpha=0.1, anneal=0.0, cap_step=0.25)
-    metrics = risk.adapt(0.5, np.ones(1), 1.0)
+    metrics = risk.adapt(0.5, np.ones(1))
     assert risk.budget.caps.item() == metrics["risk/cap"] == 9.0
     assert metrics["risk/cvar"] == pytest.approx(4.5)
     risk.remember(ended([1000.0] * 1000))
     caps = []
     for _ in range(3):
-        risk.adapt(1.0, np.ones(1), 1.0)
+        risk.adapt(1.0, np.ones(1))
         caps.append(risk.budget.caps.item())
     assert caps == pytest.approx([1000.0 - 991.0 * 0.75**k for k in (1, 2, 3)])
 
@@ -319,17 +321,17 @@ def test_the_first_cap_is_the_var_and_later_ones_follow_it_slowly():
 def test_the_first_cap_is_the_var_to_the_last_digit():
     """Caps are float64; 20 million and one is no number of float32."""
     risk = remembered([20_000_001.0] * 20, alpha=0.5, anneal=0.0)
-    risk.adapt(1.0, np.ones(1), 1.0)
+    risk.adapt(1.0, np.ones(1))
     assert risk.budget.caps.item() == 20_000_001.0
 
 
 @pytest.mark.parametrize(
-    ("progress", "power", "cap"), [(0.0, 0.0, 99.0), (0.2, 0.5, 19.0), (0.4, 1.0, 3.0), (0.5, 1.25, 1.0), (0.7, 1.0, 3.0)]
+    ("progress", "power", "cap"), [(0.0, 0.0, 99.0), (0.2, 0.5, 19.0), (0.4, 1.0, 3.0), (0.5, 1.0, 1.0), (0.7, 1.0, 3.0)]
 )
-def test_the_tail_shrinks_past_alpha_and_comes_back(progress, power, cap):
-    """alpha^power with alpha = 0.04: first 1, halfway 0.2, then alpha, and past it half as far again. The cap is its VaR."""
+def test_the_tail_shrinks_to_alpha_and_the_cap_past_it_and_back(progress, power, cap):
+    """alpha^power with alpha = 0.04: first 1, halfway 0.2, then alpha; the cap is the VaR, of smaller tails for a while."""
     risk = remembered(range(100), alpha=0.04, anneal=0.4, anneal_from=1.0)
-    metrics = risk.adapt(progress, np.ones(1), 1.0)
+    metrics = risk.adapt(progress, np.ones(1))
     assert metrics["risk/alpha_annealed"] == pytest.approx(0.04**power)
     assert risk.budget.caps.item() == cap
     assert metrics["risk/cvar"] == pytest.approx(1.5)  # always at the final alpha
@@ -341,24 +343,62 @@ def test_afterwards_the_cap_goes_to_where_the_tail_was_best():
     caps = []
     for progress, halves in played.items():
         risk.remember(ended(halves * 10))
-        risk.adapt(progress, np.ones(1), 1.0)
+        risk.adapt(progress, np.ones(1))
         caps.append(risk.budget.caps.item())
     # 0.0 sets the first cap; the returns of 0.2 have the best worse half, 3, and were played under the cap of 0.1.
     assert risk.best[0] == pytest.approx([3.0, caps[1]])
-    risk.adapt(0.75, np.ones(1), 1.0)
+    risk.adapt(0.75, np.ones(1))
     assert risk.budget.caps.item() == caps[1] == 8.0
     assert risk.best[0, 0] == pytest.approx(2.0)  # what it brings now is not what it brought then
     # It does not fall below that with the VaR, but rises with it.
     for progress, values, cap in ((0.8, [1.0] * 20, 8.0), (0.9, [-50.0] * 9 + [9.0] * 11, 9.0)):
         risk.remember(ended(values))
-        risk.adapt(progress, np.ones(1), 1.0)
+        risk.adapt(progress, np.ones(1))
         assert risk.budget.caps.item() == pytest.approx(cap)
+
+
+@pytest.mark.parametrize("anneal", [0.0, 0.1, 0.3, 0.5, 0.6, 2.0 / 3.0, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("alpha", [0.05, 0.7, 1.0])
+def test_for_every_setting_the_tail_never_grows_and_ends_at_alpha(anneal, alpha):
+    risk, updates = remembered(range(100), alpha=alpha, anneal=anneal), 40
+    tails = [risk.adapt((k + 1) / updates, np.ones(1))["risk/alpha_annealed"] for k in range(updates)]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(tails))
+    assert tails[-1] == alpha
+    assert risk._tail_of_cap(alpha) == alpha  # the search is over as well
+    after_a_second_training = risk.adapt(1 / updates, np.ones(1))["risk/alpha_annealed"]
+    assert after_a_second_training == alpha
+
+
+def test_the_unit_is_the_spread_between_states_and_within_them():
+    """One half of the periods has ended, the other was cut in states whose distributions are 0 and 6, or 2 and 4."""
+    risk = objective(alpha=0.5, anneal=0.0)
+    atoms = np.array([[0.0, 6.0], [2.0, 4.0]] * 10)
+    risk.remember(FinishedReturns(np.array([1.0, 5.0] * 10), atoms, np.ones(20), np.ones(20)))
+    risk.adapt(1.0, np.array([0.5, 0.5]))
+    values = np.concatenate((np.repeat([1.0, 5.0], 20), np.repeat([0.0, 6.0, 2.0, 4.0], 10)))
+    np.testing.assert_allclose(risk.budget.unit, [values.mean(), values.std()])
+
+
+def test_the_caps_of_independent_rewards_converge_to_the_var_of_their_sum():
+    """21 normal rewards a period: the VaR of their sum is known. The window holds 20,000 periods."""
+    rng, period, alpha = np.random.default_rng(0), 21, 0.05
+    risk = objective(alpha=alpha, anneal=0.0, period=period, window=20_000)
+    for k in range(60):
+        sums = rng.normal(0.1, 0.5, (2000, period)).sum(1)
+        risk.remember(ended(sums))
+        risk.adapt((k + 1) / 60, np.ones(1))
+    mean, std = 0.1 * period, 0.5 * math.sqrt(period)
+    exact = NormalDist(mean, std).inv_cdf(alpha)
+    # Four standard errors of a quantile of 20,000: sqrt(alpha (1 - alpha) / n) over the density there.
+    error = math.sqrt(alpha * (1.0 - alpha) / 20_000) / NormalDist(mean, std).pdf(exact)
+    assert risk.budget.caps.item() == pytest.approx(exact, abs=4.0 * error)
+    np.testing.assert_allclose(risk.budget.unit, [mean, std], atol=4.0 * std / math.sqrt(20_000))
 
 
 def test_no_annealing_starts_with_the_tail_itself():
     for config in ({"anneal": 0.0}, {"anneal": 1.0, "objective": "constrained", "limit": 0.0}):
         risk = remembered(range(100), alpha=0.04, **config)
-        risk.adapt(0.0, np.ones(1), 1.0)
+        risk.adapt(0.0, np.ones(1))
         assert risk.budget.caps.item() == 3.0
 
 
@@ -367,22 +407,23 @@ def test_no_annealing_starts_with_the_tail_itself():
 
 def test_the_multiplier_grows_while_the_limit_is_missed_and_falls_to_zero_after():
     risk = remembered([-3.0] * 20, objective="constrained", limit=1.0, alpha=0.2, window=20, multiplier_rate=0.5)
-    found = [risk.adapt(0.5, np.ones(1), 2.0) for _ in range(3)]
+    risk.budget.unit[1] = 2.0  # returns that are all equal have no spread, and leave the unit as it is
+    found = [risk.adapt(0.5, np.ones(1)) for _ in range(3)]
     multipliers = [metrics["risk/multiplier"] for metrics in found]
     assert multipliers == pytest.approx([1.0, 3.0, 7.0])  # each time 0.5 (1 + itself) (1 + 3) / 2 more
     assert found[0]["risk/missing"] == pytest.approx(4.0)
     assert not any("warn/cvar_limit_infeasible" in metrics for metrics in found)
     risk.remember(ended([5.0] * 20))
-    after = [risk.adapt(0.5, np.ones(1), 2.0)["risk/multiplier"] for _ in range(4)]
+    after = [risk.adapt(0.5, np.ones(1))["risk/multiplier"] for _ in range(4)]
     assert after == pytest.approx([0.0, 0.0, 0.0, 0.0])  # 7 - 0.5 (1 + 7) (5 - 1) / 2 is below 0
     risk.multiplier = 7.0
     risk.remember(ended([2.0] * 20))
-    assert risk.adapt(0.5, np.ones(1), 2.0)["risk/multiplier"] == pytest.approx(5.0)
+    assert risk.adapt(0.5, np.ones(1))["risk/multiplier"] == pytest.approx(5.0)
 
 
 def test_a_limit_that_cannot_be_reached_is_reported():
     risk = remembered([0.0] * 20, objective="constrained", limit=1.0, alpha=0.2, multiplier_rate=HOPELESS_MULTIPLIER * 0.6)
-    warned = ["warn/cvar_limit_infeasible" in risk.adapt(0.5, np.ones(1), 1.0) for _ in range(3)]
+    warned = ["warn/cvar_limit_infeasible" in risk.adapt(0.5, np.ones(1)) for _ in range(3)]
     assert warned == [False, True, True]
 
 
@@ -392,15 +433,15 @@ def test_a_limit_that_cannot_be_reached_is_reported():
 def test_the_state_survives_a_round_trip():
     risk = objective(objective="constrained", limit=5.0, alpha=0.2)
     for _ in range(3):
-        risk.remember(FinishedEpisodes(np.full(5, 1.5), np.tile([1.0, 2.0, 3.0], (5, 1)), np.ones(5), np.ones(5)))
-    risk.adapt(0.5, np.full(3, 1.0 / 3.0), 1.0)
+        risk.remember(FinishedReturns(np.full(5, 1.5), np.tile([1.0, 2.0, 3.0], (5, 1)), np.ones(5), np.ones(5)))
+    risk.adapt(0.5, np.full(3, 1.0 / 3.0))
     assert risk.multiplier > 0.0
     twin = objective(objective="constrained", limit=5.0, alpha=0.2)
     twin.load_state_dict(risk.state_dict())
     twin.budget.load_state_dict(risk.budget.state_dict())
     assert twin.state_dict() == risk.state_dict()
     masses = np.full(3, 1.0 / 3.0)
-    assert twin.adapt(0.7, masses, 1.0) == risk.adapt(0.7, masses, 1.0)
+    assert twin.adapt(0.7, masses) == risk.adapt(0.7, masses)
     assert twin.returns[0].window == risk.config.window
 
 
@@ -440,18 +481,19 @@ def test_impossible_settings_are_refused_by_name(settings_, message):
 
 @pytest.mark.parametrize(("alpha", "observed"), [(0.2, True), ((0.05, 1.0), True), ((0.05, 1.0), False)])
 @pytest.mark.parametrize("found", [True, False], ids=["caps", "no caps yet"])
-def test_the_compiled_budget_is_the_budget(alpha, observed, found):
-    budget = Budget(RiskConfig(objective="cvar", alpha=alpha, observe_return=observed))
+@pytest.mark.parametrize("period", [None, 21], ids=["episodes", "periods"])
+def test_the_compiled_budget_is_the_budget(alpha, observed, found, period):
+    budget = Budget(RiskConfig(objective="cvar", alpha=alpha, observe_return=observed, period=period))
     rng = np.random.default_rng(0)
     caps = np.sort(rng.normal(size=len(budget.caps))) if found else np.full(len(budget.caps), np.inf)
     budget.caps.copy_(torch.from_numpy(caps))
     alphas = np.concatenate((np.exp(budget.log_alphas.numpy()), rng.uniform(0.01, 1.0, 200)))
     columns = np.column_stack((rng.normal(size=len(alphas)), rng.uniform(1e-30, 1.0, len(alphas)), alphas))[:, : budget.columns]
     columns[0, 1] = 0.0
-    mean, std = torch.tensor(0.3, dtype=torch.float64), torch.tensor(1.7, dtype=torch.float64)
+    budget.unit.copy_(torch.tensor([0.3, 1.7]))
     tensor = torch.from_numpy(columns.astype(np.float32))
-    shown = budget(tensor, mean, std)
+    shown = budget(tensor)
     assert shown.shape == (len(alphas), budget.features)
     compiled = torch.empty(shown.shape)
-    budget.rows(tensor.numpy(), mean, std, compiled.numpy())
+    budget.rows(tensor.numpy(), compiled.numpy())
     torch.testing.assert_close(compiled, shown, rtol=1e-5, atol=1e-6)

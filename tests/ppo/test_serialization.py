@@ -134,7 +134,7 @@ def test_resumed_equals_uninterrupted_with_everything_on(tmp_path, risk):
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 def test_a_model_of_an_older_version_acts_as_it_did_and_trains_on(version):
     """R125: no change of the format costs anybody a training. The files were written by the versions that they name."""
     facts = json.loads((FIXTURES / f"model-v{version}.json").read_text())

@@ -30,6 +30,8 @@ class StepArrays(NamedTuple):
     :param ended: ``[K]`` indices of the environments whose episode ended.
     :param final_obs: ``[K, ...]`` their last observations, or a dict of such arrays.
     :param sample_weights: ``[B]`` how much each step counts, 0 where the action could have no effect; None when all are 1.
+    :param period_ended: ``[B]`` the period that returns are counted over ended with the step, which is no end of the episode;
+        None where returns have no period.
     """
 
     obs: NDArray[Any]
@@ -39,6 +41,7 @@ class StepArrays(NamedTuple):
     ended: NDArray[np.intp]
     final_obs: NDArray[Any]
     sample_weights: NDArray[np.float32] | None = None
+    period_ended: NDArray[np.bool_] | None = None
 
 
 class Stateful(ABC):
@@ -222,6 +225,7 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
         obs = np.asarray(obs)
         final_obs = _stacked(finals, obs)
     weights = np.array([info.get("sample_weight", 1.0) for info in infos], dtype=np.float32)
+    over = np.array([info.get("period_ended", False) for info in infos], dtype=np.bool_)
     step = StepArrays(
         cast(Any, obs),
         np.asarray(rewards, np.float64),
@@ -230,6 +234,7 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
         ended,
         final_obs,
         None if (weights == 1.0).all() else weights,
+        over if over.any() else None,
     )
     return step, infos
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from tailguard.evaluate.attacked import DELIBERATE, AttackedPolicy, Deliberate, Kind
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.evaluate.play import ReportProgress, play, return_gamma_of
+from tailguard.evaluate.play import ReportProgress, play, return_rule_of
 from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import Interval, bootstrap, stationary_indices
@@ -206,7 +206,7 @@ def attack_market(
         victim = AttackedPolicy(agent.policy, kind, np.asarray(kinds[kind]), search, plan.seed)
         trajectories = play(
             victim, market.bars, market.features, market.trading, [window.span] * len(kinds[kind]),
-            return_gamma=return_gamma_of(agent), warmup=warmup, report=tell,
+            returns=return_rule_of(agent), warmup=warmup, report=tell,
         )  # fmt: skip
         for strength, account in zip(kinds[kind], trajectories, strict=True):
             cells.setdefault((kind, strength), []).append(window.trade(kind, account.targets))

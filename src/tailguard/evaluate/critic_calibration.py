@@ -4,6 +4,8 @@ The critic predicts, at every decision, the distribution of the discounted sum o
 own policy. Out of sample, h bars later, that sum is known but for a remainder with weight gamma^h; h is the first number of
 bars with gamma^h <= 5 %, 59 bars at gamma = 0.95. So the prediction at bar t is compared with sum_{k < h} gamma^k r_{t+k}.
 Decisions that are h bars apart share no reward; only those are compared, because the tests take outcomes as independent.
+The critics of an agent that is averse to the tail of a period predict the sum of the rewards to its end; then the predictions
+at the first decisions of periods are compared with the sums over them.
 """
 
 import math
@@ -16,6 +18,7 @@ from tailguard.evaluate.record import CriticCalibration
 from tailguard.evaluate.stats import risk_tests
 from tailguard.evaluate.stats.risk_tests import ShortfallTest
 from tailguard.evaluate.stats.series import Floats
+from tailguard.periods import Period
 from tailguard.validation import require
 
 REMAINDER = 0.05
@@ -44,9 +47,15 @@ def discounted_sums(rewards: ArrayLike, gamma: float, bars: int) -> Floats:
 
 
 def calibrate(
-    times: pd.DatetimeIndex, rewards: ArrayLike, quantiles: ArrayLike, levels: ArrayLike, gamma: float, fold_rows: list[int]
+    times: pd.DatetimeIndex,
+    rewards: ArrayLike,
+    quantiles: ArrayLike,
+    levels: ArrayLike,
+    gamma: float,
+    fold_rows: list[int],
+    period: Period | None = None,
 ) -> CriticCalibration | None:
-    """Compare predictions with outcomes at every h-th decision of each fold.
+    """Compare predictions with outcomes at every h-th decision of each fold, or at the first decision of every whole period.
 
     :param times: ``[n]`` of the bars after the decisions.
     :param rewards: ``[n]`` of the agent over these bars.
@@ -54,11 +63,14 @@ def calibrate(
     :param levels: ``[N]``.
     :param gamma: discount of the agent.
     :param fold_rows: ``[F]`` number of rows of each fold; no outcome extends beyond the end of its fold.
-    :return: None if there are too few independent outcomes, or if gamma is 1.
+    :param period: of an agent whose critics predict the sum of the rewards to its end; None for discounted rewards to come.
+    :return: None if there are too few independent outcomes, or if gamma is 1 and there is no period.
     """
     earned, predicted = np.asarray(rewards, dtype=np.float64), np.asarray(quantiles, dtype=np.float64)
     require(sum(fold_rows) == len(earned), "the sum of fold_rows", sum(fold_rows), f"{len(earned)}, the number of rewards")
-    bars = outcome_horizon(gamma)
+    if period is not None and period.unit:
+        return _calibrate_calendar(times, earned, predicted, np.asarray(levels, dtype=np.float64), fold_rows, period)
+    bars, gamma = (outcome_horizon(gamma), gamma) if period is None else (period.count, 1.0)
     if bars is None:
         return None
     rows: list[NDArray[np.int64]] = []
@@ -76,6 +88,28 @@ def calibrate(
         return None
     chosen = chosen[predicts]
     return _compare(bars, times[chosen], values[predicts], predicted[chosen], np.asarray(levels, dtype=np.float64))
+
+
+def _calibrate_calendar(
+    times: pd.DatetimeIndex, earned: Floats, predicted: Floats, levels: Floats, fold_rows: list[int], period: Period
+) -> CriticCalibration | None:
+    """Compare predictions at the first decision of every whole period of the calendar inside a fold with its sum of rewards."""
+    chosen: list[int] = []
+    outcomes: list[float] = []
+    first = 0
+    for n in fold_rows:
+        numbers = period.rows(times[first : first + n]).own
+        begins = first + 1 + np.flatnonzero(numbers[1:] != numbers[:-1])  # before the first of these a period was cut
+        sums = np.add.reduceat(earned, begins)[:-1] if len(begins) > 1 else np.zeros(0)
+        chosen += begins[: len(sums)].tolist()
+        outcomes += sums.tolist()
+        first += n
+    rows, values = np.array(chosen, np.int64), np.array(outcomes)
+    predicts = np.isfinite(predicted[rows]).all(axis=1)
+    if predicts.sum() < FEWEST_OUTCOMES:
+        return None
+    rows, usual = rows[predicts], round(float(np.median(np.diff(rows))))
+    return _compare(usual, times[rows], values[predicts], predicted[rows], levels)
 
 
 def _compare(bars: int, times: pd.DatetimeIndex, outcomes: Floats, quantiles: Floats, levels: Floats) -> CriticCalibration:

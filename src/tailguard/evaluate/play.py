@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tailguard.envs.return_observer import RunningReturn
+from tailguard.envs.return_observer import ReturnRule, RunningReturn
 from tailguard.evaluate.stats.series import Floats
 from tailguard.market.env import AccountBatch, BatchStep
 from tailguard.market.features import FeatureSet
 from tailguard.market.kernel import EQUITY
 from tailguard.market.rules import TradingSettings, capped
+from tailguard.periods import DecisionPeriods, Period
 from tailguard.ppo.config import RiskConfig
 from tailguard.validation import require
 
@@ -65,27 +66,41 @@ class AgentSession:
     :param agent: the model.
     :param n_accounts: B. Agents that must decide alike to the last bit must be played with the same B, since the rounding of a
         matrix product may depend on its number of rows.
-    :param return_gamma: see :func:`play`.
+    :param returns: see :func:`play`.
     """
 
-    def __init__(self, agent: Agent, n_accounts: int, return_gamma: float | None) -> None:
+    def __init__(self, agent: Agent, n_accounts: int, returns: ReturnRule | None) -> None:
         self.agent = agent
-        self._running = None if return_gamma is None else RunningReturn(n_accounts, return_gamma)
+        self._running = None if returns is None else RunningReturn(n_accounts, returns)
         self._state: tuple[NDArray[Any], ...] | None = None
         self.actions: NDArray[Any] = np.empty(0)
 
-    def restart_returns(self, which: NDArray[np.bool_]) -> None:
-        """Count the running return from here on in some accounts."""
-        if self._running is not None:
-            self._running.begin(which)
+    def set_calendar(self, periods_of: Callable[[Period], DecisionPeriods]) -> None:
+        """Take over the calendar of a market, or of the same one with more bars; only returns by the calendar need it.
 
-    def act(self, obs: NDArray[np.float32], starts: NDArray[np.bool_]) -> NDArray[np.float32]:
+        :param periods_of: returns the periods of the decisions at the close of every row.
+        """
+        period = None if self._running is None else self._running.rule.period
+        if self._running is not None and period is not None and period.unit:
+            self._running.calendar = periods_of(period)
+
+    def restart_returns(self, which: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
+        """Count the running return from here on in some accounts.
+
+        :param which: ``[B]`` true for these.
+        :param rows: ``[B]`` at whose close the accounts stand.
+        """
+        if self._running is not None:
+            self._running.begin(which, rows)
+
+    def act(self, obs: NDArray[np.float32], starts: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Choose the actions of the next step, and return the observations ``[B, D]`` that they were chosen by.
 
         :param obs: ``[B, d]`` of the accounts, without the running return.
         :param starts: ``[B]`` true where recurrent state and running return start anew.
+        :param rows: ``[B]`` at whose close the accounts stand.
         """
-        self.restart_returns(starts)
+        self.restart_returns(starts, rows)
         observed = obs if self._running is None else np.concatenate((obs, self._running.columns()), axis=1)
         self.actions, self._state = self.agent.predict(observed, self._state, starts, True)
         return observed
@@ -111,9 +126,10 @@ class LearntAgent(Protocol):
     def risk_config(self) -> RiskConfig: ...  # noqa: D102
 
 
-def return_gamma_of(model: LearntAgent) -> float | None:
-    """Return the discount of the running return that a return-augmented agent must see; None for all others."""
-    return float(model.gamma) if model.risk_config.return_augmented else None
+def return_rule_of(model: LearntAgent) -> ReturnRule | None:
+    """Return how the running return is counted that a return-augmented agent must see; None for all others."""
+    risk = model.risk_config
+    return ReturnRule(float(model.gamma), risk.counted_over) if risk.return_augmented else None
 
 
 def play(
@@ -123,21 +139,22 @@ def play(
     settings: TradingSettings,
     spans: Sequence[tuple[int, int]],
     *,
-    return_gamma: float | None = None,
+    returns: ReturnRule | None = None,
     warmup: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> list[Trajectory]:
     """Trade one account over each span, all at the same time.
 
     Through the warm-up the agent trades an account that nobody counts, so that its recurrent state and what it sees of itself
-    are those of an agent at work. The running return is counted from the first row of the span.
+    are those of an agent at work. The running return is counted from the first row of the span, where a period that is a number
+    of bars begins.
 
     :param agent: the model.
     :param bars: the whole table; rows before a span serve as history for features.
     :param features: what the agent observes.
     :param settings: the rules it was trained under.
     :param spans: B times first and last-plus-one row; the first decision is taken at the close of the first.
-    :param return_gamma: for return-augmented agents: the discount that they were trained with, see :func:`return_gamma_of`.
+    :param returns: for return-augmented agents: how their running return is counted, see :func:`return_rule_of`.
     :param warmup: rows before a span over which the recurrent state is filled; as many as there are features for. 64 is usual.
     :param report: called now and then with the bars done.
     """
@@ -151,14 +168,15 @@ def play(
     require(inside, "spans", list(spans), f"at least two rows each, within {len(bars)} bars")
     n, begin = len(spans), np.maximum(first - warmup, usable)
     rules = settings.model_copy(update={"episode_length": None, "random_start": False})
-    accounts, session = AccountBatch(bars, rules, n, features), AgentSession(agent, n, return_gamma)
+    accounts, session = AccountBatch(bars, rules, n, features), AgentSession(agent, n, returns)
+    session.set_calendar(accounts.decision_periods)
     obs = np.empty((n, accounts.observation_size), np.float32)
     accounts.start_at(np.arange(n), begin, last - 1, obs)
     row, starts, playing, ruined = begin.copy(), np.ones(n, np.bool_), np.ones(n, np.bool_), np.zeros(n, np.bool_)
     steps: list[_Step] = []
     while playing.any():
-        session.restart_returns(row == first)
-        observed = session.act(obs, starts)
+        session.restart_returns(row == first, accounts.rows)
+        observed = session.act(obs, starts, accounts.rows)
         step = session.step(accounts)
         steps.append(
             _Step(observed, starts, session.actions, step.rewards, accounts.accounts[:, EQUITY].copy(), playing.copy())

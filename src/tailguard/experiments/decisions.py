@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tailguard.evaluate.play import Trajectory, play, return_gamma_of
+from tailguard.evaluate.play import Trajectory, play, return_rule_of
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import Market
@@ -52,8 +52,8 @@ def trade_market(
     """
     n, rows = market.features.instruments, len(market.bars)
     everywhere = [(first + k * rows, last + k * rows) for first, last in spans for k in range(n)]
-    gamma = return_gamma_of(model)
-    played = play(model, market.bars, market.features, market.trading, everywhere, return_gamma=gamma, warmup=warmup)
+    rule = return_rule_of(model)
+    played = play(model, market.bars, market.features, market.trading, everywhere, returns=rule, warmup=warmup)
     groups = [played[i : i + n] for i in range(0, len(played), n)]
     return [(np.concatenate([account.targets for account in group], axis=1) / n, group) for group in groups]
 

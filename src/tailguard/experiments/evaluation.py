@@ -35,6 +35,7 @@ from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
 from tailguard.parallel.threads import one_thread
 from tailguard.population.lineage import read as read_lineage
+from tailguard.ppo.config import RiskConfig
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
 ATTACK_TABLE, ATTACK_GRID = "attack.csv", "attack.json"
@@ -104,7 +105,7 @@ def evaluate_agent(
         training=labelled_curves(curves, 0, seed),
         provenance=provenance(config, market.bars, (seed,), trials),
         warnings=list(warnings),
-        calibration=calibration_of(window, [decisions], model.gamma),
+        calibration=calibration_of(window, [decisions], model.gamma, model.risk_config),
         lineage=lineage,
         attack=attack,
         selection=selection,
@@ -184,12 +185,15 @@ def attack_table(report: AttackReport) -> pd.DataFrame:
     )
 
 
-def calibration_of(window: BacktestWindow, decisions: Sequence[Decisions], gamma: float) -> CriticCalibration | None:
+def calibration_of(
+    window: BacktestWindow, decisions: Sequence[Decisions], gamma: float, risk: RiskConfig
+) -> CriticCalibration | None:
     """Compare the predictions of one seed's critic with what came, all folds in a row.
 
     :param window: with the times of all folds.
     :param decisions: one per fold.
     :param gamma: discount of the agent.
+    :param risk: its objective: the critics of a risk-averse agent may predict the return of a period.
     :returns: None if the critic predicts the mean only, or if there are too few outcomes.
     """
     if not len(decisions[0].levels):
@@ -197,7 +201,7 @@ def calibration_of(window: BacktestWindow, decisions: Sequence[Decisions], gamma
     rewards = np.concatenate([fold.rewards for fold in decisions])
     quantiles = np.concatenate([fold.quantiles for fold in decisions])
     rows = [len(fold.rewards) for fold in decisions]
-    return calibrate(window.times, rewards, quantiles, decisions[0].levels, gamma, rows)
+    return calibrate(window.times, rewards, quantiles, decisions[0].levels, gamma, rows, risk.counted_over)
 
 
 def instrument_table(window: BacktestWindow, targets: Floats) -> pd.DataFrame:

@@ -151,7 +151,8 @@ def observation_names(policy: DistributionalPolicy | EnsemblePolicy, features: S
     policy = policy.members[0] if isinstance(policy, EnsemblePolicy) else policy
     assets = (policy.own_size - len(features) - 1) // 2
     account = [f"{what}_{asset}" for what in ("weight", "unrealised_gain") for asset in range(assets)]
-    return [*features, *account, "drawdown", *("earned", "discount", "tail")[: policy.budget.columns]]
+    second = "left" if policy.budget.per_period else "discount"
+    return [*features, *account, "drawdown", *("earned", second, "tail")[: policy.budget.columns]]
 
 
 def _example(policy: DistributionalPolicy | EnsemblePolicy) -> tuple[tuple[Tensor, ...], list[str]]:

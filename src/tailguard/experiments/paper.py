@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.judge import Judgement, judge
-from tailguard.evaluate.play import AgentSession, return_gamma_of, target_weights
+from tailguard.evaluate.play import AgentSession, return_rule_of, target_weights
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.broker import Broker, Order, Settlement
 from tailguard.experiments.prepared_market import scaled_features
@@ -96,7 +96,7 @@ class PaperTrading:
         self.trading = run.config.trading.model_copy(update={"episode_length": None, "random_start": False})
         self.history: list[Status] = []
         self.killed = ""
-        self._session = AgentSession(agent, 1, return_gamma_of(agent))
+        self._session = AgentSession(agent, 1, return_rule_of(agent))
         self._row = -1  # of the last bar that was settled
         self._settled: Settlement | None = None  # of that bar
         self._account: Floats = np.empty(0)  # after it, as the kernel lays it out
@@ -270,7 +270,7 @@ class PaperTrading:
         obs = np.empty((1, self._features.values.shape[1] + 2 * len(self._symbols) + 1), np.float32)
         rules = kernel_rules(self.trading, len(self._symbols))
         observe_account(obs, self._features.values, self._account, self._array, self._row, rules)
-        self._session.act(obs, np.array([False]))
+        self._session.act(obs, np.array([False]), np.array([self._row]))
         return target_weights(self._session.actions[0], self.trading)
 
     def _warm_up(self) -> None:
@@ -282,10 +282,10 @@ class PaperTrading:
             for row in range(begin, self._row):
                 if starts[0]:
                     accounts.start_at(np.zeros(1, np.intp), np.array([row]), np.array([self._row]), obs)
-                self._session.act(obs, starts)
+                self._session.act(obs, starts, accounts.rows)
                 step = self._session.step(accounts)
                 obs, starts = step.obs, step.terminated
-        self._session.restart_returns(np.array([True]))
+        self._session.restart_returns(np.array([True]), np.array([self._row]))
 
     def _note(self, weights: Floats) -> None:
         """Remember the account after the last bar, and the weights that were ordered."""
@@ -331,6 +331,7 @@ class PaperTrading:
         if len(bars):
             self._features = scaled_features(bars, self.run.config.features, self.run.scaler)
             self._array = bar_array(bars, self.trading)
+            self._session.set_calendar(lambda period: period.decisions(pd.DatetimeIndex(bars.index)))
             self._first = max(self._features.warmup, int(bars.index.searchsorted(self.since)))
         if self._first < len(bars) and len(bars) > 1:
             require_timeframe(pd.DatetimeIndex(bars.index), self.run.timeframe)

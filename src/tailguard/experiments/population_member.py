@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import FloatSchedule
 
 from tailguard.config import Config
 from tailguard.evaluate.folds import cut_into_blocks
-from tailguard.evaluate.play import play, return_gamma_of
+from tailguard.evaluate.play import play, return_rule_of
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.callbacks import BetweenUpdates
 from tailguard.experiments.prepared_market import Market
@@ -175,7 +175,7 @@ def validation_blocks(rows: Rows, config: PopulationConfig) -> list[Rows]:
 
 def equity_paths(model: DistributionalPPO, market: Market, spans: Sequence[Rows]) -> list[Floats]:
     """Return the equity of the agent bar by bar, when it starts in cash at each span."""
-    trajectories = play(model, market.bars, market.features, market.trading, spans, return_gamma=return_gamma_of(model))
+    trajectories = play(model, market.bars, market.features, market.trading, spans, returns=return_rule_of(model))
     return [account.equity for account in trajectories]
 
 
@@ -202,7 +202,8 @@ def _attribute(name: str) -> tuple[Getter, Setter]:
 
 
 def _set_gamma(model: DistributionalPPO, value: float) -> None:
-    model.gamma = model.episode_returns.gamma = value
+    model.gamma = value
+    model.episode_returns.gamma = model.return_gamma
 
 
 def _set_entropy(model: DistributionalPPO, value: float) -> None:

@@ -151,7 +151,11 @@ def prepare_market(
 
 
 def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train: Rows, spans: Sequence[Rows]) -> FeatureScaler:
-    """Fit scale and relevance of the features on spans of the training rows; returns do not reach beyond their span."""
+    """Fit scale and relevance of the features on spans of the training rows; returns do not reach beyond their span.
+
+    What says nothing about the direction of returns may say a lot about their size. An agent that maximises growth is better
+    off without it, and one that is averse to the tail of its periods has nothing else to go by.
+    """
     first, last = train
     end = bars.index[last] if last < len(bars) else bars.index[-1] + pd.Timedelta(1)
     left_out = np.ones(last - first, bool)
@@ -160,7 +164,10 @@ def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train:
         left_out[start - first : stop - first] = False
         earned[start - first : stop - first] = fill_returns(bars.iloc[start:stop], config.trading.fill)
     scaler = FeatureScaler(bars.index[first], end)
-    return scaler.fit(features[first:last], earned, config.features.relevance, left_out)
+    sizes = None
+    if config.training.risk.counted_over is not None:
+        sizes = np.abs(earned - np.nanmean(earned, axis=0))
+    return scaler.fit(features[first:last], earned, config.features.relevance, left_out, sizes)
 
 
 def market_features(bars: pd.DataFrame, config: Config) -> FeatureSet:

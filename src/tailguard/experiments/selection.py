@@ -12,10 +12,15 @@ the share of the account that the agent will steer; the rest is held in a consta
 its alpha, and much more about whether returns can be predicted. Where they can, an agent gets the benefit of the doubt, as long
 as it has not been seen to lose. Where nothing can be learnt, both are near 0 and the mix is all that is left. An agent is
 trained on all training bars only after that.
+
+An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead,
+and so is the mix (held_out_risk.py). What it holds on average is no evidence: anybody can hold less. So t_alpha is that of the
+difference to an account which holds the same on average, all the time, and t_forecast is about the sizes of returns instead of
+the returns; and an agent that lost money is not trusted at all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +35,7 @@ from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.experiments.callbacks import BetweenUpdates
 from tailguard.experiments.decisions import trade_market
+from tailguard.experiments.held_out_risk import HeldOutRisk, held_out_risk
 from tailguard.experiments.prepared_market import Split, prepare_market
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io.sealed import read_sealed, write_sealed
@@ -59,6 +65,8 @@ class Candidate:
     :param turnover: amount traded per year on them, as a multiple of equity.
     :param t_statistic: of its alpha over the market on the held-out blocks.
     :param blocks: held-out blocks that it traded; fewer than all if it fell behind on the first ones.
+    :param objective: of a risk-averse agent on the held-out blocks, in log returns per period; None for growth. Then
+        `t_statistic` is that of the difference to a constant account of the same mean weights.
     """
 
     policy: str
@@ -69,6 +77,7 @@ class Candidate:
     turnover: float
     t_statistic: float
     blocks: int
+    objective: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +88,13 @@ class Selection:
     :param steps: chosen length of training, in environment steps.
     :param core: weights of the constant mix, from all training bars.
     :param active: share of the account that the agent steers.
-    :param forecast_t: t-statistic of a linear forecast of the returns in the held-out blocks.
+    :param forecast_t: t-statistic of a linear forecast of the returns in the held-out blocks; for a risk-averse agent of their
+        sizes.
     :param mix_growth: log growth per year of the constant mix on the held-out blocks.
     :param candidates: all that were compared.
     :param features: weights of the features that say something about the next return in the training bars, the largest first.
+    :param criterion: what a risk-averse agent was chosen by, in words; empty for growth.
+    :param mix_objective: the same of the constant mix on the held-out blocks; None for growth.
     """
 
     policy: str
@@ -93,6 +105,8 @@ class Selection:
     mix_growth: float
     candidates: tuple[Candidate, ...]
     features: dict[str, float]
+    criterion: str = ""
+    mix_objective: float | None = None
 
     @property
     def chosen(self) -> Candidate:
@@ -106,10 +120,18 @@ class Selection:
         """The choice in a sentence."""
         winner = self.chosen
         believed = {0.0: "so it steers nothing", 1.0: "so it steers the whole account"}
+        steers = believed.get(self.active, f"so it steers {self.active:.0%} of the account")
+        if winner.objective is not None:
+            return (
+                f"{self.policy} after {self.steps:,} steps had the best objective on held-out blocks, {self.criterion} "
+                f"({winner.objective:+.2%}, the constant mix {self.mix_objective:+.2%}); it grew {winner.growth:+.1%} a year, "
+                f"the difference to holding the same on average has a t-statistic of {winner.t_statistic:.1f}, a linear "
+                f"forecast of the sizes of returns {self.forecast_t:.1f}, {steers}"
+            )
         return (
             f"{self.policy} after {self.steps:,} steps grew most on held-out blocks ({winner.growth:+.1%} a year, the constant "
             f"mix {self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}, a linear forecast of "
-            f"the returns {self.forecast_t:.1f}, " + believed.get(self.active, f"so it steers {self.active:.0%} of the account")
+            f"the returns {self.forecast_t:.1f}, {steers}"
         )
 
     def applied(self, config: Config) -> Config:
@@ -121,6 +143,7 @@ class Selection:
     def table(self) -> pd.DataFrame:
         """Return a row per candidate; the column `chosen` marks the winner."""
         rows = pd.DataFrame([asdict(candidate) for candidate in self.candidates])
+        rows = rows.drop(columns="objective") if rows["objective"].isna().all() else rows
         return rows.assign(chosen=(rows["policy"] == self.policy) & (rows["steps"] == self.steps))
 
     def tree(self) -> dict[str, Any]:
@@ -172,24 +195,33 @@ def select(
     candidates = [trials.score(policy, stop) for policy in trials.policies for stop in trials.stops]
     whole = prepare_market(bars, config, split, features)
     forecast_t = trials.forecast_t()
+    risk = trials.risk
+    mix = constant_mix(bars, whole.spans, config.trading, risk)
     weights = sorted(zip(whole.scaler.names, whole.scaler.weight.tolist(), strict=True), key=lambda pair: -pair[1])
     return Selection(
         policy=winner.candidate.policy,
         steps=winner.candidate.steps,
-        core=_core(constant_mix(bars, whole.spans, config.trading), config.training.pooled),
-        active=trust(winner.candidate.t_statistic, forecast_t, settings.doubt),
+        core=_core(mix, config.training.pooled),
+        # A risk-averse agent that loses has a worse mean and a worse tail than cash.
+        active=(
+            trust(winner.candidate.t_statistic, forecast_t, settings.doubt)
+            if risk is None or winner.candidate.sharpe > 0.0
+            else 0.0
+        ),
         forecast_t=forecast_t,
         mix_growth=float(np.concatenate(trials.mixes).mean()) * trials.periods,
         candidates=tuple(score.candidate for score in candidates),
         features={name: weight for name, weight in weights if weight > FLOOR},
+        criterion="" if risk is None else risk.words,
+        mix_objective=None if risk is None else risk.value(np.concatenate([risk.sums(returns) for returns in trials.mixes])),
     )
 
 
 def trust(alpha_t: float, forecast_t: float, doubt: float) -> float:
     """Return the share of the account that an agent may steer.
 
-    :param alpha_t: t-statistic of its alpha on held-out bars.
-    :param forecast_t: t-statistic of a linear forecast of held-out returns.
+    :param alpha_t: t-statistic of its alpha on held-out bars, or of its advantage over a constant account.
+    :param forecast_t: t-statistic of a linear forecast of held-out returns, or of their sizes.
     :param doubt: t-statistic up to which nothing is believed.
     """
     evidence = max(alpha_t, min(forecast_t, alpha_t + BENEFIT))
@@ -203,7 +235,9 @@ def stops_of(training: TrainingConfig, settings: SelectionConfig) -> list[int]:
     return sorted({rollout * max(round(share * last), 1) for share in settings.stops})
 
 
-def constant_mix(bars: pd.DataFrame, spans: Sequence[Rows], trading: TradingSettings) -> tuple[float, ...]:
+def constant_mix(
+    bars: pd.DataFrame, spans: Sequence[Rows], trading: TradingSettings, risk: HeldOutRisk | None = None
+) -> tuple[float, ...]:
     """Return equal weights of all assets, scaled to the exposure that grows most as far as anybody can know; never short.
 
     Without costs a constant exposure w to a return with mean m and variance v grows by w m - w^2 v / 2, so that w = m / v is
@@ -212,9 +246,12 @@ def constant_mix(bars: pd.DataFrame, spans: Sequence[Rows], trading: TradingSett
 
         posterior s = (PREMIUM / PREMIUM_SPREAD^2 + years s) / (1 / PREMIUM_SPREAD^2 + years),    w = s / volatility.
 
+    For a risk-averse objective the exposure is the best for that objective, with returns of that Sharpe ratio.
+
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param spans: rows that may be looked at.
     :param trading: with the largest exposure.
+    :param risk: a risk-averse objective; None is growth.
     """
     parts = [fill_returns(bars.iloc[start:stop], trading.fill) for start, stop in spans]
     returns = np.expm1(np.concatenate(parts))
@@ -228,6 +265,9 @@ def constant_mix(bars: pd.DataFrame, spans: Sequence[Rows], trading: TradingSett
     prior = 1.0 / PREMIUM_SPREAD**2
     expected = (prior * PREMIUM + years * seen) / (prior + years)
     exposure = min(max(expected / volatility, 0.0), trading.leverage)
+    if risk is not None:
+        likely = together - together.mean() + expected * volatility / periods
+        exposure = risk.best_exposure(likely, trading.leverage)
     return tuple([exposure / assets] * assets)
 
 
@@ -248,6 +288,7 @@ class _Score(NamedTuple):
 
     candidate: Candidate
     returns: Floats
+    sums: Floats  # over periods at unit exposure, for a risk-averse objective
 
 
 class _Trials:
@@ -274,6 +315,8 @@ class _Trials:
         self.config, self.blocks, self.report = config, blocks, report
         self.stops = stops_of(config.training, config.selection)
         self.periods = config.trading.bars_per_year or periods_per_year(pd.DatetimeIndex(bars.index))
+        times = pd.DatetimeIndex(bars.index)
+        self.risk = held_out_risk(config.training.risk, times, min(last - first for first, last in blocks))
         self.markets = [prepare_market(bars, config, split, features, block) for block in blocks]
         # The first decision of a block is taken at the close before it.
         self.spans = [(max(first - 1, features.warmup), last) for first, last in blocks]
@@ -297,12 +340,14 @@ class _Trials:
                     self._train_and_play(policy, number, seed)
 
     def best_stop(self, policy: str, blocks: Sequence[int]) -> _Score:
-        """Return the stop of a policy that grows most over some blocks; of equals the earliest."""
-        return max((self.score(policy, stop, blocks) for stop in self.stops), key=lambda score: score.candidate.growth)
+        """Return the stop of a policy that is best over some blocks; of equals the earliest."""
+        scores = [self.score(policy, stop, blocks) for stop in self.stops]
+        return max(scores, key=lambda score: score.candidate.growth if self.risk is None else self.risk.value(score.sums))
 
     def lead(self, policy: str, other: str, blocks: Sequence[int]) -> float:
         """Return the t-statistic of the difference between two policies on some blocks, each at its best stop."""
-        return t_statistic(self.best_stop(policy, blocks).returns - self.best_stop(other, blocks).returns)
+        first, second = self.best_stop(policy, blocks), self.best_stop(other, blocks)
+        return t_statistic(first.returns - second.returns) if self.risk is None else self.risk.lead(first.sums, second.sums)
 
     def score(self, policy: str, stop: int, blocks: Sequence[int] | None = None) -> _Score:
         """Trade the mean of the seeds' decisions block by block; the account starts anew in each.
@@ -311,15 +356,23 @@ class _Trials:
         """
         tried = sorted({number for name, _, number, _ in self.plays if name == policy})
         unseen, seen, excess, market, turnover = [], [], [], [], 0.0
+        sums: list[Floats] = []
+        constant: list[Floats] = []  # the same of an account that holds the agent's mean weights all the time
+        held: list[Floats] = []
         for number in tried if blocks is None else blocks:
             plays = [play for (*key, _), play in self.plays.items() if key == [policy, stop, number]]
-            history = self.windows[number].trade(policy, np.mean([play.held_out for play in plays], axis=0))
+            targets = np.mean([play.held_out for play in plays], axis=0)
+            history = self.windows[number].trade(policy, targets)
             trained = self.windows[number - 1].trade(policy, np.mean([play.in_sample for play in plays], axis=0))
             unseen.append(np.log1p(history.returns))
             excess.append(history.excess)
             seen.append(trained.excess)
             market.append(self.market_excess[number])
             turnover += float(history.turnover.sum())
+            if self.risk is not None:
+                held.append(targets)
+                sums.append(self.risk.sums(unseen[-1]))
+                constant.append(self.risk.sums(np.log1p(self._held(number, targets.mean(axis=0)).returns)))
         returns, in_sample = np.concatenate(unseen), np.concatenate(seen)
         candidate = Candidate(
             policy=policy,
@@ -331,23 +384,34 @@ class _Trials:
             t_statistic=t_statistic(np.concatenate([beyond(*pair) for pair in zip(excess, market, strict=True)])),
             blocks=len(unseen),
         )
-        return _Score(candidate, returns)
+        if self.risk is None:
+            return _Score(candidate, returns, np.empty(0))
+        samples = np.concatenate(sums)
+        timing = self.risk.lead(samples, np.concatenate(constant))
+        scored = replace(candidate, objective=self.risk.value(samples), t_statistic=timing)
+        return _Score(scored, returns, self.risk.at_unit_exposure(samples, np.concatenate(held)))
 
     def forecast_t(self) -> float:
-        """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts."""
+        """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts.
+
+        For a risk-averse agent they are forecasts of the sizes of returns.
+        """
         products = []
         for market, (first, last) in zip(self.markets, self.blocks, strict=True):
             columns, fill = market.features.by_instrument().astype(np.float64), self.config.trading.fill
             seen = np.concatenate([np.arange(*span) for span in market.spans])
             earned = np.concatenate([fill_returns(market.bars.iloc[slice(*span)], fill) for span in market.spans])
             unseen_earned = fill_returns(market.bars.iloc[first:last], fill)
+            if self.risk is not None:
+                usual = np.nanmean(earned, axis=0)
+                earned, unseen_earned = np.abs(earned - usual), np.abs(unseen_earned - usual)
             products.append(forecast_products(columns[:, seen], earned, columns[:, first:last], unseen_earned))
         return t_of_products(np.concatenate(products))
 
     def _mix(self, number: int) -> Floats:
         """Return the constant mix that the other blocks support."""
         market = self.markets[number]
-        return np.array(constant_mix(market.bars, market.spans, self.config.trading))
+        return np.array(constant_mix(market.bars, market.spans, self.config.trading, self.risk))
 
     def _held(self, number: int, weights: Floats) -> AccountHistory:
         """Return the account of constant weights on a block."""

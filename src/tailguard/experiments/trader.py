@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from tailguard.evaluate.play import AgentSession, return_gamma_of, target_weights
+from tailguard.evaluate.play import AgentSession, return_rule_of, target_weights
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import scaled_features
@@ -77,7 +77,7 @@ class Trader:
         self.scaler, self.features = scaler, features
         self.trading = trading.model_copy(update={"episode_length": None, "random_start": False})
         self.bars: pd.DataFrame | None = None
-        self._session = AgentSession(model, 1, return_gamma_of(model))
+        self._session = AgentSession(model, 1, return_rule_of(model))
         self._account: dict[str, Any] | None = None
         self.ruined = False
 
@@ -99,10 +99,11 @@ class Trader:
             return []
         require_timeframe(pd.DatetimeIndex(self.bars.index), self.trained_on)
         accounts, decisions = AccountBatch(self.bars, self.trading, 1, features), []
+        self._session.set_calendar(accounts.decision_periods)
         if self._account is None:
             obs = np.empty((1, accounts.observation_size), np.float32)
             accounts.restart(np.zeros(1, np.intp), obs)
-            self._session.act(obs, np.array([True]))
+            self._session.act(obs, np.array([True]), accounts.rows)
             decisions.append(self._decision(accounts))
         else:
             accounts.load_state_dict(self._account)
@@ -111,7 +112,7 @@ class Trader:
             step = self._session.step(accounts)
             self.ruined = bool(step.terminated[0])
             if not self.ruined:
-                self._session.act(step.obs, np.array([False]))
+                self._session.act(step.obs, np.array([False]), accounts.rows)
                 decisions.append(self._decision(accounts))
         self._account = accounts.state_dict()
         return decisions

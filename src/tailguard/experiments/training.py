@@ -1,5 +1,6 @@
 """Build an agent for a market, and train it: the one loop behind runs, walk-forwards and populations."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -11,6 +12,9 @@ from tailguard.experiments.callbacks import StopAfter, StopAt, StopTraining
 from tailguard.experiments.prepared_market import Market
 from tailguard.market.features import market_columns
 from tailguard.ppo.algorithm import DistributionalPPO
+
+# A discount of less than this at the end of an episode: most of its return has been decided long before.
+VANISHED = 0.05
 
 
 def train_model(
@@ -45,6 +49,7 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
 
     :param env: these environments, if they exist already.
     """
+    _warn_of_discounted_tail(market, training)
     return DistributionalPPO(
         "MlpPolicy" if training.policy == "auto" else training.policy,
         market.training_env(training.n_envs, training.seed) if env is None else env,
@@ -71,6 +76,19 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
         seed=training.seed,
         tensorboard_log=training.tensorboard,
     )
+
+
+def _warn_of_discounted_tail(market: Market, training: TrainingConfig) -> None:
+    """Warn where the discount leaves nothing of the end of an episode whose tail is to be averse to."""
+    length = market.trading.episode_length
+    if not training.risk.return_augmented or training.risk.counted_over is not None or length is None:
+        return
+    if training.gamma**length < VANISHED:
+        warnings.warn(
+            f"training.gamma {training.gamma} leaves {training.gamma**length:.1g} of a reward at the end of an episode of "
+            f"{length} bars, so the tail of its return is that of its first bars: set training.risk.period, such as 21 or 1M",
+            stacklevel=3,
+        )
 
 
 def resolve_adversary(config: AdversaryConfig | None, names: tuple[str, ...]) -> SAPPOConfig | None:

@@ -270,7 +270,7 @@ def _evaluated(
         training=pd.concat([labelled_curves(results[key].curves, *key) for key in results], ignore_index=True),
         provenance=provenance(config, bars, seeds, settings.trials),
         warnings=[line for key in results for line in warnings_of(results[key].curves, f"fold {key[0]}, seed {key[1]}")],
-        calibration=calibration_of(window, by_seed[seeds[0]], config.training.gamma),
+        calibration=calibration_of(window, by_seed[seeds[0]], config.training.gamma, config.training.risk),
         selection=selection_table(selections),
     )
     targets = {f"seed {seed}": np.concatenate([part.targets for part in parts]) for seed, parts in by_seed.items()}

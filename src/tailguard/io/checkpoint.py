@@ -32,7 +32,7 @@ from tailguard.io.reading import read_regular
 from tailguard.validation import require
 
 FORMAT = "tailguard"
-VERSION = 6
+VERSION = 7
 LIBRARIES = ("tailguard", "torch", "numpy", "stable-baselines3", "gymnasium")
 
 # By old version, a function from its tree to that of the next version. Each kind of file has its own.

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from tailguard.envs.return_observer import OnCalendar
 from tailguard.envs.vec_env import ArrayVecEnv, Stateful, StepArrays
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
 from tailguard.market.bars import symbols_of
@@ -42,6 +43,7 @@ from tailguard.market.kernel import (
     step_accounts,
 )
 from tailguard.market.rules import TradingSettings
+from tailguard.periods import DecisionPeriods, Period
 from tailguard.validation import build, require
 
 
@@ -219,6 +221,17 @@ class AccountBatch:
         returns = np.log(self.accounts[which, EQUITY] / self.settings.cash)
         return returns, self.clock[NOW, which] - self.clock[BEGIN, which]
 
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """``[B]`` the row at whose close each account stands; those of a pool count on from one symbol to the next."""
+        rows: NDArray[np.int64] = self.clock[NOW]
+        return rows
+
+    def decision_periods(self, period: Period) -> DecisionPeriods:
+        """Return the periods of the decisions at the close of every row, symbol after symbol."""
+        periods, symbols = period.decisions(self.features.time), self.features.instruments
+        return DecisionPeriods(np.tile(periods.number, symbols), np.tile(periods.left, symbols))
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes from step to step."""
         return {name: getattr(self, name).copy() for name in STATE_ARRAYS}
@@ -265,7 +278,22 @@ class AccountBatch:
         return spaces.Box(-1.0, 1.0, (self.assets,), np.float32)
 
 
-class TradingVecEnv(ArrayVecEnv, Stateful):
+class _TradesOnCalendar(OnCalendar):
+    """The place of a batch of accounts in the calendar."""
+
+    batch: AccountBatch
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows at whose close the accounts stand, ``[B]``."""
+        return self.batch.rows
+
+    def decision_periods(self, period: Period) -> DecisionPeriods:
+        """Return the periods of the decisions at the close of every row."""
+        return self.batch.decision_periods(period)
+
+
+class TradingVecEnv(ArrayVecEnv, _TradesOnCalendar, Stateful):
     """Many accounts on the same bars as one SB3 ``VecEnv``.
 
     Besides the SB3 interface, :meth:`step_arrays` returns terminations, truncations and final observations as arrays.
@@ -340,7 +368,7 @@ class TradingVecEnv(ArrayVecEnv, Stateful):
         return {"episode": {"r": float(self._episode_returns[index]), "l": int(self._episode_lengths[index])}}
 
 
-class TradingEnv(gym.Env[NDArray[Any], NDArray[Any]]):
+class TradingEnv(gym.Env[NDArray[Any], NDArray[Any]], _TradesOnCalendar):
     """One account as a Gymnasium environment, registered as ``tailguard/Trading-v0``.
 
     :param bars: a table from :func:`tailguard.market.load_bars`, one symbol or several with shared cash.

@@ -179,6 +179,7 @@ class FeatureScaler:
         earned: Floats | None = None,
         relevance: float = 0.0,
         held_out: NDArray[np.bool_] | None = None,
+        sizes: Floats | None = None,
     ) -> Self:
         """Fit to rows that must all lie inside the training span.
 
@@ -186,6 +187,8 @@ class FeatureScaler:
         :param earned: ``[rows, assets]`` returns that follow each, see :func:`tailguard.market.relevance.fill_returns`.
         :param relevance: as in :class:`FeatureConfig`; 0 gives all columns the same weight.
         :param held_out: ``[rows]``, true for rows to leave out.
+        :param sizes: ``[rows, assets]`` sizes of these returns, for an agent that is averse to tails: a column matters if it
+            says something about either.
         :raises ValueError: when a row lies outside, or when the scaler has been fitted before.
         """
         if self.names:
@@ -210,7 +213,8 @@ class FeatureScaler:
         self.mean, self.std = (part[0, 0] if len(part) == 1 else part[:, 0] for part in (mean, std))
         self.weight = np.ones(len(self.names))
         if earned is not None and relevance > 0.0:
-            self.weight = relevance_weights((rows - mean) / std, earned[used], relevance)
+            followed = [earned] if sizes is None else [earned, sizes]
+            self.weight = np.max([relevance_weights((rows - mean) / std, part[used], relevance) for part in followed], axis=0)
         return self
 
     def transform(self, features: FeatureSet) -> FeatureSet:

@@ -29,7 +29,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor, nn
 
-from tailguard.envs.return_observer import with_running_return
+from tailguard.envs.return_observer import ReturnRule, with_running_return
 from tailguard.envs.vec_env import GymVectorAdapter, action_masks, has_action_masks, step_with_arrays
 from tailguard.io import checkpoint
 from tailguard.io.form import form_of, require_form
@@ -323,7 +323,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self._attack: AttackedRollout | None = None
         self._sound_normalization: tuple[dict[str, Any], NDArray[Any]] | None = None
         self.profile = StageProfile()
-        self.episode_returns = EpisodeReturns(self.n_envs, self.gamma, self._stats_window_size)
+        self.episode_returns = EpisodeReturns(self.n_envs, self.return_gamma, self._stats_window_size)
         self.calibration = Calibration(self.n_envs, CALIBRATION_WINDOW, TAIL)
         self.reset_lstm_states_to_initial()
 
@@ -373,7 +373,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _return_augmented(cls, env: GymEnv, risk: RiskConfig, gamma: float, seed: int | None) -> VecEnv:
         """Return the environment with the running return in its observations."""
         alphas = risk.alphas().tolist() if risk.alpha_conditioned else None
-        return with_running_return(cls._wrap_env(maybe_make_env(env, 0)), gamma, alphas, seed)
+        rule = ReturnRule(gamma, risk.counted_over)
+        return with_running_return(cls._wrap_env(maybe_make_env(env, 0)), rule, alphas, seed)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """Set the environment as SB3 does, with the running return in its observations where the objective needs it."""
@@ -408,6 +409,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def ent_coef(self, value: float) -> None:
         if value != self.entropy.value:
             self.entropy = EntropySchedule(EntropyConfig(initial=value))
+
+    @property
+    def return_gamma(self) -> float:
+        """The discount of the returns that the critics predict: `gamma`, or 1 where they are those of a period."""
+        return self.risk_config.discount(self.gamma)
 
     @property
     def target_kl(self) -> float | None:
@@ -605,7 +611,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         ):  # a budget is shown in units of the return
             self.objective.remember(experience.finished)
             masses = self.actor_critic.return_dist.masses.double().cpu().numpy()
-            self._record(self.objective.adapt(1.0 - self._current_progress_remaining, masses, self._ret_std_snapshot))
+            self._record(self.objective.adapt(1.0 - self._current_progress_remaining, masses))
         if isinstance(self.actor_critic.normalizer, ObservationNormalizer):
             own = self.rollout_buffer.obs[:-1, :, : self.actor_critic.own_size]
             self.actor_critic.normalizer.update(own if self._attack is None else self._attack.true_observations())
@@ -620,9 +626,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if learnable and scale.mass == 0.0:
             # While the critics know nothing the scale comes from rewards alone: their guesses would drown small returns.
             nothing = torch.zeros_like(rollout.rewards)
-            scale.update(
-                gae(rollout.rewards, nothing, nothing, rollout.terminated, rollout.truncated, self.gamma, 1.0), rollout.weights
-            )
+            rewards_to_go = gae(rollout.rewards, nothing, nothing, *rollout.return_ends(), self.return_gamma, 1.0)
+            scale.update(rewards_to_go, rollout.weights)
             scale.activate()  # the critics start in these units: they have predicted nothing yet that would have to be kept
             scale.mass.zero_()  # a first guess; the returns proper take its place
         experience = prepare(
@@ -631,7 +636,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             *self._rollout_start,
             critic=self.critic_config,
             objective=self.objective,
-            gamma=self.gamma,
+            gamma=self.return_gamma,
             gae_lambda=self.gae_lambda,
             generator=self.shuffler,
             normalize_advantage=self.normalize_advantage,
@@ -640,7 +645,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
         self._critic_state = experience.critic_state_after or self._last_actor_state
         pooled = experience.start_atoms.sort(-1).values.mean(0)
-        self.calibration.update(rollout.starts(), self.episode_returns.ends, pooled, self.actor_critic.return_dist.masses.cpu())
+        self.calibration.update(
+            rollout.return_starts(), self.episode_returns.ends, pooled, self.actor_critic.return_dist.masses.cpu()
+        )
         if learnable:
             self._finalize_return_stats(experience)
         self._activate_return_scale_snapshot()

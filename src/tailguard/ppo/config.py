@@ -13,9 +13,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
+from tailguard.periods import Period
 from tailguard.validation import require
 
 Level = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -267,19 +269,24 @@ class RiskConfig(BaseModel):
     :param objective: ``neutral``: the mean return; ``cvar``: the average of its worst share `alpha` (CVaR); ``mean_cvar``:
         (1 - weight) times the first plus weight times the second; ``constrained``: the mean, as long as the CVaR is at least
         `limit`.
-    :param alpha: the worst share of the episodes that counts: 0.05 is the worst 5 %, 1 is the mean. Smaller is more careful,
-        and harder to learn, since fewer episodes say something about it. A pair ``[low, high]`` trains one policy for every
+    :param alpha: the worst share of the periods that counts: 0.05 is the worst 5 %, 1 is the mean. Smaller is more careful,
+        and harder to learn, since fewer periods say something about it. A pair ``[low, high]`` trains one policy for every
         tail between them, see :meth:`tailguard.DistributionalPPO.set_risk`.
+    :param period: what a return is counted over: a number of steps, or on a market a time of the calendar such as ``1W`` or
+        ``1M``. The return is the plain sum of the rewards of a period and restarts with it, whatever `gamma` is; positions and
+        recurrent states carry over. 21 are a month of daily bars. None counts over the episode, discounted by `gamma`.
     :param weight: weight of the CVaR in ``mean_cvar``. 0 is the mean alone, 1 the CVaR alone.
     :param limit: least CVaR, in units of the return; ``constrained`` needs it. One that cannot be met is reported in the log.
-    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`. For half as long again it
-        keeps shrinking, in search of the best cap. 0.3 is typical; 0 starts with `alpha`, and does not search.
+    :param anneal: share of the training during which the tail shrinks from `anneal_from` to `alpha`, where it stays. For half
+        as long again, or half of what is left, the cap keeps falling, in search of the best one. 0.3 is typical; 0 starts
+        with `alpha`, and does not search.
     :param anneal_from: the tail that training starts with; `alpha` if that is larger. 0.5 avoids what is dangerous from the
         start and still sees success. 1 starts with the mean; where the best policies for mean and tail have nothing in common,
         the second is forgotten before it matters.
     :param cap_step: share of the way to the present VaR, or to the best cap, that the cap goes after each rollout. 0.2 is
         typical; more follows faster and is less steady.
-    :param window: episodes (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it lag.
+    :param window: finished periods (per tail) that the VaR is estimated from. Too few make the cap restless, too many make it
+        lag.
     :param levels: tails that a range of `alpha` is learnt at, evenly spaced in log alpha. 6 are typical; more cut the episodes
         into smaller groups.
     :param multiplier_rate: how fast the multiplier of a violated constraint grows: by this share of one plus itself per
@@ -292,6 +299,7 @@ class RiskConfig(BaseModel):
 
     objective: Literal["neutral", "cvar", "mean_cvar", "constrained"] = "neutral"
     alpha: Level | tuple[Level, Level] = 0.05
+    period: int | str | None = None
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     limit: float | None = None
     anneal: Annotated[float, Field(ge=0.0, le=1.0)] = 0.3
@@ -301,6 +309,13 @@ class RiskConfig(BaseModel):
     levels: Annotated[int, Field(ge=2, le=1000)] = 6
     multiplier_rate: Annotated[float, Field(gt=0.0)] = 0.15
     observe_return: bool = True
+
+    @field_validator("period")
+    @classmethod
+    def _one_form(cls, value: int | str | None) -> int | str | None:
+        """Write every period in one way: a number of steps as a number."""
+        period = None if value is None else Period.parse(value)
+        return period if period is None else (str(period) if period.unit else period.count)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -315,6 +330,18 @@ class RiskConfig(BaseModel):
     def return_augmented(self) -> bool:
         """True if the objective needs the running return of the episode in the observation."""
         return self.objective != "neutral"
+
+    @property
+    def counted_over(self) -> Period | None:
+        """The period that returns are counted over; None is the episode."""
+        return None if self.period is None or not self.return_augmented else Period.parse(self.period)
+
+    def discount(self, gamma: float) -> float:
+        """Return the discount of the returns that the critics predict: 1 for those of a period, else PPO's own.
+
+        :param gamma: PPO's discount.
+        """
+        return gamma if self.counted_over is None else 1.0
 
     @property
     def searches(self) -> bool:

@@ -95,7 +95,7 @@ class EpisodeEnd(NamedTuple):
 
 
 class EpisodeReturns:
-    """Discounted returns of finished episodes from their start, which is what the critics predict there.
+    """Returns of finished episodes, or periods, from their start, which is what the critics predict there.
 
     :param n_envs: number of environments, B.
     :param gamma: discount.
@@ -117,11 +117,14 @@ class EpisodeReturns:
         """Count one step of the rollout."""
         self.running += self.discount * outcome.rewards
         self.discount *= self.gamma
-        ended = outcome.ended
+        ended, over = outcome.ended, outcome.terminated
+        if outcome.period_ended is not None:
+            over = outcome.terminated | outcome.period_ended
+            ended = np.flatnonzero(over | outcome.truncated)
         if len(ended):
-            returns, terminated = self.running[ended].tolist(), outcome.terminated[ended].tolist()
+            returns, ends = self.running[ended].tolist(), over[ended].tolist()
             self.finished.extend(returns)
-            for env, episode_return, known in zip(ended.tolist(), returns, terminated, strict=True):
+            for env, episode_return, known in zip(ended.tolist(), returns, ends, strict=True):
                 self.ends.append(EpisodeEnd(step, env, episode_return if known else None))
             self.running[ended], self.discount[ended] = 0.0, 1.0
 

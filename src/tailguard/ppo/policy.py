@@ -238,9 +238,7 @@ class DistributionalPolicy(BasePolicy):
         own: Tensor = self.normalizer(obs[..., : self.own_size])
         if self.budget.features == 0:
             return own
-        scale = self.return_scale
-        budget = self.budget(obs[..., self.own_size :], scale.mean_snapshot, scale.std_snapshot)
-        return torch.cat((own, budget), dim=-1)
+        return torch.cat((own, self.budget(obs[..., self.own_size :])), dim=-1)
 
     @property
     def _changes_inputs(self) -> bool:
@@ -250,7 +248,7 @@ class DistributionalPolicy(BasePolicy):
         """Return :meth:`inputs` for ``[B, obs_size]``, faster and without a gradient."""
         if not self._changes_inputs:
             return obs
-        scale, own = self.return_scale, self.own_size
+        own = self.own_size
         inputs = torch.empty(len(obs), own + self.budget.features)
         raw, filled = obs.numpy(), inputs.numpy()
         if isinstance(self.normalizer, ObservationNormalizer):
@@ -258,7 +256,7 @@ class DistributionalPolicy(BasePolicy):
         else:
             filled[:, :own] = raw[:, :own]
         if self.budget.features:
-            self.budget.rows(raw[:, own:], scale.mean_snapshot, scale.std_snapshot, filled[:, own:])
+            self.budget.rows(raw[:, own:], filled[:, own:])
         return inputs
 
     def act(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
@@ -571,7 +569,8 @@ class DistributionalPolicy(BasePolicy):
         elif missing == self.budget.columns > 0:
             raise ValueError(
                 "this agent is risk-averse and must observe its running return: wrap the environment in "
-                "tailguard.ReturnObserver(env, gamma) (a VecEnv) or tailguard.ReturnAugmentedEnv(env, gamma) (a single one)"
+                "tailguard.ReturnObserver(env, gamma) (a VecEnv) or tailguard.ReturnAugmentedEnv(env, gamma) (a single one), "
+                "with period=... as in its settings"
             )
         if self.budget.alpha_conditioned and observation.shape[-1] == self.obs_size - 1:
             observation = np.concatenate((observation, np.full((*lead, 1), self.budget.alpha.item())), axis=-1)

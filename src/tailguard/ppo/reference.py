@@ -38,6 +38,7 @@ class ReferenceSettings:
     :param learning_rate: at the start; it falls linearly to 0.
     :param head_size: width of the hidden layer between an LSTM and the outputs of actor or critic.
     :param alpha: maximise the mean of the worst share alpha of the returns (CVaR); None maximises the mean of all.
+    :param period: steps that these returns are counted over, undiscounted; None is the episode, discounted by gamma.
     """
 
     n_steps: int = 128
@@ -56,6 +57,7 @@ class ReferenceSettings:
     num_quantiles: int = 16
     huber_kappa: float = 0.0
     alpha: float | None = None
+    period: int | None = None
     anneal: float = 0.3
     anneal_from: float = 0.5
     cap_step: float = 0.2
@@ -113,8 +115,10 @@ class Steps(NamedTuple):
 
     :param next_obs: what each step led to: the true final observation where an episode ended, never the first of the next.
     :param starts: true where a step begins an episode.
-    :param running: running return: the discounted rewards of the episode before the step, G_t.
+    :param running: running return: the discounted rewards of the episode, or period, before the step, G_t.
     :param discount: of the step's reward, D_t = gamma^t.
+    :param left: share of the period that is left.
+    :param over: true where the return ends with the step: the episode terminates, or a period is over.
     """
 
     obs: Tensor
@@ -122,10 +126,11 @@ class Steps(NamedTuple):
     starts: Tensor
     running: Tensor
     discount: Tensor
+    left: Tensor
     actions: Tensor
     log_probs: Tensor
     rewards: Tensor
-    terminated: Tensor
+    over: Tensor
     truncated: Tensor
     actor_state: State
 
@@ -136,7 +141,7 @@ def gae_advantages(rewards: Tensor, values: Tensor, next_values: Tensor, steps: 
     Schulman et al. 2016, eq. 16:   A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)
     Pardo et al. 2018:              V(s_{t+1}) = 0 after a termination, but not after a time limit; A_{t+1} = 0 after both
     """
-    alive, running = (~steps.terminated).double(), (~(steps.terminated | steps.truncated)).double()
+    alive, running = (~steps.over).double(), (~(steps.over | steps.truncated)).double()
     delta = rewards.double() + gamma * alive * next_values - values
     advantages, later = torch.zeros_like(delta), torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
@@ -153,7 +158,7 @@ def sample_replacement(theta: Tensor, steps: Steps, gamma: float, lam: float, ge
     The scalar lambda-return has the same mean, but, at gamma 0.99 and lambda 0.95, less than half of the spread.
     """
     draws, theta = torch.rand(theta.shape, generator=generator), theta.sort(-1).values.double()
-    alive, ended = (~steps.terminated).double(), steps.terminated | steps.truncated
+    alive, ended = (~steps.over).double(), steps.over | steps.truncated
     targets, later = torch.zeros_like(theta), theta[-1]
     for t in reversed(range(len(theta))):
         replaced = (draws[t] < lam) & ~ended[t].unsqueeze(-1)
@@ -227,6 +232,7 @@ class ReturnCap:
     def __init__(self, settings: ReferenceSettings) -> None:
         self.settings, self.cap = settings, math.inf
         self.episodes: deque[tuple[Tensor, Tensor]] = deque(maxlen=settings.window)  # atoms and masses of their returns
+        self.mean, self.std = 0.0, 1.0  # of these returns: between episodes and within the distributions of those that were cut
         self.recent, self.best = np.full(2, -np.inf), np.full(2, -np.inf)  # the CVaR that a cap brought, and that cap
 
     def budget(self, running: Tensor, discount: Tensor) -> Tensor:
@@ -237,22 +243,26 @@ class ReturnCap:
         """Return min(x, c) - min(0, c): of rewards r, which discounted add up to min(R, C) - min(0, C), or of returns Z."""
         return (torch.minimum(x.double(), budget) - budget.clamp(max=0.0)).to(x)
 
-    def features(self, budget: Tensor, scale: PopArt) -> Tensor:
+    def features(self, budget: Tensor) -> Tensor:
         """Return the budget as the networks see it, ``[..., 2]``: coarse, and fine where it is nearly used up."""
-        coarse = ((budget - scale.mean) / scale.std).clamp(-REACH, REACH)
-        fine = torch.asinh((budget / scale.std).clamp(-REACH, REACH) / FINE) / FINE_UNIT
+        coarse = ((budget - self.mean) / self.std).clamp(-REACH, REACH)
+        fine = torch.asinh((budget / self.std).clamp(-REACH, REACH) / FINE) / FINE_UNIT
         return torch.stack((coarse, fine), -1).float()
 
     def adapt(self, progress: float) -> None:
         """Move the cap towards the VaR of the last episodes, at a tail that shrinks as the training progresses.
 
-        The best policy for a cap has no reason to earn more than the cap: C can fall but hardly rise. So the tail shrinks past
-        alpha, the best cap on the way is noted, and after that C never falls below it.
+        The best policy for a cap has no reason to earn more than the cap: C can fall but hardly rise. So it follows the VaR of
+        tails below alpha for a while, the best cap on the way is noted, and after that C never falls below it.
         """
         s = self.settings
         if s.alpha is None or len(self.episodes) < ENOUGH:
             return
-        share = min(progress / s.anneal, PAST) if s.anneal > 0.0 else PAST
+        values, weights = self.returns()
+        self.mean = (weights @ values).item()
+        self.std = (weights @ (values - self.mean) ** 2).sqrt().item()
+        searched = s.anneal == 0.0 or progress >= min(PAST * s.anneal, 0.5 * (1.0 + s.anneal))
+        share = PAST if searched else progress / s.anneal
         annealed = s.alpha if share == PAST else max(s.anneal_from, s.alpha) ** max(1.0 - share, 0.0) * s.alpha**share
         target = self.tail(annealed)[0]
         if math.isfinite(self.cap) and s.anneal > 0.0:
@@ -264,10 +274,14 @@ class ReturnCap:
                 target = max(target, float(self.best[1]))
         self.cap = self.cap + s.cap_step * (target - self.cap) if math.isfinite(self.cap) else target
 
+    def returns(self) -> tuple[Tensor, Tensor]:
+        """Return the values of the last episodes' returns and their weights: every episode weighs the same."""
+        values, order = torch.cat([atoms for atoms, _ in self.episodes]).sort()
+        return values, torch.cat([masses for _, masses in self.episodes])[order] / len(self.episodes)
+
     def tail(self, alpha: float) -> tuple[float, float]:
         """Return VaR and CVaR at `alpha` of the last episodes."""
-        values, order = torch.cat([atoms for atoms, _ in self.episodes]).sort()
-        weights = torch.cat([masses for _, masses in self.episodes])[order] / len(self.episodes)
+        values, weights = self.returns()
         upto = weights.cumsum(0)
         in_tail = (alpha - (upto - weights)).clamp(min=0.0).minimum(weights)
         below = int((upto < alpha - 1e-12).sum())
@@ -289,12 +303,14 @@ class ReferencePPO:
         self.generator = torch.Generator().manual_seed(settings.seed)
         space, obs_size = env.single_action_space, math.prod(env.single_observation_space.shape or ())
         self.n_actions = int(space.n) if isinstance(space, spaces.Discrete) else math.prod(space.shape or ())
-        input_size = obs_size if settings.alpha is None else obs_size + 2
+        input_size = obs_size if settings.alpha is None else obs_size + (2 if settings.period is None else 3)
+        self.gamma = settings.gamma if settings.period is None else 1.0  # of the returns that the critics predict
         self.agent = ReferenceAgent(input_size, self.n_actions, isinstance(space, spaces.Discrete), settings)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), settings.learning_rate, eps=1e-5)
         self.actor_state = self.critic_state = (torch.zeros(env.num_envs, settings.lstm_hidden_size),) * 2
         self.obs, self.starts = env.reset(seed=settings.seed)[0], torch.ones(env.num_envs, dtype=torch.bool)
         self.running, self.discount = torch.zeros(env.num_envs).double(), torch.ones(env.num_envs).double()
+        self.age = torch.zeros(env.num_envs).double()  # steps of the period so far
 
     def learn(self, total_steps: int) -> "ReferencePPO":
         """Alternate rollouts and updates until the environments together have made `total_steps` steps."""
@@ -303,10 +319,11 @@ class ReferencePPO:
             self.update(self.collect(), done / total_steps)
         return self
 
-    def inputs(self, obs: Tensor, running: Tensor, discount: Tensor) -> Tensor:
-        """Return what the networks see: the observation, and the budget where the objective is a tail."""
-        budget = self.cap.features(self.cap.budget(running, discount), self.scale)
-        return obs if self.settings.alpha is None else torch.cat((obs, budget), -1)
+    def inputs(self, obs: Tensor, running: Tensor, discount: Tensor, left: Tensor) -> Tensor:
+        """Return what the networks see: the observation, and where the objective is a tail the budget and the time left."""
+        shown = [self.cap.features(self.cap.budget(running, discount)), left.float().unsqueeze(-1)]
+        shown = shown[:1] if self.settings.period is None else shown
+        return obs if self.settings.alpha is None else torch.cat((obs, *shown), -1)
 
     @torch.no_grad()
     def collect(self) -> Steps:
@@ -315,7 +332,8 @@ class ReferencePPO:
         shape = (self.settings.n_steps, self.env.num_envs, self.n_actions)
         for noise in torch.randn(shape) if self.agent.log_std is not None else -torch.empty(shape).exponential_().log():
             obs, starts, running, discount = torch.as_tensor(self.obs).float(), self.starts, self.running, self.discount
-            seen = self.inputs(obs, running, discount)
+            left = 1.0 - self.age / (self.settings.period or math.inf)
+            seen = self.inputs(obs, running, discount, left)
             hidden, cells = unroll(self.agent.actor_lstm, seen[None], starts[None], self.actor_state)
             self.actor_state = hidden[0], cells[0]
             pi = self.agent.action_distribution(hidden[0])
@@ -328,22 +346,25 @@ class ReferencePPO:
                 next_obs[env] = torch.as_tensor(info["final_obs"][env])
             rewards, terminated, truncated = torch.as_tensor(rewards).float(), *map(torch.as_tensor, (terminated, truncated))
             log_probs = pi.log_prob(actions)
-            rows.append((obs, next_obs, starts, running, discount, actions, log_probs, rewards, terminated, truncated))
-            self.starts = terminated | truncated
-            self.running = torch.where(self.starts, 0.0, running + discount * rewards)
-            self.discount = torch.where(self.starts, 1.0, (discount * self.settings.gamma).clamp(min=1e-30))
+            over = terminated | (self.age + 1.0 == (self.settings.period or 0))
+            rows.append((obs, next_obs, starts, running, discount, left, actions, log_probs, rewards, over, truncated))
+            self.starts, begins = terminated | truncated, over | truncated
+            self.running = torch.where(begins, 0.0, running + discount * rewards)
+            self.discount = torch.where(begins, 1.0, (discount * self.gamma).clamp(min=1e-30))
+            self.age = torch.where(begins, 0.0, self.age + 1.0)
         return Steps(*(torch.stack(column) for column in zip(*rows, strict=True)), actor_state)  # type: ignore[call-arg, arg-type]
 
     @torch.no_grad()
     def prepare(self, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
         """Return the networks' inputs, standardised advantages ``[T, B]`` and normalised targets ``[K, T, B, N]``."""
-        s, agent, scale, cap = self.settings, self.agent, self.scale, self.cap
+        s, agent, scale, cap, gamma = self.settings, self.agent, self.scale, self.cap, self.gamma
         if scale.mass == 0.0:  # a first guess from rewards alone: what untrained critics say would drown small returns
             nothing = torch.zeros_like(steps.rewards)
-            scale.update(gae_advantages(steps.rewards, nothing, nothing, steps, s.gamma, 1.0), [])
+            scale.update(gae_advantages(steps.rewards, nothing, nothing, steps, gamma, 1.0), [])
             scale.mass = 0.0
-        after = steps.running + steps.discount * steps.rewards, s.gamma * steps.discount
-        seen, seen_next = self.inputs(steps.obs, steps.running, steps.discount), self.inputs(steps.next_obs, *after)
+        after = steps.running + steps.discount * steps.rewards, gamma * steps.discount
+        seen = self.inputs(steps.obs, steps.running, steps.discount, steps.left)
+        seen_next = self.inputs(steps.next_obs, *after, steps.left - 1.0 / (s.period or math.inf))
 
         # The value of every true next observation, final ones included, with the LSTM's state after the step that led to it.
         hidden, cells = unroll(agent.critic_lstm, seen, steps.starts, self.critic_state)
@@ -353,14 +374,14 @@ class ReferencePPO:
         atoms, next_atoms = torch.stack([critic(features) for critic in agent.critics], 1) * scale.std + scale.mean
         # The mean of the twins: without a maximum over actions there is no bias that their minimum would have to undo.
         values, next_values = atoms.mean((0, -1)), next_atoms.mean((0, -1))
-        returns = gae_advantages(steps.rewards, values, next_values, steps, s.gamma, s.gae_lambda) + values
+        returns = gae_advantages(steps.rewards, values, next_values, steps, gamma, s.gae_lambda) + values
         budget, next_budget = cap.budget(steps.running, steps.discount), cap.budget(*after)
         values = cap.capped(atoms, budget.unsqueeze(-1)).mean((0, -1))
         next_values = cap.capped(next_atoms, next_budget.unsqueeze(-1)).mean((0, -1))
-        advantages = gae_advantages(cap.capped(steps.rewards, budget), values, next_values, steps, s.gamma, s.gae_lambda)
-        targets = [sample_replacement(theta, steps, s.gamma, s.value_lambda, self.generator) for theta in next_atoms]
-        for t, b in (steps.terminated | steps.truncated).nonzero():  # a time limit leaves a distribution of the return
-            rest = torch.zeros(1) if steps.terminated[t, b] else next_atoms[:, t, b].sort(-1).values.mean(0)
+        advantages = gae_advantages(cap.capped(steps.rewards, budget), values, next_values, steps, gamma, s.gae_lambda)
+        targets = [sample_replacement(theta, steps, gamma, s.value_lambda, self.generator) for theta in next_atoms]
+        for t, b in (steps.over | steps.truncated).nonzero():  # a time limit leaves a distribution of the return
+            rest = torch.zeros(1) if steps.over[t, b] else next_atoms[:, t, b].sort(-1).values.mean(0)
             cap.episodes.append((after[0][t, b] + after[1][t, b] * rest.double(), torch.ones_like(rest).double() / len(rest)))
         scale.update(returns, [cast(nn.Linear, cast(nn.Sequential, critic)[-1]) for critic in agent.critics])
         standardised = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)

@@ -1,24 +1,28 @@
-"""Risk-averse objectives: CVaR of the episode's return by return capping, alone, mixed with the mean, or as a constraint.
+"""Risk-averse objectives: CVaR of a period's return by return capping, alone, mixed with the mean, or as a constraint.
 
 Rockafellar and Uryasev (2000): CVaR_a(R) = max_C { C + E[min(R - C, 0)] / a }, reached at C = VaR_a(R). For a given cap C the
 policy has to maximise E[min(R, C)], an ordinary problem once it observes its running return (Baeuerle and Ott 2011; return
 capping, Mead et al. 2025); C follows the policy's VaR slowly.
 
-In a state with running return G and discount D = gamma^t, the *budget* c = (C - G) / D caps what the return from here, Z, still
-counts. Then min(Z, c) obeys Bellman's equation with the plain rewards, and, shifted so that the value after the end is 0,
+R is the return of a period, the plain sum of its rewards; or, without a period, that of an episode, discounted by the agent's
+own gamma. In a state with running return G and discount D (gamma^t, and 1 inside a period), the *budget* c = (C - G) / D caps
+what the return from here to the end, Z, still counts. Then min(Z, c) obeys Bellman's equation with the plain rewards, and,
+shifted so that the value after the end is 0,
 
     reward  min(r, c) - min(0, c)        value  E[min(Z, c)] - min(0, c).
 
 The critics learn the distribution of Z itself, whatever the objective. So their predicted tail is not distorted, one set of
-critics serves every cap and every mixture, and moving the cap costs them nothing. R is the discounted sum of rewards with the
-agent's own gamma: with gamma = 1 the plain sum. A truncated episode counts with its whole predicted distribution.
+critics serves every cap and every mixture, and moving the cap costs them nothing. The end of a period is an end for returns,
+values and caps, and for nothing else: the episode continues, with its position and recurrent state. A period that is cut by
+the end of a truncated episode counts with its whole predicted distribution.
 
-Small tails contain few episodes, and an agent that starts out careful never finds what it could win. So alpha is annealed: it
-begins at `anneal_from`, half of the episodes or all of them, and shrinks to its final value.
+Small tails contain few periods, and an agent that starts out careful never finds what it could win. So alpha is annealed: it
+begins at `anneal_from`, half of the periods or all of them, and shrinks to its final value, where it stays.
 
 The best policy for a cap has no reason to earn more than that. So a cap that follows the VaR can fall but hardly rise, and
-stays at the first local maximum of the expression above. Therefore alpha shrinks further for a while, the objective reached
-with every cap is recorded, and then the cap returns to the best of them. From there it rises with the VaR, but does not fall.
+stays at the first local maximum of the expression above. Therefore the cap falls further for a while, to the VaR of smaller
+tails, the objective reached with every cap is recorded, and then the cap returns to the best of them. From there it rises with
+the VaR, but does not fall.
 """
 
 import math
@@ -44,8 +48,10 @@ FINE_UNIT = 2.0
 FARTHEST = 1e30
 # An alpha this near to a level, as a share of the gap between two, is that level: it may have been rounded to float32.
 AT_LEVEL = 1e-6
-# In logarithms, annealing goes this many times the way to alpha before the best cap is taken.
+# In logarithms, the cap follows the VaR of tails up to this many times the way to alpha before the best cap is taken.
 PAST = 1.5
+# A spread of less than this share of the mean is one of rounding.
+ROUNDING = 1e-9
 # A constraint that outweighs the mean this many times and still is not met cannot be met.
 HOPELESS_MULTIPLIER = 100.0
 
@@ -57,8 +63,8 @@ compiled, _ = decorators()
 class Budget(nn.Module):
     """The caps, and the policy's inputs that depend on them.
 
-    Return-augmented observations carry, after the environment's own columns, the running return, its discount, and alpha for an
-    alpha-conditioned policy (see envs/return_observer.py).
+    Return-augmented observations carry, after the environment's own columns, the running return, its discount or the share of
+    the period that is left, and alpha for an alpha-conditioned policy (see envs/return_observer.py).
 
     :param config: the objective.
     """
@@ -66,23 +72,32 @@ class Budget(nn.Module):
     caps: Tensor
     log_alphas: Tensor
     alpha: Tensor  # used where the observation has no alpha
+    unit: Tensor  # mean and standard deviation of the return of a period or episode; it changes between rollouts only
 
     def __init__(self, config: RiskConfig) -> None:
         super().__init__()
         self.alpha_conditioned, self.observed = config.alpha_conditioned, config.observe_return
+        self.per_period = config.counted_over is not None
         self.columns = (3 if config.alpha_conditioned else 2) if config.return_augmented else 0
-        self.features = (2 * int(config.observe_return) + int(config.alpha_conditioned)) if config.return_augmented else 0
+        shown = (3 if self.per_period else 2) if config.observe_return else 0
+        self.features = shown + int(config.alpha_conditioned) if config.return_augmented else 0
         alphas = torch.from_numpy(config.alphas())
         self.register_buffer("log_alphas", alphas.log(), persistent=False)
         self.register_buffer("alpha", alphas[0].clone())
         self.register_buffer("caps", torch.full((len(alphas),), float("inf"), dtype=torch.float64))
+        self.register_buffer("unit", torch.tensor([0.0, 1.0], dtype=torch.float64))
 
     def of(self, columns: Tensor) -> Tensor:
         """Return the budget c = (C - G) / D for appended columns ``[..., 2 or 3]``, as ``[...]`` in float64."""
-        # Padding of a sequence is 0 in every column, and must not become NaN.
-        running_return, discount = columns[..., 0].double(), columns[..., 1].double().clamp(min=1e-30)
         cap = self.cap_at(columns[..., 2].double()) if self.alpha_conditioned else self.caps[0]
-        return (cap - running_return) / discount
+        left = cap - columns[..., 0].double()
+        # Padding of a sequence is 0 in every column, and must not become NaN.
+        return left if self.per_period else left / self.discount(columns).clamp(min=1e-30)
+
+    def discount(self, columns: Tensor) -> Tensor:
+        """Return the discount of the next reward, ``[...]`` in float64; inside a period it is 1."""
+        second = columns[..., 1].double()
+        return torch.ones_like(second) if self.per_period else second
 
     def cap_at(self, alpha: Tensor) -> Tensor:
         """Return the cap for any alpha in the range, interpolated in log alpha."""
@@ -95,30 +110,28 @@ class Budget(nn.Module):
         at_lower, at_upper = share < AT_LEVEL, share > 1.0 - AT_LEVEL
         return torch.where(at_lower, self.caps[above - 1], torch.where(at_upper, self.caps[above], between))
 
-    def forward(self, columns: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return the policy's inputs for the appended columns: the budget in units of the return (coarse, fine), and alpha.
-
-        :param mean: of the return.
-        :param std: of the return.
-        """
-        features = []
+    def forward(self, columns: Tensor) -> Tensor:
+        """Return the policy's inputs: the budget in units of the return (coarse, fine), what is left of the period, alpha."""
+        features, (mean, std) = [], self.unit
         if self.observed:
             budget = self.of(columns)
             features.append(((budget - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH).float())
             features.append(torch.asinh((budget / std).clamp(-BUDGET_REACH, BUDGET_REACH).float() / FINE) / FINE_UNIT)
+            if self.per_period:
+                features.append(columns[..., 1].float())
         if self.alpha_conditioned:
             low, high = self.log_alphas[0], self.log_alphas[-1]
             features.append((2.0 * (columns[..., 2].double().log().clamp(low, high) - low) / (high - low) - 1.0).float())
         return torch.stack(features, dim=-1)
 
-    def rows(self, columns: NDArray[np.float32], mean: Tensor, std: Tensor, features: NDArray[np.float32]) -> None:
+    def rows(self, columns: NDArray[np.float32], features: NDArray[np.float32]) -> None:
         """Fill `features` with :meth:`forward` of ``[B, 2 or 3]``, compiled.
 
         For acting: the seventeen small tensor operations of :meth:`forward` take longer than the policy itself.
         """
         limits = (BUDGET_REACH, FINE, FINE_UNIT, AT_LEVEL)
-        tables = (self.caps.numpy(), self.log_alphas.numpy())
-        budget_rows(columns, *tables, mean.item(), std.item(), limits, self.observed, features)
+        tables = (self.caps.numpy(), self.log_alphas.numpy(), self.unit.numpy())
+        budget_rows(columns, *tables, limits, self.observed, self.per_period, features)
 
 
 @compiled
@@ -126,23 +139,24 @@ def budget_rows(
     columns: NDArray[np.float32],
     caps: NDArray[np.float64],
     log_alphas: NDArray[np.float64],
-    mean: float,
-    std: float,
+    unit: NDArray[np.float64],
     limits: tuple[float, float, float, float],
     observed: bool,
+    per_period: bool,
     features: NDArray[np.float32],
 ) -> None:
     """Fill `features`, ``[B, F]``, with :meth:`Budget.forward`.
 
-    :param columns: ``[B, 2 or 3]``: running return, discount, alpha.
+    :param columns: ``[B, 2 or 3]``: running return, discount or share of the period that is left, alpha.
     :param caps: of each level; with one level there is no alpha in the columns.
     :param log_alphas: of the levels, rising.
-    :param mean: of the return.
-    :param std: of the return.
+    :param unit: ``[2]`` mean and standard deviation of the return.
     :param limits: BUDGET_REACH, FINE, FINE_UNIT and AT_LEVEL.
     :param observed: True if the budget is among the features; alpha always is where there are several levels.
+    :param per_period: True if returns are those of periods, which are not discounted.
     """
-    reach, fine, unit, near = limits
+    reach, fine, fine_unit, near = limits
+    mean, std = unit[0], unit[1]
     levels = len(caps)
     low, high = log_alphas[0], log_alphas[levels - 1]
     for row in range(len(columns)):
@@ -161,21 +175,26 @@ def budget_rows(
                 cap = caps[above] * share + caps[above - 1] * (1.0 - share)
         column = 0
         if observed:
-            budget = (cap - columns[row, 0]) / max(np.float64(columns[row, 1]), 1e-30)
+            budget = cap - columns[row, 0]
+            if not per_period:
+                budget /= max(np.float64(columns[row, 1]), 1e-30)
             features[row, 0] = min(max((budget - mean) / std, -reach), reach)
-            features[row, 1] = math.asinh(min(max(budget / std, -reach), reach) / fine) / unit
+            features[row, 1] = math.asinh(min(max(budget / std, -reach), reach) / fine) / fine_unit
             column = 2
+            if per_period:
+                features[row, 2] = columns[row, 1]
+                column = 3
         if levels > 1:
             features[row, column] = 2.0 * (place - low) / (high - low) - 1.0
 
 
-class FinishedEpisodes(NamedTuple):
-    """Returns of the episodes that ended in a rollout.
+class FinishedReturns(NamedTuple):
+    """Returns of the periods, or of the episodes where there are none, that ended in a rollout.
 
-    :param totals: ``[E]``, returns of terminated episodes.
-    :param atoms: ``[C, M]``, atoms of the return of truncated episodes, as the critics predict it.
-    :param totals_alpha: ``[E]``, the alpha of each terminated episode.
-    :param atoms_alpha: ``[C]``, the alpha of each truncated episode.
+    :param totals: ``[E]``, those that came to their end.
+    :param atoms: ``[C, M]``, atoms of those that a truncation has cut, as the critics predict them.
+    :param totals_alpha: ``[E]``, the alpha of the first.
+    :param atoms_alpha: ``[C]``, the alpha of the second.
     """
 
     totals: Floats
@@ -185,9 +204,9 @@ class FinishedEpisodes(NamedTuple):
 
 
 class ReturnWindow:
-    """Returns of the last episodes: one number for a terminated episode, all atoms for a truncated one.
+    """The last returns of periods or episodes: one number where it is known, all atoms where a truncation has cut it.
 
-    :param window: number of episodes.
+    :param window: number of returns.
     """
 
     def __init__(self, window: int) -> None:
@@ -195,11 +214,11 @@ class ReturnWindow:
         self.rollouts: deque[tuple[Floats, Floats]] = deque()  # totals ``[E]``, atoms ``[C, M]``
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
+        """Return the number of returns."""
         return sum(len(totals) + len(atoms) for totals, atoms in self.rollouts)
 
     def add(self, totals: Floats, atoms: Floats) -> None:
-        """Add the episodes that ended in a rollout, and drop the oldest beyond the window."""
+        """Add the returns of a rollout, and drop the oldest beyond the window."""
         if len(totals) + len(atoms):
             self.rollouts.append((totals, atoms))
         surplus = len(self) - self.window
@@ -209,14 +228,27 @@ class ReturnWindow:
                 self.rollouts.appendleft((totals[surplus:], atoms[max(surplus - len(totals), 0) :]))
             surplus -= len(totals) + len(atoms)
 
-    def tails(self, alphas: Sequence[float], masses: Floats) -> list[tuple[float, float]]:
-        """Return VaR and CVaR at each of `alphas`, over all episodes with equal weights.
+    def distribution(self, masses: Floats) -> tuple[Floats, Floats]:
+        """Return all values with their weights: every return weighs the same.
 
-        :param masses: ``[M]`` of the atoms of truncated episodes.
+        :param masses: ``[M]`` of the atoms of truncated returns.
         """
         ended, cut = (sum(len(rollout[kind]) for rollout in self.rollouts) for kind in range(2))
         values = np.concatenate([rollout[kind].ravel() for kind in range(2) for rollout in self.rollouts])
-        weights = np.concatenate((np.ones(ended), np.tile(masses, cut))) / (ended + cut)
+        return values, np.concatenate((np.ones(ended), np.tile(masses, cut))) / (ended + cut)
+
+    def moments(self, masses: Floats) -> tuple[float, float]:
+        """Return mean and variance: the spread between the states in which periods begin, and that within them."""
+        values, weights = self.distribution(masses)
+        mean = float(weights @ values)
+        return mean, float(weights @ (values - mean) ** 2)
+
+    def tails(self, alphas: Sequence[float], masses: Floats) -> list[tuple[float, float]]:
+        """Return VaR and CVaR at each of `alphas`.
+
+        :param masses: ``[M]`` of the atoms of truncated returns.
+        """
+        values, weights = self.distribution(masses)
         order = np.argsort(values)
         values, weights = values[order], weights[order]
         upto = np.cumsum(weights)
@@ -244,12 +276,20 @@ class RiskObjective:
         self.alphas = config.alphas()
         self.returns = [ReturnWindow(config.window) for _ in self.alphas]
         self.multiplier = 0.0
-        self.share = self._share(0.0)  # of the way from anneal_from to alpha, in logarithms; PAST when the search is over
+        # Of the way from anneal_from to alpha, in logarithms; PAST when the search is over. It never falls.
+        self.share = 0.0 if config.searches else PAST
         self.recent = np.full((len(self.alphas), 2), -np.inf)  # per level, smoothed: the objective reached, and the cap
         self.best = np.full((len(self.alphas), 2), -np.inf)  # the same at the best cap
 
     def _share(self, progress: float) -> float:
-        return min(progress / self.config.anneal, PAST) if self.config.searches else PAST
+        """Return how far annealing and search are: to alpha after the share `anneal`, and past it only while there is time.
+
+        The search takes half as long as the annealing, or half of what is left of the training, whichever is less.
+        """
+        if not self.config.searches:
+            return PAST
+        anneal = self.config.anneal
+        return progress / anneal if progress < min(PAST * anneal, 0.5 * (1.0 + anneal)) else PAST
 
     @property
     def _searched(self) -> bool:
@@ -257,11 +297,14 @@ class RiskObjective:
         return self.share == PAST
 
     def _annealed(self, alpha: Any) -> Any:
-        """Return the annealed alpha, for a number or a tensor: evenly in the logarithm, beyond it, and finally alpha itself."""
-        if self._searched:
-            return alpha
+        """Return the tail that is served at present, for a number or a tensor: it shrinks to alpha evenly in the logarithm."""
+        share = min(self.share, 1.0)
         start = alpha.clamp(min=self.config.anneal_from) if isinstance(alpha, Tensor) else max(self.config.anneal_from, alpha)
-        return start ** max(1.0 - self.share, 0.0) * alpha**self.share
+        return alpha * (start / alpha) ** (1.0 - share)
+
+    def _tail_of_cap(self, alpha: float) -> float:
+        """Return the tail whose VaR the cap follows: the annealed one, and smaller ones during the search."""
+        return float(alpha**self.share if 1.0 < self.share < PAST else self._annealed(alpha))
 
     def weights(self, columns: Tensor) -> tuple[float, Tensor | float]:
         """Return the weights of the mean and of the capped return in the objective."""
@@ -270,9 +313,7 @@ class RiskObjective:
         if config.objective == "cvar":
             return 0.0, 1.0
         if config.objective == "mean_cvar":
-            annealed = self._annealed(alpha)
-            present = torch.maximum(annealed, alpha) if isinstance(alpha, Tensor) else max(annealed, alpha)
-            return 1.0 - config.weight, config.weight / present
+            return 1.0 - config.weight, config.weight / self._annealed(alpha)
         return 1.0, self.multiplier / alpha
 
     def rewards(self, rewards: Tensor, columns: Tensor) -> Tensor:
@@ -300,27 +341,28 @@ class RiskObjective:
         capped = torch.minimum(atoms - shift, limit - shift) @ masses
         return (mean * (atoms @ masses) + tail * capped).to(atoms) if mean else (tail * capped).to(atoms)
 
-    def remember(self, finished: FinishedEpisodes) -> None:
-        """Add the returns of the episodes that ended in a rollout, each at the level nearest to its alpha."""
+    def remember(self, finished: FinishedReturns) -> None:
+        """Add the returns of a rollout, each at the level nearest to its alpha."""
         nearest = [np.abs(np.log(alphas)[:, None] - np.log(self.alphas)).argmin(1) for alphas in finished[2:]]
         for level, returns in enumerate(self.returns):
             returns.add(finished.totals[nearest[0] == level], finished.atoms[nearest[1] == level])
 
-    def adapt(self, progress: float, masses: Floats, std: float) -> dict[str, float]:
-        """Adapt caps and multiplier after a rollout.
+    def adapt(self, progress: float, masses: Floats) -> dict[str, float]:
+        """Adapt caps, their unit and the multiplier after a rollout.
 
-        :param progress: share of the training that is done.
+        :param progress: share of the training that is done. One that falls, as in a second training, leaves the tail where it
+            is.
         :param masses: ``[M]`` of the atoms of a return distribution.
-        :param std: of the return.
         :returns: metrics.
         """
         config = self.config
         metrics: dict[str, float] = {}
-        self.share = self._share(progress)
+        self.share = max(self.share, self._share(progress))
+        self._measure_unit(masses)
         for level, (alpha, returns) in enumerate(zip(self.alphas, self.returns, strict=True)):
             if len(returns) < ENOUGH_EPISODES:
                 continue
-            (var, _), (_, cvar), (_, mean) = returns.tails((self._annealed(alpha), alpha, 1.0), masses)
+            (var, _), (_, cvar), (_, mean) = returns.tails((self._tail_of_cap(alpha), alpha, 1.0), masses)
             cap = self.budget.caps[level]
             if cap.isfinite() and config.searches:
                 self._compare(level, cap.item(), mean, cvar)
@@ -332,12 +374,22 @@ class RiskObjective:
             assert config.limit is not None
             missing = config.limit - metrics["risk/cvar"]
             # In proportion to one plus itself, so that it can become large, and fall again, within few rollouts.
-            self.multiplier = max(0.0, self.multiplier + config.multiplier_rate * (1.0 + self.multiplier) * missing / std)
+            std, rate = self.budget.unit[1].item(), config.multiplier_rate
+            self.multiplier = max(0.0, self.multiplier + rate * (1.0 + self.multiplier) * missing / std)
             metrics |= {"risk/multiplier": self.multiplier, "risk/missing": missing}
             if missing > 0.0 and self.multiplier > HOPELESS_MULTIPLIER:
                 metrics["warn/cvar_limit_infeasible"] = 1.0
         metrics["risk/alpha_annealed"] = float(self._annealed(self.alphas[0]))
         return metrics
+
+    def _measure_unit(self, masses: Floats) -> None:
+        """Take mean and standard deviation of the return as the unit, over the returns of all levels."""
+        known = [returns.moments(masses) for returns in self.returns if len(returns) >= ENOUGH_EPISODES]
+        if known:
+            means, variances = np.array(known).T
+            std = float(np.sqrt(variances.mean() + means.var()))
+            if std > ROUNDING * abs(float(means.mean())):  # returns that are all equal have no unit
+                self.budget.unit.copy_(torch.tensor([float(means.mean()), std]))
 
     def _compare(self, level: int, cap: float, mean: float, cvar: float) -> None:
         """Record the objective reached with the cap of a level, and whether it is the best so far."""

@@ -28,7 +28,7 @@ from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
 from tailguard.ppo.networks import RecurrentTrunk, State
 from tailguard.ppo.policy import DistributionalPolicy
-from tailguard.ppo.risk import FinishedEpisodes, RiskObjective
+from tailguard.ppo.risk import FinishedReturns, RiskObjective
 from tailguard.ppo.targets import gae, sr_lambda_targets
 
 # ------------------------------------------------------------------------------------------------------------- storage
@@ -106,6 +106,7 @@ class Rollout:
         self.rewards = torch.zeros(n_steps, n_envs)
         self.terminated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
+        self.period_ended = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.weights = torch.ones(n_steps, n_envs)
         self.starts_with_episode = torch.ones(n_envs, dtype=torch.bool)
         # Rows and arrays on the same memory: indexing a tensor takes several times as long, and this is done at every step.
@@ -128,6 +129,7 @@ class Rollout:
         self._finals.clear()
         self._states.clear()
         self.weights.fill_(1.0)
+        self.period_ended.fill_(False)
         self._evaluated = None
 
     def observe(self, obs: NDArray[Any]) -> Tensor:
@@ -153,6 +155,8 @@ class Rollout:
         rewards[t], terminated[t], truncated[t] = step.rewards, step.terminated, step.truncated
         if step.sample_weights is not None:
             weights[t] = step.sample_weights
+        if step.period_ended is not None:
+            self.period_ended[t] = torch.from_numpy(step.period_ended)
         if state is not None:
             self._states.append(state)
         if len(step.ended):
@@ -175,6 +179,20 @@ class Rollout:
         """Return ``[T, B]`` true where a step starts an episode."""
         ended = (self.terminated | self.truncated)[:-1]
         return torch.cat((self.starts_with_episode.unsqueeze(0), ended))
+
+    def return_starts(self) -> Tensor:
+        """Return ``[T, B]`` true where a step starts an episode or a period; at the first step only episodes are known."""
+        starts = self.starts()
+        starts[1:] |= self.period_ended[:-1]
+        return starts
+
+    def return_ends(self) -> tuple[Tensor, Tensor]:
+        """Return ``[T, B]`` twice: where returns end with a step, and where they are cut after it.
+
+        The end of a period is an end of the return, like a termination: nothing that comes later counts. It is none of the
+        sequence: recurrent states run through it.
+        """
+        return self.terminated | self.period_ended, self.truncated
 
     def sequence_layout(self) -> tuple[SequenceLayout, Tensor]:
         """Return the layout of this rollout and its observations in it, ``[L, B, D]``."""
@@ -444,9 +462,9 @@ class Experience:
     :param per_critic: ``[K, T, B]`` mean returns by each critic.
     :param returns: ``[T, B]`` raw lambda-returns.
     :param weights: ``[T, B]`` sample weights.
-    :param start_atoms: ``[K, M, N]`` raw atoms at the M starts of episodes.
+    :param start_atoms: ``[K, M, N]`` raw atoms at the M starts of episodes and periods.
     :param critic_state_after: recurrent state of the critics after the last step; None where they have none of their own.
-    :param finished: returns of the episodes that ended, and the alphas of their tails; None for a neutral objective.
+    :param finished: returns of the periods or episodes that ended, and the alphas of their tails; None for a neutral objective.
     """
 
     batch: Batch
@@ -457,7 +475,7 @@ class Experience:
     weights: Tensor
     start_atoms: Tensor
     critic_state_after: State | None
-    finished: FinishedEpisodes | None
+    finished: FinishedReturns | None
 
     def at_steps(self, rows: Tensor) -> Tensor:
         """Return ``[T, B]`` from one number for each row of the batch."""
@@ -492,6 +510,7 @@ def prepare(
 ) -> Experience:
     """Evaluate the critics on every observation of the rollout in one call, then compute advantages and targets.
 
+    :param gamma: discount of the returns that the critics predict.
     :param normalize_advantage: standardise the advantages.
     :param keep_atoms: keep what the critics predict now, which value clipping needs.
     :param sequence_length: steps of the sequences that a recurrent policy learns from, a divisor of T; None is T.
@@ -505,15 +524,14 @@ def prepare(
         per_critic = torch.stack([layout.gather(values) for values in means])
         values = aggregate_values(critic, means)
         now, after = layout.gather(values), layout.gather(values, offset=1)
-        ends = (rollout.terminated, rollout.truncated)
-        advantages = gae(rollout.rewards, now, after, *ends, gamma, gae_lambda)
+        advantages = gae(rollout.rewards, now, after, *rollout.return_ends(), gamma, gae_lambda)
         returns = advantages + now
         finished = None
         if objective.config.objective != "neutral":
             columns = raw_obs[..., policy.own_size :]
             worth = aggregate_values(critic, objective.values(atoms, masses, columns))
             advantages = _risk_advantages(rollout, objective, layout, columns, worth, gamma, gae_lambda)
-            finished = _finished_returns(rollout, layout, columns, atoms, gamma)
+            finished = _finished_returns(rollout, objective, layout, columns, atoms, gamma)
         targets = _targets(rollout, atoms, returns, layout, critic, gamma, generator)
         standardised = _standardise(advantages, rollout.weights) if normalize_advantage else advantages
         steps = (rollout.actions, rollout.dist_params, standardised, rollout.weights)
@@ -523,7 +541,7 @@ def prepare(
         if policy.recurrent and sequence_length is not None and sequence_length < rollout.n_steps:
             learnt = _cut(policy, learnt, rollout.terminated | rollout.truncated, sequence_length)
         batch = _lay_out(policy, learnt)
-        starts = rollout.starts()
+        starts = rollout.return_starts()
         start_atoms = torch.stack([layout.gather(each)[starts] for each in atoms])
     return Experience(batch, learnt.layout, now, per_critic, returns, rollout.weights, start_atoms, critic_after, finished)
 
@@ -578,7 +596,7 @@ def _risk_advantages(
     """
     at_steps = layout.gather(columns)
     rewards = objective.rewards(rollout.rewards, at_steps)
-    ends = (rollout.terminated, rollout.truncated)
+    ends = rollout.return_ends()
     advantages = gae(rewards, layout.gather(worth), layout.gather(worth, offset=1), *ends, gamma, gae_lambda)
     return _same_scale(advantages, rollout.weights, at_steps[..., 2]) if objective.budget.alpha_conditioned else advantages
 
@@ -600,19 +618,20 @@ def _standardise(advantages: Tensor, weights: Tensor) -> Tensor:
 
 
 def _finished_returns(
-    rollout: Rollout, layout: SequenceLayout, columns: Tensor, atoms: Tensor, gamma: float
-) -> FinishedEpisodes:
-    """Return the returns of episodes that ended here: a number each, and for truncated ones all atoms of their distribution."""
-    step, env = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
+    rollout: Rollout, objective: RiskObjective, layout: SequenceLayout, columns: Tensor, atoms: Tensor, gamma: float
+) -> FinishedReturns:
+    """Return the returns that ended here: a number each, and for truncated ones all atoms of their distribution."""
+    ended, truncated = rollout.return_ends()
+    step, env = (ended | truncated).nonzero(as_tuple=True)
     rows = layout.positions[step, env]
     last = columns[rows, env].double()  # before the last step
-    running_return, discount = last[:, 0], last[:, 1]
+    running_return, discount = last[:, 0], objective.budget.discount(last)
     total = running_return + discount * rollout.rewards[step, env]
-    cut = (rollout.truncated & ~rollout.terminated)[step, env]
+    cut = (truncated & ~ended)[step, env]
     to_come = atoms[:, rows[cut] + 1, env[cut]].sort(-1).values.mean(0)
     distributions = to_come * (gamma * discount[cut]).unsqueeze(-1) + total[cut].unsqueeze(-1)
     alphas = last[:, 2] if last.shape[-1] == 3 else torch.ones_like(total)
-    return FinishedEpisodes(*(numbers.numpy() for numbers in (total[~cut], distributions, alphas[~cut], alphas[cut])))
+    return FinishedReturns(*(numbers.numpy() for numbers in (total[~cut], distributions, alphas[~cut], alphas[cut])))
 
 
 def _targets(
@@ -628,7 +647,7 @@ def _targets(
     if critic.target == "lambda_return":
         return returns.expand(len(atoms), *returns.shape).unsqueeze(-1)
     following = [layout.gather(each, offset=1).sort(dim=-1).values for each in atoms]
-    ends = (rollout.terminated, rollout.truncated)
+    ends = rollout.return_ends()
     return torch.stack(
         [sr_lambda_targets(rollout.rewards, each, *ends, gamma, critic.value_lambda, generator) for each in following]
     )

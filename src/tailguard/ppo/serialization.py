@@ -14,7 +14,7 @@ from gymnasium import spaces
 from pydantic import BaseModel
 from stable_baselines3.common import torch_layers
 from stable_baselines3.common.policies import BasePolicy
-from torch import nn
+from torch import Tensor, nn
 
 from tailguard.io import checkpoint
 from tailguard.io.checkpoint import Migrations
@@ -101,9 +101,9 @@ def read_policy(path: str | Path | BufferedIOBase, changes: Mapping[str, Any]) -
     :param changes: arguments that shall differ, such as classes of the user's own.
     """
     if isinstance(path, BufferedIOBase):
-        tree = checkpoint.from_bytes(path.read(), kind=POLICY_KIND, name="the policy")
+        tree = checkpoint.from_bytes(path.read(), kind=POLICY_KIND, name="the policy", migrations=POLICY_MIGRATIONS)
     else:
-        tree = checkpoint.load(Path(path), kind=POLICY_KIND)
+        tree = checkpoint.load(Path(path), kind=POLICY_KIND, migrations=POLICY_MIGRATIONS)
     configs = {name: None if saved is None else CONFIGS[name](**saved) for name, saved in tree["configs"].items()}
     network = policy_kwargs_of({name: value for name, value in tree["network"].items() if name not in changes})
     observation, action = (space_of(tree["spaces"][name]) for name in ("observation", "action"))
@@ -219,4 +219,31 @@ def _to_version_6(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | {"settings": tree["settings"] | kept}
 
 
-MIGRATIONS: Migrations = {1: _to_version_2, 2: _to_version_3, 3: _to_version_4, 4: _to_version_5, 5: _to_version_6}
+def _to_version_7(tree: dict[str, Any]) -> dict[str, Any]:
+    """Add the unit of the budget."""
+    return tree | {"agent": tree["agent"] | {"policy": _with_unit(tree["agent"]["policy"])}}
+
+
+def _policy_to_version_7(tree: dict[str, Any]) -> dict[str, Any]:
+    """Add the unit of the budget."""
+    return tree | {"weights": _with_unit(tree["weights"])}
+
+
+def _with_unit(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights with the unit of the budget, which was the scale of the critics."""
+    names = [f"return_scale.{name}_snapshot" for name in ("mean", "std")]
+    scale = [weights[name] for name in names]
+    sound = all(isinstance(part, Tensor) and part.shape == () for part in scale)
+    require(sound, "agent.policy", names, "one number each")
+    return {**weights, "budget.unit": torch.stack(scale).double()}
+
+
+MIGRATIONS: Migrations = {
+    1: _to_version_2,
+    2: _to_version_3,
+    3: _to_version_4,
+    4: _to_version_5,
+    5: _to_version_6,
+    6: _to_version_7,
+}
+POLICY_MIGRATIONS: Migrations = {6: _policy_to_version_7}

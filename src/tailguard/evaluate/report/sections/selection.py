@@ -58,7 +58,8 @@ def _fold_table(evaluation: Evaluation, chosen: pd.DataFrame) -> Html:
         ratios = [say(row["in_sample_sharpe"]), say(row["sharpe"]), say(outside), say(row["t_statistic"])]
         who = [f"fold {row['fold']}", str(row["policy"]), say(row["steps"], "count")]
         rows.append([*who, *ratios, say(row["active"], "percent")])
-    head = ["fold", "policy", "steps", "in sample", "held out", "out of sample", "t of alpha", "steered"]
+    evidence = "t of timing" if "objective" in chosen else "t of alpha"
+    head = ["fold", "policy", "steps", "in sample", "held out", "out of sample", evidence, "steered"]
     caption = (
         "Sharpe ratios of what was chosen: on blocks it had trained on, on blocks held out, and of the agents in the test."
     )
@@ -79,5 +80,8 @@ def _curves(candidates: pd.DataFrame) -> Chart:
     best = means.loc[means["sharpe"].idxmax()]
     title = f"On held-out blocks {best['policy']} after {say(best['steps'], 'count')} steps has the highest Sharpe ratio, "
     title += say(best["sharpe"])
-    note = "Where the upper line rises and the lower one falls, training learns the bars by heart. Growth decides, not Sharpe."
+    decides = "The agent's own objective" if "objective" in candidates else "Growth"
+    note = (
+        f"Where the upper line rises and the lower one falls, training learns the bars by heart. {decides} decides, not Sharpe."
+    )
     return Chart("held-out-curves", title, f"{title}.", panels, note, columns=min(len(panels), 2))

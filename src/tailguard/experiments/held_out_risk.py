@@ -1,0 +1,124 @@
+"""A risk-averse objective on held-out bars: what it makes of an account's returns, and how sure that is.
+
+An agent that was trained for the tail of its periods is chosen by that tail. The sum of log returns over every window of as
+many bars as a period has is one sample x. Windows overlap: of a hundred months five are in the tail, and all windows together
+tell more of it than those five. Each sample contributes, with C the VaR of all samples (Rockafellar and Uryasev 2000),
+
+    cvar          phi(x) = C + min(x - C, 0) / alpha
+    mean_cvar     (1 - weight) x + weight phi(x)
+    constrained   x, and while the CVaR is below the limit MISSED (phi(x) - limit) besides,
+
+and the objective is the mean of the contributions. So the difference between two accounts has a standard error, that of the
+mean of their differences with as many independent samples as there are periods.
+
+The first two are homogeneous: an account of half the size has half the objective. If that is below 0, the best size is none,
+and the agent that holds least would win, whatever it does with it. So agents are compared at equal mean exposure; how much to
+hold is what they have learnt from the same objective.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from tailguard.evaluate.stats.series import Floats
+from tailguard.ppo.config import RiskConfig
+from tailguard.validation import require
+
+# What a constraint that is missed by a unit of the return costs, in units of the mean.
+MISSED = 10.0
+# An account that holds less than this on average is in cash.
+SMALLEST_EXPOSURE = 1e-3
+# Periods that a block must have at least: fewer have no tail to speak of.
+FEWEST_PERIODS = 2
+
+
+class HeldOutRisk(NamedTuple):
+    """A risk-averse objective with the length of its periods.
+
+    :param risk: the objective.
+    :param bars: of a period.
+    """
+
+    risk: RiskConfig
+    bars: int
+
+    @property
+    def words(self) -> str:
+        """The objective in words."""
+        tail = f"the average of the worst {self.alpha:.0%} of returns over {self.bars} bars"
+        names = {"cvar": tail, "mean_cvar": f"the mean mixed with {tail}", "constrained": f"the mean, with a limit to {tail}"}
+        return names[self.risk.objective]
+
+    @property
+    def alpha(self) -> float:
+        """The tail; of a range the smallest, which is the most careful."""
+        return float(self.risk.alphas()[0])
+
+    def sums(self, log_returns: Floats) -> Floats:
+        """Return the log return of every window of a period's length inside one block."""
+        upto = np.concatenate(([0.0], np.cumsum(log_returns)))
+        return np.asarray(upto[self.bars :] - upto[: -self.bars])
+
+    def contributions(self, sums: Floats) -> Floats:
+        """Return what every sample contributes to the objective; their mean is the objective."""
+        var = float(np.quantile(sums, self.alpha, method="inverted_cdf"))
+        tail = var + np.minimum(sums - var, 0.0) / self.alpha
+        if self.risk.objective == "cvar":
+            return tail
+        if self.risk.objective == "mean_cvar":
+            return (1.0 - self.risk.weight) * sums + self.risk.weight * tail
+        assert self.risk.limit is not None
+        missed = float(tail.mean()) < self.risk.limit
+        return np.asarray(sums + MISSED * (tail - self.risk.limit) if missed else sums)
+
+    def value(self, sums: Floats) -> float:
+        """Return the objective of samples."""
+        return float(self.contributions(sums).mean())
+
+    def lead(self, sums: Floats, other: Floats) -> float:
+        """Return the t-statistic of the difference between two accounts over the same bars.
+
+        :param sums: of one account, over all blocks.
+        :param other: of another.
+        """
+        difference = self.contributions(sums) - self.contributions(other)
+        spread = float(difference.std())
+        return float(difference.mean()) / spread * (len(sums) / self.bars) ** 0.5 if spread > 1e-12 else 0.0
+
+    def at_unit_exposure(self, sums: Floats, targets: Floats) -> Floats:
+        """Return samples of an account as those of one with a mean exposure of 1, where only its shape is compared.
+
+        :param sums: of the account.
+        :param targets: ``[n, assets]`` its weights.
+        """
+        exposure = float(np.abs(targets).sum(axis=1).mean())
+        return sums / exposure if self.risk.objective != "constrained" and exposure > SMALLEST_EXPOSURE else sums
+
+    def best_exposure(self, returns: Floats, largest: float) -> float:
+        """Return the constant exposure with the best objective, never short; 0 is cash.
+
+        :param returns: simple returns per bar of the market.
+        :param largest: exposure that is allowed.
+        """
+        exposures = np.linspace(0.0, largest, 21)
+        values = [self.value(self.sums(np.log1p(np.maximum(exposure * returns, -0.99)))) for exposure in exposures]
+        return float(exposures[int(np.argmax(values))])
+
+
+def held_out_risk(risk: RiskConfig, times: pd.DatetimeIndex, shortest: int) -> HeldOutRisk | None:
+    """Return how held-out bars are scored for an objective; None where growth decides: for the mean, and without a period.
+
+    :param risk: the objective.
+    :param times: of the training bars.
+    :param shortest: bars of the shortest block.
+    """
+    period = risk.counted_over
+    if period is None:
+        return None
+    bars = period.count
+    if period.unit:
+        bars = max(round(len(times) / len(np.unique(period.rows(times).own))), 1)
+    legal = f"{shortest // FEWEST_PERIODS} bars or less, half of a held-out block, or fewer selection.blocks"
+    require(FEWEST_PERIODS * bars <= shortest, "training.risk.period", risk.period, legal)
+    return HeldOutRisk(risk, bars)
