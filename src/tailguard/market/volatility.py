@@ -79,9 +79,12 @@ def measure(bars: pd.DataFrame) -> Moves:
 
 
 def horizon_grid(longest: int) -> Ints:
-    """Return the horizons that forecasts are made for, 1, 2, 3, 4, 6, 8, 11, ... up to about the longest."""
-    steps = np.unique(np.rint(2.0 ** (np.arange(0, 2.0 * math.log2(longest) + 1.0) / 2.0)).astype(np.int64))
-    return np.asarray(steps[steps <= max(longest, 1)])
+    """Return the horizons that forecasts are made for: 1, 2, 3, 4, 6, 8, 11, ... up to the first that is not below the longest.
+
+    So the neighbours of a horizon are the same whatever is the longest.
+    """
+    steps = np.unique(np.rint(2.0 ** (np.arange(2 * math.ceil(math.log2(longest)) + 2) / 2.0)).astype(np.int64))
+    return np.asarray(steps[: np.searchsorted(steps, longest) + 1])
 
 
 def nearest_on_grid(horizons: Ints, grid: Ints) -> Ints:
