@@ -52,7 +52,7 @@ def backtest(
         rows before as history. None is all of them.
     """
     window = BacktestWindow(bars, rules, span or (0, len(bars)))
-    return backtest_row(window, name, window.targets_of(strategy))
+    return backtest_row(window, name, window.guarded(window.targets_of(strategy)))
 
 
 def benchmark_row(window: BacktestWindow, name: str, bars: pd.DataFrame) -> BacktestRow:

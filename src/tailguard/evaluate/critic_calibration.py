@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.evaluate.record import CriticCalibration
+from tailguard.evaluate.record import Calibration
 from tailguard.evaluate.stats import risk_tests
 from tailguard.evaluate.stats.risk_tests import ShortfallTest
 from tailguard.evaluate.stats.series import Floats
@@ -45,7 +45,7 @@ def discounted_sums(rewards: ArrayLike, gamma: float, bars: int) -> Floats:
 
 def calibrate(
     times: pd.DatetimeIndex, rewards: ArrayLike, quantiles: ArrayLike, levels: ArrayLike, gamma: float, fold_rows: list[int]
-) -> CriticCalibration | None:
+) -> Calibration | None:
     """Compare predictions with outcomes at every h-th decision of each fold.
 
     :param times: ``[n]`` of the bars after the decisions.
@@ -75,14 +75,22 @@ def calibrate(
     if predicts.sum() < FEWEST_OUTCOMES:
         return None
     chosen = chosen[predicts]
-    return _compare(bars, times[chosen], values[predicts], predicted[chosen], np.asarray(levels, dtype=np.float64))
+    return compare(bars, times[chosen], values[predicts], predicted[chosen], np.asarray(levels, dtype=np.float64))
 
 
-def _compare(bars: int, times: pd.DatetimeIndex, outcomes: Floats, quantiles: Floats, levels: Floats) -> CriticCalibration:
+def compare(bars: int, times: pd.DatetimeIndex, outcomes: Floats, quantiles: Floats, levels: Floats) -> Calibration:
+    """Compare predicted quantiles with independent outcomes.
+
+    :param bars: that an outcome spans.
+    :param times: ``[n]`` of the predictions.
+    :param outcomes: ``[n]``.
+    :param quantiles: ``[n, N]``.
+    :param levels: ``[N]``.
+    """
     ordered = np.sort(quantiles, axis=1)
     tails = [tail for tail in TAILS if tail > levels[0]]
     transforms = risk_tests.probability_transform(outcomes, ordered, levels)
-    return CriticCalibration(
+    return Calibration(
         horizon=bars,
         levels=levels,
         times=times,

@@ -108,7 +108,7 @@ def account_tail(
     rows = period.rows(pd.DatetimeIndex(bars.index), first)
     market = observe_market(bars, int(rows.to_go.max())) if market is None else market
     account = follow(market.moves.gaps, market.moves.returns, weights, fee)
-    predicted = forecast_returns(market, account.held, rows.to_go if horizons is None else horizons)
+    predicted = forecast_returns(market, account.held, rows.to_go if horizons is None else horizons, first)
     outcomes, ends = period_outcomes(account.returns, rows)
     width = _track(predicted, outcomes, ends, rows.restarts, LEVELS)
     return AccountTail(

@@ -77,12 +77,13 @@ def observe_market(bars: pd.DataFrame, longest: int) -> Market:
     return Market(moves, grid, deviation, outcomes, _correlations(moves.returns, deviation[:, :, 0]))
 
 
-def forecast_returns(market: Market, weights: ArrayLike, horizons: ArrayLike) -> Floats:
+def forecast_returns(market: Market, weights: ArrayLike, horizons: ArrayLike, first: int = 0) -> Floats:
     """Predict the log return of an account over the next bars: quantiles ``[T, L]`` at :data:`LEVELS`.
 
     :param market: from :func:`observe_market`.
     :param weights: ``[T, A]`` held after the decision at each close.
     :param horizons: ``[T]`` bars to predict, at least 1.
+    :param first: row of the first decision: the usual exposure of the account is counted from there.
     :return: NaN where there are too few bars before.
     """
     held, bars_ahead = np.ascontiguousarray(weights, np.float64), np.asarray(horizons, np.int64)
@@ -91,7 +92,7 @@ def forecast_returns(market: Market, weights: ArrayLike, horizons: ArrayLike) ->
     require(bars_ahead.shape == shape[:1] and bool((bars_ahead >= 1).all()), "horizons", bars_ahead, "at least 1 per bar")
     prior = stdtrit(PRIOR_FREEDOM, LEVELS) / math.sqrt(PRIOR_FREEDOM / (PRIOR_FREEDOM - 2.0))
     places = nearest_on_grid(bars_ahead, market.grid)
-    exposure, persistence, usual, reference = _exposures(held, market.deviation[:, :, 0].copy(), market.correlation)
+    exposure, persistence, usual, reference = _exposures(held, market.deviation[:, :, 0].copy(), market.correlation, first)
     return np.asarray(
         _predict(
             held, bars_ahead, places, market.grid, market.deviation, market.outcomes, market.correlation,
@@ -137,7 +138,7 @@ def _portfolio_variance(weights, deviation, correlation):
 
 
 @compiled
-def _exposures(held, deviation, correlation):
+def _exposures(held, deviation, correlation, first):
     """Return, by bar, the exposure, its persistence from bar to bar, its usual value, and usual weights for a flat account.
 
     Exposure is the variance of the positions divided by the mean variance of the assets.
@@ -148,7 +149,7 @@ def _exposures(held, deviation, correlation):
     keep = 1.0 - 1.0 / (1.0 + EXPOSURE_CENTRE)
     mass, total, squares, products, pairs, before = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     gross = np.zeros(assets)
-    for t in range(n):
+    for t in range(first, n):
         market, known = 0.0, 0
         for a in range(assets):
             if not math.isnan(deviation[t, a]):
@@ -163,7 +164,7 @@ def _exposures(held, deviation, correlation):
         total = keep * total + value
         mean = total / mass
         squares = keep * squares + (value - mean) ** 2
-        if t:
+        if t > first:
             products = keep * products + (value - mean) * (before - mean)
             pairs = keep * pairs + (before - mean) ** 2
         for a in range(assets):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tailguard.evaluate.record import CriticCalibration, Evaluation
+from tailguard.evaluate.record import Calibration, Evaluation
 from tailguard.evaluate.report.charts import TIME, Axis, Chart, Mark, Panel, Rule, downsample, seconds, title_of
 from tailguard.evaluate.report.formatting import chance, say
 from tailguard.evaluate.report.page import Block, Html, ReportSection, table
@@ -36,7 +36,7 @@ def _realised_headline(evaluation: Evaluation) -> str:
     return f"The worst 5% of bars returned {say(worst, 'percent')} on average (CVaR)"
 
 
-def _calibration_headline(calibration: CriticCalibration) -> str:
+def _calibration_headline(calibration: Calibration) -> str:
     """State whether the whole distribution is rejected; if not, whether the lowest tail, which the objective uses, is."""
     if calibration.uniformity.p_value < SIZE:
         return f"The critic predicted {_miscalibration(calibration)}"
@@ -48,7 +48,7 @@ def _calibration_headline(calibration: CriticCalibration) -> str:
     return f"Returns fell below the predicted {level:.0%} quantile {often}"
 
 
-def _miscalibration(calibration: CriticCalibration) -> str:
+def _miscalibration(calibration: Calibration) -> str:
     """Describe a wrong distribution: a wrong median or a wrong width, whichever is the larger error in probability."""
     predicted = np.sort(calibration.quantiles, axis=1)
     low, middle, high = (_quantile_at(predicted, calibration.levels, level) for level in (0.25, 0.5, 0.75))
@@ -89,7 +89,7 @@ def _distribution_chart(evaluation: Evaluation) -> Chart:
     return Chart("distribution", title, summary, [panel], note)
 
 
-def _prediction_chart(calibration: CriticCalibration) -> Chart:
+def _prediction_chart(calibration: Calibration) -> Chart:
     """Chart predicted quantiles over time with the outcomes."""
     times = seconds(calibration.times)
     low, high = calibration.levels[0], calibration.levels[-1]
@@ -127,7 +127,7 @@ def _prediction_chart(calibration: CriticCalibration) -> Chart:
     return Chart("fan", title, summary, [panel], note)
 
 
-def _calibration_chart(calibration: CriticCalibration) -> Chart:
+def _calibration_chart(calibration: Calibration) -> Chart:
     effective = max(test.bars for test in calibration.coverage.values())
     panels = [_quantile_panel(calibration), _level_panel(calibration, effective), _transform_panel(calibration, effective)]
     gap = float(np.abs(calibration.realised - calibration.levels).max())
@@ -139,7 +139,7 @@ def _calibration_chart(calibration: CriticCalibration) -> Chart:
     return Chart("calibration", f"The predicted return distribution is {word}", summary, panels, note, columns=3)
 
 
-def _quantile_panel(calibration: CriticCalibration) -> Panel:
+def _quantile_panel(calibration: Calibration) -> Panel:
     realised = np.quantile(calibration.outcomes, calibration.levels)
     predicted = mixture_quantiles(calibration.quantiles, calibration.levels)
     ends = np.array([min(predicted.min(), realised.min()), max(predicted.max(), realised.max())])
@@ -151,7 +151,7 @@ def _quantile_panel(calibration: CriticCalibration) -> Panel:
     return Panel("Realised against predicted quantiles", marks, *axes, height=270)
 
 
-def _level_panel(calibration: CriticCalibration, effective: int) -> Panel:
+def _level_panel(calibration: Calibration, effective: int) -> Panel:
     levels = np.linspace(0.0, 1.0, 41)
     error = Z * np.sqrt(levels * (1.0 - levels) / effective)
     marks = [
@@ -163,7 +163,7 @@ def _level_panel(calibration: CriticCalibration, effective: int) -> Panel:
     return Panel("Realised minus predicted level", marks, *axes, height=270)
 
 
-def _transform_panel(calibration: CriticCalibration, effective: int) -> Panel:
+def _transform_panel(calibration: Calibration, effective: int) -> Panel:
     bins = 20 if effective >= 400 else 10
     edges = np.linspace(0.0, 1.0, bins + 1)
     density = np.histogram(calibration.transforms, edges)[0] * bins / len(calibration.transforms)
@@ -177,7 +177,7 @@ def _transform_panel(calibration: CriticCalibration, effective: int) -> Panel:
     return Panel("Histogram of the PIT, flat if calibrated", marks, *axes, height=270, rules=[Rule("", y=1.0)])
 
 
-def _tests(calibration: CriticCalibration) -> Html:
+def _tests(calibration: Calibration) -> Html:
     rows = []
     for level, test in sorted(calibration.coverage.items()):
         result = f"{test.exceptions} exceptions, {test.expected:.1f} expected"
