@@ -6,9 +6,9 @@
 
 Each series is worked on alone and kept in `--folder`, so that an interrupted run is resumed. Synthetic series are drawn with
 `--seeds`; the settings of forecast and guard were chosen on seeds 0 and 1. Rivals: historical simulation over 1,000 bars, EWMA
-(RiskMetrics) and GARCH(1,1)-t with filtered historical simulation (package `arch`, fitted to the last 1,500 bars every 250). The
-guard is compared with volatility targeting (63 bars) and GARCH-CVaR targeting, both tuned in hindsight to the CVaR that the guard
-has realised, and both changed only by more than a tenth. Fee 0.1 %.
+(RiskMetrics) and GARCH(1,1)-t with filtered historical simulation (package `arch`, fitted to the last 1,500 bars every 250).
+The guard is compared with volatility targeting (63 bars) and GARCH targeting, both tuned in hindsight to the CVaR that the
+guard has realised, and both changed only by more than a tenth. Fee 0.1 %.
 """
 
 import argparse
@@ -281,7 +281,7 @@ def show_forecast(rows: pd.DataFrame) -> None:
 
 
 def _ratio(rows: pd.DataFrame, rival: str, level: float) -> str:
-    """Return the geometric mean of the loss relative to a rival's, with a 95 % interval over series, and the rival's coverage."""
+    """Return the geometric mean of the loss relative to a rival's, its 95 % interval over series, and the rival's coverage."""
     logs = pd.Series(
         [np.log(a["loss"] / b["loss"]) for a, b in zip(rows[f"tailguard {level}"], rows[f"{rival} {level}"], strict=True)],
         index=rows["series"],
@@ -309,7 +309,8 @@ def show_guard(rows: pd.DataFrame) -> None:
         gap = 1200.0 * (group["mean"] - group["volatility_target"])
         rng = np.random.default_rng(0)
         draws = [gap.to_numpy()[rng.integers(0, len(gap), len(gap))].mean() for _ in range(2000)]
-        print(f"{'':17} guard minus volatility target {gap.mean():+.2f} %/y [{np.quantile(draws, 0.025):+.2f}, {np.quantile(draws, 0.975):+.2f}]")
+        low, high = np.quantile(draws, [0.025, 0.975])
+        print(f"{'':17} guard minus volatility target {gap.mean():+.2f} %/y [{low:+.2f}, {high:+.2f}]")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The series and positions of `tail.py`: shipped data, their halves and portfolios, and markets drawn from known processes.
 
-Synthetic bars are Brownian paths of 12 steps, each bar with its own volatility, so that open, high, low and close belong together;
-a fifth of a bar's variance falls between the close before and the open.
+Synthetic bars are Brownian paths of 12 steps, each bar with its own volatility, so that open, high, low and close belong
+together; a fifth of a bar's variance falls between the close before and the open.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def jumps(seed: int, n: int = BARS) -> pd.DataFrame:
 
 
 def crashes(seed: int, n: int = BARS) -> pd.DataFrame:
-    """Draw a rising market with crashes of 8 % that only come, now and then, in a fragile state that is seen in its volatility."""
+    """Draw a rising market with crashes of 8 % that come in a fragile state, which is seen in the volatility."""
     rng = np.random.default_rng([5, seed])
     fragile = _markov(rng, n, 1 / 150, 1 / 40)
     crash = np.where(fragile & (rng.random(n) < 0.03), -rng.gamma(4.0, 0.02, n), 0.0)
@@ -169,9 +169,7 @@ SYNTHETIC: dict[str, Callable[[int], pd.DataFrame]] = {
 
 def synthetic_series(seeds: tuple[int, ...]) -> dict[str, Callable[[], pd.DataFrame]]:
     """Return every process drawn with every seed."""
-    return {
-        f"{name} {seed}": lambda draw=draw, seed=seed: draw(seed) for name, draw in SYNTHETIC.items() for seed in seeds
-    }
+    return {f"{name} {seed}": lambda draw=draw, seed=seed: draw(seed) for name, draw in SYNTHETIC.items() for seed in seeds}
 
 
 # --------------------------------------------------------------------------------------------------------- positions

@@ -130,11 +130,16 @@ class BacktestWindow:
         )  # fmt: skip
 
     def tail(self, targets: ArrayLike) -> AccountTail:
-        """Predict the tail of the account with these target weights ``[n, assets]``; a row for every bar up to the end."""
+        """Predict the tail of the account with these target weights ``[n, assets]`` at the first decision of every period.
+
+        The result has a row for every bar up to the end.
+        """
         period = self.rules.shown_period(pd.DatetimeIndex(self._known_bars.index))
         weights = self._since_first_bar(targets)
-        known = {"fee": self.rules.fee, "first": self.span[0], "market": self._tail_market}
-        return account_tail(self._known_bars, weights, period, **known)
+        first, fee = self.span[0], self.rules.fee
+        return account_tail(
+            self._known_bars, weights, period, fee=fee, first=first, market=self._tail_market, since=len(weights)
+        )
 
     @cached_property
     def _known_bars(self) -> pd.DataFrame:

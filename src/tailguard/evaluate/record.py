@@ -191,8 +191,8 @@ class Sanity:
 class Calibration:
     """Predicted return distributions on test bars, compared with the outcomes.
 
-    Of an account: the simple return of each period (:mod:`tailguard.evaluate.tail_calibration`). Of a critic: the discounted sum
-    of the rewards after the prediction (:mod:`tailguard.evaluate.critic_calibration`).
+    Of an account: the simple return of each period (:mod:`tailguard.evaluate.tail_calibration`). Of a critic: the discounted
+    sum of the rewards after the prediction (:mod:`tailguard.evaluate.critic_calibration`).
 
     :param horizon: bars that an outcome spans.
     :param levels: ``[N]`` of the predicted quantiles.

@@ -53,7 +53,8 @@ def backtest_agent(model: TradingAgent, market: Market, warmup: int) -> list[Bac
     strategies = {name: strategy(name) for name in STRATEGIES}
     strategies["random_positions"] = matched_random_positions(window.trade("agent", window.guarded(decisions.targets)))
     targets = {name: window.targets_of(rule) for name, rule in strategies.items()}
-    return [backtest_row(window, name, window.guarded(weights)) for name, weights in ({"agent": decisions.targets} | targets).items()]
+    everybody = {"agent": decisions.targets} | targets
+    return [backtest_row(window, name, window.guarded(weights)) for name, weights in everybody.items()]
 
 
 def evaluate_agent(

@@ -1,14 +1,14 @@
 """The tail of an account's return over the rest of its period: predicted at every close, and calibrated by its own past.
 
-:mod:`tailguard.market.tail_forecast` predicts. What it predicted at the first decision of each period is compared with what the
-period has brought, as soon as it is over, and the lower half of all later predictions is widened or narrowed (adaptive conformal
-prediction; Gibbs and Candès 2021, and the quantile tracking of Angelopoulos, Candès and Tibshirani 2023). With theta the
-logarithm of the width, and q the quantiles that were shown:
+What :mod:`tailguard.market.tail_forecast` predicted at the first decision of each period is compared with what the period has
+brought, as soon as it is over, and the lower half of all later predictions is widened or narrowed (adaptive
+conformal prediction; Gibbs and Candès 2021, and the quantile tracking of Angelopoulos, Candès and Tibshirani 2023). With theta
+the logarithm of the width, and q the quantiles that were shown:
 
     theta <- theta + RATE mean_a (1{outcome < q_a} - a) / sqrt(a (1 - a)),    a = 5 %, 10 %, 20 %.
 
-So the shares of outcomes below the shown quantiles approach 5, 10 and 20 %, whatever is wrong with the forecast, or whatever the
-account does within a period.
+So the shares of outcomes below the shown quantiles approach 5, 10 and 20 %, whatever is wrong with the forecast, or whatever
+the account does within a period.
 """
 
 import math
@@ -77,7 +77,7 @@ def tail_mean(quantiles: Floats, level: float) -> Floats:
     :param level: in (0, 1].
     """
     require(0.0 < level <= 1.0, "level", level, "above 0 and at most 1")
-    inside = LEVELS < level
+    inside = np.less(LEVELS, level)
     edges = np.concatenate([[0.0], LEVELS[inside], [level]])
     last = np.array([np.interp(level, LEVELS, row) for row in quantiles])[:, None]
     values = np.concatenate([quantiles[:, :1], quantiles[:, inside], last], axis=1)
@@ -93,6 +93,7 @@ def account_tail(
     first: int = 0,
     market: Market | None = None,
     horizons: NDArray[np.int64] | None = None,
+    since: int = 0,
 ) -> AccountTail:
     """Predict the tail of an account at every close.
 
@@ -103,12 +104,14 @@ def account_tail(
     :param first: row of the first decision, from which periods that are a number of bars count.
     :param market: from :func:`observe_market` of the same bars, if it is there already.
     :param horizons: ``[T]`` bars that the quantiles are for; None is the rest of the period.
+    :param since: row from which every close gets a prediction; before it only the first decision of each period does.
     """
     weights = target_array(bars, targets)
     rows = period.rows(pd.DatetimeIndex(bars.index), first)
     market = observe_market(bars, int(rows.to_go.max())) if market is None else market
     account = follow(market.moves.gaps, market.moves.returns, weights, fee)
-    predicted = forecast_returns(market, account.held, rows.to_go if horizons is None else horizons, first)
+    asked = rows.restarts | (np.arange(len(bars)) >= since)
+    predicted = forecast_returns(market, account.held, rows.to_go if horizons is None else horizons, first=first, rows=asked)
     outcomes, ends = period_outcomes(account.returns, rows)
     width = _track(predicted, outcomes, ends, rows.restarts, LEVELS)
     return AccountTail(

@@ -1,18 +1,18 @@
 """The guard: scale anybody's weights so that the worst share of periods loses no more than a limit, on average.
 
-At every close the exposure k in [0, 1] is the largest for which the predicted tail stays inside the limit L. With C the predicted
-average loss of the worst 5 % (CVaR, calibrated; :mod:`tailguard.market.account_tail`) of the weights as they are, over a whole
-period and over the rest of this one, and R what the period has earned so far:
+At every close the exposure k in [0, 1] is the largest for which the predicted tail stays inside the limit L. With C the
+predicted average loss of the worst 5 % (CVaR, calibrated; :mod:`tailguard.market.account_tail`) of the weights as they are,
+over a whole period and over the rest of this one, and R what the period has earned so far:
 
     k = min(1,  a L / C(whole period),  r (L + R) / C(rest of the period)).
 
 The first figure sets the exposure with which a period begins and the largest within it, the second cuts it after losses. With
 a = r = 1 the second would hold the limit at every close even if nothing could be sold any more; but positions that are cut
-lose less than predicted, and only two thirds of the limit would be used. So both are larger for periods of many bars, 1.3 and 1.2
-for a month of days, and 1 for a single bar. Small changes are not traded: costs are part of the return.
+lose less than predicted, and only three quarters of the limit would be used. So both are larger for periods of many bars, 1.3
+and 1.2 for a month of days, and 1 for a single bar. Small changes are not traded: costs are part of the return.
 
-Without a forecast (:data:`tailguard.market.volatility.FEWEST_BARS`) nothing is held. Every row depends on bars and weights up to it
-only, so that the last row of the past is what to trade now.
+Without a forecast (:data:`tailguard.market.volatility.FEWEST_BARS`) nothing is held. Every row depends on bars and weights up
+to it only, so that the last row of the past is what to trade now.
 """
 
 from typing import NamedTuple
@@ -126,9 +126,7 @@ def guard(
     )  # fmt: skip
     predicted = (1.0 + to_date) * (1.0 + exposure * rest_cvar) - 1.0
     shape = np.shape(weights)
-    return Guarded(
-        guarded.reshape(shape), exposure, predicted, to_date, whole_cvar, rest_cvar, cause, length, max_loss, level
-    )
+    return Guarded(guarded.reshape(shape), exposure, predicted, to_date, whole_cvar, rest_cvar, cause, length, max_loss, level)
 
 
 def _bars_of_whole(rows: PeriodRows) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """A small model of an account: weights and returns, without lots, margins, stops or carry.
 
 Forecasts of an account's tail and the guard need its return bar by bar, and what it holds where it was told to hold (NaN). A
-decision at the close of bar t is filled at the next open, so a bar is a gap with the old weights and a session with the new ones:
+decision at the close of bar t is filled at the next open, so a bar is a gap with the old weights and a session with the new:
 
     1 + R_t = (1 + h gap_t) (1 - fee |x - h'|) (1 + x session_t),
 
@@ -89,9 +89,7 @@ def _follow(gaps, sessions, targets, fee):
 
 
 @compiled
-def follow_guarded(
-    gaps, sessions, targets, held, whole, rest, own, following, fee, max_loss, start, reaction, rise, fall
-):
+def follow_guarded(gaps, sessions, targets, held, whole, rest, own, following, fee, max_loss, start, reaction, rise, fall):
     """Decide the exposure k in [0, 1] at every close, and follow the account that holds k times the weights.
 
     :param gaps: ``[T, A]`` simple returns over the gaps.

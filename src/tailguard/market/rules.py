@@ -116,8 +116,8 @@ class TradingRules(BaseModel):
         `participation`, `lot` and `min_trade` only.
     :param guard: a loss limit per period, such as ``{max_loss: 0.05, period: 1M}``: the weights of every account that is
         evaluated or traded are scaled down to it, after the agent has decided; training is not. None has no limit.
-    :param tail_period: period whose predicted tail is shown, ``1M``, ``1W`` or a number of bars. None is that of the guard; without
-        one a month for bars of a day or longer, a week for bars of an hour or longer, and a day for shorter ones.
+    :param tail_period: period whose predicted tail is shown, ``1M``, ``1W`` or a number of bars. None is that of the guard;
+        without one a month for bars of a day or longer, a week for bars of an hour or longer, and a day for shorter ones.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

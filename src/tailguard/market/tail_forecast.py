@@ -1,7 +1,7 @@
 """The distribution of an account's return over the next bars, for the weights that it holds: predicted at every close.
 
-Filtered historical simulation over the horizon itself. For tau bars ahead, with Z_s the returns of all assets over tau bars from
-the close of bar s, each divided by the standard deviation that was forecast for it at s (:mod:`tailguard.market.volatility`):
+Filtered historical simulation over the horizon itself. For tau bars ahead, with Z_s the returns of all assets over tau bars
+from the close of bar s, each divided by the deviation that was forecast for it at s (:mod:`tailguard.market.volatility`):
 
     predicted return of weights w at t  =  sum_a w_a sigma_{t,a} Z_{s,a},    s one of the past bars.
 
@@ -77,14 +77,17 @@ def observe_market(bars: pd.DataFrame, longest: int) -> Market:
     return Market(moves, grid, deviation, outcomes, _correlations(moves.returns, deviation[:, :, 0]))
 
 
-def forecast_returns(market: Market, weights: ArrayLike, horizons: ArrayLike, first: int = 0) -> Floats:
+def forecast_returns(
+    market: Market, weights: ArrayLike, horizons: ArrayLike, *, first: int = 0, rows: NDArray[np.bool_] | None = None
+) -> Floats:
     """Predict the log return of an account over the next bars: quantiles ``[T, L]`` at :data:`LEVELS`.
 
     :param market: from :func:`observe_market`.
     :param weights: ``[T, A]`` held after the decision at each close.
     :param horizons: ``[T]`` bars to predict, at least 1.
     :param first: row of the first decision: the usual exposure of the account is counted from there.
-    :return: NaN where there are too few bars before.
+    :param rows: ``[T]`` true where a prediction is asked for; None is everywhere.
+    :return: NaN where none is asked for, and where there are too few bars before.
     """
     held, bars_ahead = np.ascontiguousarray(weights, np.float64), np.asarray(horizons, np.int64)
     shape = market.deviation.shape[:2]
@@ -96,7 +99,7 @@ def forecast_returns(market: Market, weights: ArrayLike, horizons: ArrayLike, fi
     return np.asarray(
         _predict(
             held, bars_ahead, places, market.grid, market.deviation, market.outcomes, market.correlation,
-            exposure, persistence, usual, reference, LEVELS, prior,
+            exposure, persistence, usual, reference, LEVELS, prior, np.ones(shape[0], np.bool_) if rows is None else rows,
         )
     )  # fmt: skip
 
@@ -126,7 +129,7 @@ def _correlations(returns, deviation):
     return result
 
 
-@compiled
+@inlined
 def _portfolio_variance(weights, deviation, correlation):
     """Return w' D C D w."""
     total, assets = 0.0, len(weights)
@@ -179,14 +182,17 @@ def _exposures(held, deviation, correlation, first):
 
 @compiled
 def _predict(
-    held, horizons, places, grid, deviation, outcomes, correlation, exposure, persistence, usual, reference, levels, prior
-):
+    held, horizons, places, grid, deviation, outcomes, correlation, exposure, persistence, usual, reference, levels, prior,
+    asked,
+):  # fmt: skip
     """Return the predicted quantiles, ``[T, L]``."""
     n, assets = held.shape
     result = np.full((n, len(levels)), np.nan)
     rows = np.empty(MOST_ROWS)
     direction = np.empty(assets)
     for t in range(n):
+        if not asked[t]:
+            continue
         g, tau = places[t], horizons[t]
         step = max(grid[g] // ROWS_PER_HORIZON, 1)
         # Deviations are forecast for the horizon of the grid, and grow with the root of time from there.

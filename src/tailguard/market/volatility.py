@@ -2,8 +2,8 @@
 
 The variance of a bar is measured by the gap before it and by its range (Garman and Klass), several times as precise as the
 squared return. Its averages over 1 to 1024 bars forecast the variance of the next tau bars (Corsi's HAR, with exponential
-averages as in Bollerslev, Hood, Huss and Pedersen, *Risk everywhere*). The weights of the averages start at a guess that depends
-on tau only and are fitted to the past of the asset by ridge regression, bar by bar. Nothing looks at later bars.
+averages as in Bollerslev, Hood, Huss and Pedersen, *Risk everywhere*). The weights of the averages start at a guess that
+depends on tau only and are fitted to the past of the asset by ridge regression, bar by bar. Nothing looks at later bars.
 
 Written out, for one asset, with v_t the measured variance of bar t and E_k its averages:
 
