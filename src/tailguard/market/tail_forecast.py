@@ -110,9 +110,9 @@ def _correlations(returns, deviation):
     n, assets = returns.shape
     result = np.empty((n, assets, assets))
     # It starts at a correlation of 1/2 that counts for a few bars.
-    products = np.full((assets, assets), 5.0)
+    products = np.full((assets, assets), 2.0)
     for a in range(assets):
-        products[a, a] = 10.0
+        products[a, a] = 4.0
     keep = 1.0 - 1.0 / (1.0 + CORRELATION_CENTRE)
     for t in range(n):
         for a in range(assets):
