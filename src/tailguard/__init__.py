@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tailguard.envs.return_observer import ReturnAugmentedEnv, ReturnObserver
     from tailguard.evaluate.judge import judge, judge_strategy
     from tailguard.market.env import TradingEnv, TradingVecEnv
+    from tailguard.market.guard import guard
     from tailguard.ppo.algorithm import DistributionalPPO
 
     __version__: str
@@ -20,6 +21,7 @@ __all__ = [
     "TradingEnv",
     "TradingVecEnv",
     "__version__",
+    "guard",
     "judge",
     "judge_strategy",
 ]
@@ -31,6 +33,7 @@ _ON_FIRST_USE = {
     "TradingVecEnv": "tailguard.market.env",
     "ReturnObserver": "tailguard.envs.return_observer",
     "ReturnAugmentedEnv": "tailguard.envs.return_observer",
+    "guard": "tailguard.market.guard",
     "judge": "tailguard.evaluate.judge",
     "judge_strategy": "tailguard.evaluate.judge",
 }

@@ -8,8 +8,8 @@ import pandas as pd
 from tailguard.evaluate import statistics
 from tailguard.evaluate.record import (
     AccountHistory,
+    Calibration,
     CostPoint,
-    CriticCalibration,
     Delay,
     Dispersion,
     Estimate,
@@ -61,6 +61,7 @@ def example_evaluation(bars=600, assets=1, seeds=3, seed=0, full=True):
         ),
         sanity=_sanity(agent, members, histories[0]),
         calibration=_calibration(agent, generator) if full else None,
+        critic_calibration=None,
         folds=_folds(times),
         training=_training(seeds),
         provenance=Provenance(
@@ -134,7 +135,7 @@ def _calibration(agent, generator):
     quantiles = spread[:, None] * np.quantile(outcomes / outcomes.std(), levels)
     transforms = statistics.probability_transform(outcomes, quantiles, levels)
     tails = (0.05, 0.1)
-    return CriticCalibration(
+    return Calibration(
         horizon=1,
         levels=levels,
         times=agent.times,

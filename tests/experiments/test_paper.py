@@ -13,17 +13,20 @@ import pandas as pd
 import pytest
 
 from tailguard.config import load_config
+from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.experiments.broker import Account, PaperBroker
 from tailguard.experiments.paper import BROKER, KILL, LEDGER, PaperTrading
 from tailguard.experiments.prepared_market import load_market
 from tailguard.experiments.run import Run, train
-from tailguard.experiments.trader import Trader
+from tailguard.experiments.trader import PredictedTail, Trader
 from tailguard.io import journal as journal_module
 from tailguard.io.journal import Journal
 from tailguard.market import random_walk
+from tailguard.market.account_tail import account_tail
 from tailguard.market.accounting import bar_array, simulate_bars
 from tailguard.market.bars import symbols_of
-from tailguard.market.rules import TradingRules
+from tailguard.market.rules import GuardConfig, TradingRules
+from tailguard.periods import Period
 
 TINY = [
     "training.steps=128",
@@ -148,6 +151,39 @@ def test_decisions_are_those_of_act(plain, tmp_path):
     decisions = trader.add(bars)
     assert [decision.time for decision in decisions] == [status.time for status in trading.history]
     assert np.array_equal([decision.weights for decision in decisions], [status.weights for status in trading.history])
+
+
+def test_with_a_guard_paper_act_and_backtest_hold_the_same(plain, tmp_path):
+    run, bars = Run.open(plain.path), plain.market().bars.iloc[:170]
+    free = run.config.trading
+    guarded = free.model_copy(update={"guard": GuardConfig(max_loss=0.001, period="1M")})
+    run.config = run.config.model_copy(update={"trading": guarded})
+    trading = paper(run, tmp_path, bars.iloc[:160], since=bars.index[0])
+    trading.add(bars)
+    unlimited, acting = (Trader(run.agent(), run.scaler, run.config.features, rules) for rules in (free, guarded))
+    asked, held = unlimited.add(bars), acting.add(bars)
+    assert np.array_equal([decision.weights for decision in held], [status.weights for status in trading.history])
+    first = int(bars.index.get_loc(held[0].time))
+    window = BacktestWindow(bars, guarded, (first, len(bars)))
+    targets = np.array([decision.weights for decision in asked])
+    assert np.array_equal(window.guarded(targets[:-1]), [decision.weights for decision in held[:-1]])
+    assert any("the limit is -0.1%" in decision.guard for decision in held)
+    assert held[0].guard == "nothing is held: there are too few bars for a forecast"
+    # The tail of the last decision is that of the account which trades the guarded weights.
+    tail = account_tail(
+        bars, np.concatenate([np.zeros((first, 1)), [d.weights for d in held]]), Period.parse("1M"), first=first
+    )
+    assert held[-1].tail == PredictedTail(
+        "month", tail.rows.to_go[-1], tail.to_date[-1], tail.expected[-1], tail.value_at_risk(0.05)[-1], tail.cvar(0.05)[-1]
+    )
+    assert trading.predicted().tails == [held[-1].tail]
+    history = [status.weights.tolist() for status in trading.history]
+    close(trading)
+    again = paper(run, tmp_path, bars)  # from its ledger
+    assert [status.weights.tolist() for status in again.history] == history
+    # What was ordered is judged as it is: it has been guarded already.
+    equity = np.array([status.equity for status in again.history])
+    np.testing.assert_allclose(again.judged().evaluation.agent.returns, equity[1:] / equity[:-1] - 1.0, rtol=0.0, atol=1e-12)
 
 
 def test_bars_may_come_one_by_one_and_again(plain, tmp_path):

@@ -175,6 +175,8 @@ def run_act(
                 names = [symbol or "weight" for symbol in symbols_of(chunk)]
                 weights = dict(zip(names, decision.weights.tolist(), strict=True))
                 line = {"time": decision.time.isoformat(), **weights, "equity": decision.equity}
+                line |= {"tail": None if decision.tail is None else decision.tail._asdict()}
+                line |= {"guard": decision.guard} if config.trading.guard is not None else {}
                 sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
         if trader.ruined:
@@ -274,6 +276,14 @@ def _show_paper(trading: "PaperTrading") -> None:
     from tailguard.evaluate.judge import FEWEST_BARS
 
     say(_status_text(trading.history[-1]))
+    (tail,), (reason,) = trading.predicted()[1:]
+    if tail is not None:
+        say(
+            f"this {tail.period} so far {tail.to_date:+.2%}, the rest ({tail.bars_to_go} bars) {tail.expected:+.2%} on average "
+            f"and {tail.cvar_5:+.2%} in the worst 5% (CVaR)"
+        )
+    if reason:
+        say(f"guard: {reason}")
     if len(trading.history) == trading.resumed:
         say("no bars have come since")
         return

@@ -14,13 +14,14 @@ from numpy.typing import ArrayLike
 from tailguard.evaluate import sanity
 from tailguard.evaluate.backtest_window import BacktestWindow, closes
 from tailguard.evaluate.ledger import RETURNS, Ledger, Trial, count_trials, data_key, shared_returns
-from tailguard.evaluate.record import AccountHistory, CriticCalibration, Dispersion, Estimate, Evaluation, Provenance, Sanity
+from tailguard.evaluate.record import AccountHistory, Calibration, Dispersion, Estimate, Evaluation, Provenance, Sanity
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.bootstrap import METRICS, Bootstrap, bootstrap
 from tailguard.evaluate.stats.dependence import variance_inflation
 from tailguard.evaluate.stats.performance import AlphaBeta, alpha_beta
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.stats.significance import deflated_sharpe, minimum_track_record, overfitting, probabilistic_sharpe
+from tailguard.evaluate.tail_calibration import calibrate_tail
 from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules, judge
 from tailguard.parallel.threads import one_thread
 from tailguard.validation import require
@@ -50,7 +51,7 @@ class Context:
     :param training: table of training curves.
     :param provenance: config, data, versions, seeds, trials, date.
     :param warnings: of the trainings.
-    :param calibration: of the critic.
+    :param critic_calibration: of the critic.
     :param attack: table of attacks.
     :param lineage: of a population.
     :param selection: table of the candidates that agents were selected from.
@@ -67,7 +68,7 @@ class Context:
     training: pd.DataFrame
     provenance: Provenance
     warnings: list[str] = field(default_factory=list)
-    calibration: CriticCalibration | None = None
+    critic_calibration: Calibration | None = None
     attack: pd.DataFrame | None = None
     lineage: list[dict[str, Any]] | None = None
     selection: pd.DataFrame | None = None
@@ -100,10 +101,10 @@ def assess(
     effort = effort or Effort()
     require(len(targets) >= 1, "targets", dict(targets), "those of at least one seed")
     weights = {name: np.asarray(target, dtype=np.float64) for name, target in targets.items()}
-    ensemble = np.mean(list(weights.values()), axis=0)
+    ensemble = window.guarded(np.mean(list(weights.values()), axis=0))
     result = window.simulate(ensemble)
     agent = window.history(AGENT, result)
-    seeds = [] if list(weights) == [AGENT] else [window.trade(name, target) for name, target in weights.items()]
+    seeds = [] if list(weights) == [AGENT] else [window.trade(name, window.guarded(target)) for name, target in weights.items()]
     permuted_sharpes, permuted = sanity.permutations(window, ensemble, effort.permutations, effort.seed)
     baselines = [*sanity.baselines(window, agent, permuted, effort.seed), *context.baselines]
     market = next(history for history in baselines if history.name == sanity.MARKET)
@@ -124,7 +125,7 @@ def assess(
     spread = sanity.dispersion(seeds, fold_rows, periods)
     checks = _sanity(window, ensemble, agent, market, spread, permuted_sharpes)
     record = _record(accounts, periods, window.prices, context, verdict, figures, checks)
-    return replace(record, trades=window.round_trips(result))
+    return replace(record, trades=window.round_trips(result), calibration=calibrate_tail(window, ensemble))
 
 
 @one_thread()
@@ -269,7 +270,8 @@ def _record(
         statistics=figures,
         verdict=verdict,
         sanity=checks,
-        calibration=context.calibration,
+        calibration=None,
+        critic_calibration=context.critic_calibration,
         folds=context.folds,
         training=context.training,
         provenance=context.provenance,

@@ -57,7 +57,7 @@ def backtest(
     first, last = span or (0, len(bars))
     require(last - first >= FEWEST_BARS, "the number of bars", last - first, f"at least {FEWEST_BARS} for a backtest")
     window = BacktestWindow(bars, rules, (first, last))
-    return backtest_row(window, name, window.targets_of(strategy))
+    return backtest_row(window, name, window.guarded(window.targets_of(strategy)))
 
 
 def benchmark_row(window: BacktestWindow, name: str, bars: pd.DataFrame) -> BacktestRow:

@@ -10,11 +10,15 @@ from numpy.typing import ArrayLike
 from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.series import Floats, require_finite
 from tailguard.evaluate.trades import Fills, round_trips
+from tailguard.market.account_tail import AccountTail, account_tail
 from tailguard.market.accounting import SimulationResult, bar_array, simulate_bars
 from tailguard.market.bars import YEAR, iterate_symbols, periods_per_year, symbols_of
 from tailguard.market.baselines import Strategy
+from tailguard.market.guard import Guarded, guard
 from tailguard.market.kernel import MARK, TRADE_FIELDS
 from tailguard.market.rules import TradingRules
+from tailguard.market.tail_forecast import Market, observe_market
+from tailguard.periods import Period
 from tailguard.validation import require
 
 
@@ -105,7 +109,57 @@ class BacktestWindow:
 
     def trade_strategy(self, name: str, strategy: Strategy) -> AccountHistory:
         """Return the account of a strategy, which buys at the start what it would have held already."""
-        return self.trade(name, self.targets_of(strategy))
+        return self.trade(name, self.guarded(self.targets_of(strategy)))
+
+    def guarded(self, targets: ArrayLike) -> Floats:
+        """Return the target weights ``[n, assets]`` after the guard of the rules; as they are if there is none."""
+        weights = np.asarray(targets, dtype=np.float64)
+        if self.rules.guard is None:
+            return weights
+        return np.asarray(self.guard(weights).weights[self.span[0] : -1].reshape(weights.shape))
+
+    def guard(self, targets: ArrayLike) -> Guarded:
+        """Guard target weights ``[n, assets]`` by the limit of the rules; the result has a row for every bar up to the end.
+
+        The account is flat before the span, and the forecast knows the bars before it.
+        """
+        assert self.rules.guard is not None
+        return guard(
+            self._since_first_bar(targets), self._known_bars, **self.rules.guard.model_dump(), fee=self.rules.fee,
+            first=self.span[0], market=self._tail_market,
+        )  # fmt: skip
+
+    def tail(self, targets: ArrayLike) -> AccountTail:
+        """Predict the tail of the account with these target weights ``[n, assets]`` at the first decision of every period.
+
+        The result has a row for every bar up to the end.
+        """
+        period = self.rules.shown_period(pd.DatetimeIndex(self._known_bars.index))
+        weights = self._since_first_bar(targets)
+        first, fee = self.span[0], self.rules.fee
+        return account_tail(
+            self._known_bars, weights, period, fee=fee, first=first, market=self._tail_market, since=len(weights)
+        )
+
+    @cached_property
+    def _known_bars(self) -> pd.DataFrame:
+        return self.bars.iloc[: self.span[1]]
+
+    @cached_property
+    def _tail_market(self) -> Market:
+        """What forecasts need of the bars, for the longest period that is asked for."""
+        times = pd.DatetimeIndex(self._known_bars.index)
+        periods = [self.rules.shown_period(times)]
+        periods += [] if self.rules.guard is None else [Period.parse(self.rules.guard.period)]
+        longest = max(int(period.rows(times, self.span[0]).to_go.max()) for period in periods)
+        return observe_market(self._known_bars, longest)
+
+    def _since_first_bar(self, targets: ArrayLike) -> Floats:
+        """Return target weights of the span as those of all bars up to its end: 0 before it, and hold at its last close."""
+        weights = np.asarray(targets, dtype=np.float64)
+        weights = weights[:, None] if weights.ndim == 1 else weights
+        before = np.zeros((self.span[0], weights.shape[1]))
+        return np.concatenate([before, weights, np.full((1, weights.shape[1]), np.nan)])
 
     def targets_of(self, strategy: Strategy) -> Floats:
         """Return the target weights ``[n, assets]`` of a strategy that has seen all bars before the span."""

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from tailguard.evaluate.record import CriticCalibration
+from tailguard.evaluate.record import Calibration
 from tailguard.evaluate.stats import risk_tests
 from tailguard.evaluate.stats.risk_tests import ShortfallTest
 from tailguard.evaluate.stats.series import Floats
@@ -54,7 +54,7 @@ def calibrate(
     gamma: float,
     fold_rows: list[int],
     period: Period | None = None,
-) -> CriticCalibration | None:
+) -> Calibration | None:
     """Compare predictions with outcomes at every h-th decision of each fold, or at the first decision of every whole period.
 
     :param times: ``[n]`` of the bars after the decisions.
@@ -87,12 +87,12 @@ def calibrate(
     if predicts.sum() < FEWEST_OUTCOMES:
         return None
     chosen = chosen[predicts]
-    return _compare(bars, times[chosen], values[predicts], predicted[chosen], np.asarray(levels, dtype=np.float64))
+    return compare(bars, times[chosen], values[predicts], predicted[chosen], np.asarray(levels, dtype=np.float64))
 
 
 def _calibrate_calendar(
     times: pd.DatetimeIndex, earned: Floats, predicted: Floats, levels: Floats, fold_rows: list[int], period: Period
-) -> CriticCalibration | None:
+) -> Calibration | None:
     """Compare predictions at the first decision of every whole period of the calendar inside a fold with its sum of rewards."""
     chosen: list[int] = []
     outcomes: list[float] = []
@@ -109,14 +109,22 @@ def _calibrate_calendar(
     if predicts.sum() < FEWEST_OUTCOMES:
         return None
     rows, usual = rows[predicts], round(float(np.median(np.diff(rows))))
-    return _compare(usual, times[rows], values[predicts], predicted[rows], levels)
+    return compare(usual, times[rows], values[predicts], predicted[rows], levels)
 
 
-def _compare(bars: int, times: pd.DatetimeIndex, outcomes: Floats, quantiles: Floats, levels: Floats) -> CriticCalibration:
+def compare(bars: int, times: pd.DatetimeIndex, outcomes: Floats, quantiles: Floats, levels: Floats) -> Calibration:
+    """Compare predicted quantiles with independent outcomes.
+
+    :param bars: that an outcome spans.
+    :param times: ``[n]`` of the predictions.
+    :param outcomes: ``[n]``.
+    :param quantiles: ``[n, N]``.
+    :param levels: ``[N]``.
+    """
     ordered = np.sort(quantiles, axis=1)
     tails = [tail for tail in TAILS if tail > levels[0]]
     transforms = risk_tests.probability_transform(outcomes, ordered, levels)
-    return CriticCalibration(
+    return Calibration(
         horizon=bars,
         levels=levels,
         times=times,

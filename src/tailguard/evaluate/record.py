@@ -28,6 +28,8 @@ RECORD_FOLDER = "evaluation"  # inside the folder of the run
 METRICS_FILE = "metrics.json"
 CHECKSUMS = "checksums.json"
 FORMAT = 1
+# A prediction whose coverage has a p-value below this has failed.
+FAILED = 0.05
 # JSON has no infinity and no NaN; they are written as these strings.
 NOT_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
@@ -186,22 +188,24 @@ class Sanity:
 
 
 @dataclass(frozen=True, eq=False)
-class CriticCalibration:
-    """The critic's predictions on test bars, compared with the outcomes.
+class Calibration:
+    """Predicted return distributions on test bars, compared with the outcomes.
 
-    An outcome is the discounted sum of the rewards (changes of log equity) after the prediction; see
-    :mod:`tailguard.evaluate.critic_calibration`.
+    Of an account: the simple return of each period (:mod:`tailguard.evaluate.tail_calibration`). Of a critic: the discounted
+    sum of the rewards after the prediction (:mod:`tailguard.evaluate.critic_calibration`).
 
     :param horizon: bars that an outcome spans.
     :param levels: ``[N]`` of the predicted quantiles.
     :param times: ``[n]`` when each prediction was made.
-    :param outcomes: ``[n]`` discounted sums of rewards.
+    :param outcomes: ``[n]`` that were predicted.
     :param quantiles: ``[n, N]`` predicted for the outcomes.
     :param transforms: ``[n]`` probability integral transforms, uniform if the predictions are right.
     :param realised: ``[N]`` share of the outcomes at or below each predicted quantile; equal to `levels` if calibrated.
     :param coverage: Kupiec's test by tail probability, such as 0.05.
     :param shortfall: Acerbi and Szekely's test by tail probability; left out where the predicted shortfall is no loss.
     :param uniformity: Kolmogorov-Smirnov test of the transforms.
+    :param period: that outcomes span, in words, such as ``month``; empty for a critic.
+    :param losses: mean pinball loss by forecast and tail; empty for a critic.
     """
 
     horizon: int
@@ -214,6 +218,13 @@ class CriticCalibration:
     coverage: dict[float, CoverageTest]
     shortfall: dict[float, ShortfallTest]
     uniformity: UniformityTest
+    period: str = ""
+    losses: dict[str, dict[float, float]] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """True if no tail failed its test of coverage: what failed is not shown as a prediction."""
+        return all(test.exact_p_value >= FAILED for test in self.coverage.values())
 
 
 @dataclass(frozen=True)
@@ -255,7 +266,8 @@ class Evaluation:
     :param statistics: estimates by name of the account and name of the statistic.
     :param verdict: outcome and reasons.
     :param sanity: costs, delay, regimes, seeds, permutation.
-    :param calibration: of the critic; None where there are no predictions.
+    :param calibration: of the tail that is shown, the predicted return of the account over a period; None without predictions.
+    :param critic_calibration: of the critic of the first seed, which was trained and not calibrated; None where it has none.
     :param folds: one row per fold: `fold`, `train_first`, `train_last`, `embargo`, `test_first`, `test_last` (rows, the last
         one excluded), `train_from`, `train_to`, `test_from`, `test_to` (times, the last one included).
     :param training: curves with the columns `fold`, `seed`, `step` and one per metric.
@@ -284,7 +296,8 @@ class Evaluation:
     statistics: dict[str, dict[str, Estimate]]
     verdict: Verdict
     sanity: Sanity
-    calibration: CriticCalibration | None
+    calibration: Calibration | None
+    critic_calibration: Calibration | None
     folds: pd.DataFrame
     training: pd.DataFrame
     provenance: Provenance
@@ -330,15 +343,16 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     # The old metrics go first: a folder that has them is complete.
     tables = ("attack.csv", "selection.csv", "instruments.csv", "trades.csv")
-    for name in (METRICS_FILE, CHECKSUMS, "calibration.csv", *tables, "lineage.jsonl"):
+    for name in (METRICS_FILE, CHECKSUMS, "calibration.csv", "critic_calibration.csv", *tables, "lineage.jsonl"):
         (folder / name).unlink(missing_ok=True)
     _write_table(folder / "tracks.csv", _histories_table(evaluation))
     _write_table(folder / "prices.csv", evaluation.prices.rename_axis("time").reset_index())
     _write_table(folder / "folds.csv", evaluation.folds)
     _write_table(folder / "training.csv", evaluation.training)
     _write_table(folder / "regimes.csv", evaluation.sanity.regimes)
-    if evaluation.calibration is not None:
-        _write_table(folder / "calibration.csv", _calibration_table(evaluation.calibration))
+    for calibration, name in ((evaluation.calibration, "calibration"), (evaluation.critic_calibration, "critic_calibration")):
+        if calibration is not None:
+            _write_table(folder / f"{name}.csv", _calibration_table(calibration))
     if evaluation.attack is not None:
         _write_table(folder / "attack.csv", evaluation.attack)
     if evaluation.selection is not None:
@@ -400,6 +414,7 @@ def load_record(folder: Path) -> Evaluation:
         verdict=_read_verdict(numbers["verdict"]),
         sanity=_read_sanity(numbers["sanity"], _read_table(folder / "regimes.csv")),
         calibration=_read_calibration(folder / "calibration.csv", numbers["calibration"]),
+        critic_calibration=_read_calibration(folder / "critic_calibration.csv", numbers.get("critic_calibration")),
         folds=_read_table(folder / "folds.csv", times=("train_from", "train_to", "test_from", "test_to")),
         training=_read_table(folder / "training.csv"),
         provenance=Provenance(**numbers["provenance"] | {"seeds": tuple(numbers["provenance"]["seeds"])}),
@@ -420,7 +435,7 @@ def metrics_text(evaluation: Evaluation) -> str:
 
 def _numbers(evaluation: Evaluation) -> dict[str, Any]:
     """Return everything that is not a series as plain values."""
-    sanity, calibration = evaluation.sanity, evaluation.calibration
+    sanity = evaluation.sanity
     return {
         "format": FORMAT,
         "title": evaluation.title,
@@ -441,7 +456,8 @@ def _numbers(evaluation: Evaluation) -> dict[str, Any]:
             "permutation_p": sanity.permutation_p,
             "permutation_block": sanity.permutation_block,
         },
-        "calibration": None if calibration is None else _calibration_numbers(calibration),
+        "calibration": _calibration_numbers(evaluation.calibration),
+        "critic_calibration": _calibration_numbers(evaluation.critic_calibration),
         "warnings": evaluation.warnings,
         "provenance": asdict(evaluation.provenance),
     }
@@ -479,29 +495,34 @@ def _read_histories(path: Path) -> dict[str, list[AccountHistory]]:
     return histories
 
 
-def _calibration_table(calibration: CriticCalibration) -> pd.DataFrame:
+def _calibration_table(calibration: Calibration) -> pd.DataFrame:
     columns = {"outcome": calibration.outcomes, "transform": calibration.transforms}
     predicted = {f"q{i}": calibration.quantiles[:, i] for i in range(len(calibration.levels))}
     return pd.DataFrame({"time": calibration.times, **columns, **predicted})
 
 
-def _calibration_numbers(calibration: CriticCalibration) -> dict[str, Any]:
+def _calibration_numbers(calibration: Calibration | None) -> dict[str, Any] | None:
+    if calibration is None:
+        return None
     return {
+        "period": calibration.period,
+        "holds": calibration.holds,
         "horizon": calibration.horizon,
         "levels": calibration.levels.tolist(),
         "realised": calibration.realised.tolist(),
         "coverage": {str(tail): asdict(test) for tail, test in calibration.coverage.items()},
         "shortfall": {str(tail): asdict(test) for tail, test in calibration.shortfall.items()},
         "uniformity": asdict(calibration.uniformity),
+        "losses": {name: {str(tail): loss for tail, loss in losses.items()} for name, losses in calibration.losses.items()},
     }
 
 
-def _read_calibration(path: Path, numbers: dict[str, Any] | None) -> CriticCalibration | None:
+def _read_calibration(path: Path, numbers: dict[str, Any] | None) -> Calibration | None:
     if numbers is None:
         return None
     table = _read_table(path, times=("time",))
     predicted = table[[f"q{i}" for i in range(len(numbers["levels"]))]]
-    return CriticCalibration(
+    return Calibration(
         horizon=numbers["horizon"],
         levels=np.array(numbers["levels"], dtype=np.float64),
         times=pd.DatetimeIndex(table["time"], name=None),
@@ -512,6 +533,10 @@ def _read_calibration(path: Path, numbers: dict[str, Any] | None) -> CriticCalib
         coverage={float(tail): CoverageTest(**test) for tail, test in numbers["coverage"].items()},
         shortfall={float(tail): ShortfallTest(**test) for tail, test in numbers["shortfall"].items()},
         uniformity=UniformityTest(**numbers["uniformity"]),
+        period=numbers.get("period", ""),
+        losses={
+            name: {float(tail): loss for tail, loss in losses.items()} for name, losses in numbers.get("losses", {}).items()
+        },
     )
 
 

@@ -20,7 +20,7 @@ from tailguard.evaluate.critic_calibration import calibrate
 from tailguard.evaluate.folds import Fold
 from tailguard.evaluate.ledger import Ledger
 from tailguard.evaluate.play import ReportProgress
-from tailguard.evaluate.record import CriticCalibration, Evaluation, Provenance
+from tailguard.evaluate.record import Calibration, Evaluation, Provenance
 from tailguard.evaluate.sanity import matched_random_positions
 from tailguard.evaluate.stats.series import Floats
 from tailguard.evaluate.verdict import VerdictRules
@@ -53,9 +53,10 @@ def backtest_agent(model: TradingAgent, market: Market, warmup: int) -> list[Bac
     decisions = out_of_sample_decisions(model, market, market.split.span, warmup)
     window = BacktestWindow(market.bars, market.trading, market.split.span)
     strategies = {name: strategy(name) for name in STRATEGIES}
-    strategies["random_positions"] = matched_random_positions(window.trade("agent", decisions.targets))
+    strategies["random_positions"] = matched_random_positions(window.trade("agent", window.guarded(decisions.targets)))
     targets = {name: window.targets_of(rule) for name, rule in strategies.items()}
-    return [backtest_row(window, name, weights) for name, weights in ({"agent": decisions.targets} | targets).items()]
+    everybody = {"agent": decisions.targets} | targets
+    return [backtest_row(window, name, window.guarded(weights)) for name, weights in everybody.items()]
 
 
 @one_thread()
@@ -105,7 +106,7 @@ def evaluate_agent(
         training=labelled_curves(curves, 0, seed),
         provenance=provenance(config, market.bars, (seed,), trials),
         warnings=list(warnings),
-        calibration=calibration_of(window, [decisions], model.gamma, model.risk_config),
+        critic_calibration=calibration_of(window, [decisions], model.gamma, model.risk_config),
         lineage=lineage,
         attack=attack,
         selection=selection,
@@ -187,7 +188,7 @@ def attack_table(report: AttackReport) -> pd.DataFrame:
 
 def calibration_of(
     window: BacktestWindow, decisions: Sequence[Decisions], gamma: float, risk: RiskConfig
-) -> CriticCalibration | None:
+) -> Calibration | None:
     """Compare the predictions of one seed's critic with what came, all folds in a row.
 
     :param window: with the times of all folds.

@@ -24,12 +24,12 @@ from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.broker import Broker, Order, Settlement
 from tailguard.experiments.prepared_market import scaled_features
 from tailguard.experiments.run import Run
-from tailguard.experiments.trader import require_timeframe
+from tailguard.experiments.trader import LivePrediction, predict_live, require_timeframe
 from tailguard.io.journal import Journal
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
 from tailguard.market.bars import DataError, symbols_of
 from tailguard.market.env import AccountBatch
-from tailguard.market.kernel import CASH, EQUITY, MARK, PEAK, UNITS, observe_account
+from tailguard.market.kernel import CASH, EQUITY, MARK, PEAK, TRADE_FIELDS, UNITS, WORK_ROWS, observe_account, trade_bar
 from tailguard.market.rules import TradingRules
 from tailguard.parallel.threads import one_thread
 
@@ -100,6 +100,8 @@ class PaperTrading:
         self._row = -1  # of the last bar that was settled
         self._settled: Settlement | None = None  # of that bar
         self._account: Floats = np.empty(0)  # after it, as the kernel lays it out
+        self._seen: Floats = np.empty(0)  # the same as the agent sees it: the account that it would have without a guard
+        self._decided: list[Floats] = []  # by the agent at each bar, before any limit
         self._base = math.nan  # equity from which losses count
         self._known_fills: set[str] = set()  # their ids
         self._number = 0  # of the last order
@@ -159,6 +161,8 @@ class PaperTrading:
         weights = pd.DataFrame([status.weights for status in self.history], columns=names)
         weights.index = pd.DatetimeIndex([status.time for status in self.history])
         rules = TradingRules(**self.trading.model_dump(include=set(TradingRules.model_fields)))
+        if rules.guard is not None:  # what was ordered is guarded already
+            rules = rules.model_copy(update={"guard": None, "tail_period": rules.tail_period or rules.guard.period})
         title = f"{self.run.path.name} on paper since {self.history[0].time:%Y-%m-%d}"
         return judge(weights=weights, bars=self.bars, trading=rules, title=title, source=self.run.info["data"], ledger=None)
 
@@ -192,11 +196,17 @@ class PaperTrading:
         self._note(self._send(self._decide(), records))
 
     def _limited(self, decided: Floats) -> Floats:
-        """Return the weights that are ordered: what the agent decided, within the limits of the account.
+        """Return the weights that are ordered: what the agent decided, within the limits of the account."""
+        if self.killed:
+            return np.zeros_like(decided)
+        if self.trading.guard is None:
+            return decided
+        return np.asarray(self.predicted().weights[0])
 
-        This is the one place for limits that depend on the account, such as a guard of its tail.
-        """
-        return np.zeros_like(decided) if self.killed else decided
+    def predicted(self) -> LivePrediction:
+        """Return the last decision after the guard, with the tail of the rest of the period."""
+        known = self.bars.iloc[: self._row + 1]
+        return predict_live(known, self.trading, len(known) - len(self._decided), np.array(self._decided), 1)
 
     def _send(self, decided: Floats | None, records: Sequence[dict[str, Any]]) -> Floats:
         """Write an order to the ledger, then send it: after a crash in between the next process sends it.
@@ -241,9 +251,27 @@ class PaperTrading:
             self._base = equity
         else:
             account[0, PEAK] = max(equity, self._account[0, PEAK])
-            self._session.add_rewards(np.array([math.log(equity / self._account[0, EQUITY])]))
+        seen = account if self.trading.guard is None else self._without_guard(row)
+        if self._settled is not None:
+            self._session.add_rewards(np.array([math.log(seen[0, EQUITY] / self._seen[0, EQUITY])]))
+        self._seen = seen
         self._known_fills.update(fill.id for fill in settled.fills)
         self._row, self._settled, self._account, self._deciding = row, settled, account, not settled.liquidated
+
+    def _without_guard(self, row: int) -> Floats:
+        """Return the account after a bar as it would be if everything that the agent decided had been ordered.
+
+        An evaluation guards what an agent decides and shows it the account without the guard, as in its training; so does this.
+        """
+        assets, cash = len(self._symbols), self.trading.cash
+        if self._settled is None:
+            account = empty_accounts(1, assets)
+            account[0, [CASH, EQUITY, PEAK]] = cash
+            return account
+        account, work = self._seen.copy(), np.zeros((WORK_ROWS, assets))
+        field = TRADE_FIELDS[self.trading.fill]
+        trade_bar(account, self._array, row, field, self._decided[-1], kernel_rules(self.trading, assets), cash, work)
+        return account
 
     def _reconcile(self, before: Settlement, after: Settlement, row: int) -> None:
         """Raise if the broker's account is not what the ledger and the fills since then add up to."""
@@ -269,9 +297,10 @@ class PaperTrading:
             self._warm_up()
         obs = np.empty((1, self._features.values.shape[1] + 2 * len(self._symbols) + 1), np.float32)
         rules = kernel_rules(self.trading, len(self._symbols))
-        observe_account(obs, self._features.values, self._account, self._array, self._row, rules)
+        observe_account(obs, self._features.values, self._seen, self._array, self._row, rules)
         self._session.act(obs, np.array([False]), np.array([self._row]))
-        return target_weights(self._session.actions[0], self.trading)
+        self._decided.append(target_weights(self._session.actions[0], self.trading))
+        return self._decided[-1]
 
     def _warm_up(self) -> None:
         """Fill the recurrent state over the bars before the first decision, with an account that nobody counts."""

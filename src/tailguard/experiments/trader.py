@@ -14,9 +14,11 @@ from tailguard.evaluate.play import AgentSession, return_rule_of, target_weights
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import scaled_features
+from tailguard.market.account_tail import account_tail
 from tailguard.market.bars import DataError, timeframe, timeframe_text
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
+from tailguard.market.guard import guard
 from tailguard.market.kernel import END, NOW
 from tailguard.market.rules import TradingSettings
 from tailguard.parallel.threads import one_thread
@@ -40,17 +42,40 @@ def require_timeframe(times: pd.DatetimeIndex, trained_on: pd.Timedelta | None) 
         )
 
 
+class PredictedTail(NamedTuple):
+    """The predicted return of an account over the rest of a period, calibrated by its own past.
+
+    :param period: in words, such as ``month``.
+    :param bars_to_go: expected to the end of the period.
+    :param to_date: return of the period so far.
+    :param expected: mean return of the rest.
+    :param var_5: its 5 % quantile (value at risk).
+    :param cvar_5: average of its worst 5 %.
+    """
+
+    period: str
+    bars_to_go: int
+    to_date: float
+    expected: float
+    var_5: float
+    cvar_5: float
+
+
 class Decision(NamedTuple):
     """A decision: the weights to hold from the next fill on.
 
     :param time: of the bar at whose close it was taken.
     :param weights: ``[assets]`` shares of equity, negative for short positions.
-    :param equity: of the paper account.
+    :param equity: of the paper account, which is not guarded.
+    :param tail: of the account that trades the weights, for the rest of the period; None before there is a forecast.
+    :param guard: why the guard holds less than the agent asked for; empty if it does not.
     """
 
     time: pd.Timestamp
     weights: Floats
     equity: float
+    tail: PredictedTail | None = None
+    guard: str = ""
 
 
 class Trader:
@@ -80,6 +105,7 @@ class Trader:
         self._session = AgentSession(model, 1, return_rule_of(model))
         self._account: dict[str, Any] | None = None
         self.ruined = False
+        self._decided: list[Decision] = []  # by the agent, before any guard
 
     @one_thread()
     def add(self, bars: pd.DataFrame) -> list[Decision]:
@@ -115,8 +141,63 @@ class Trader:
                 self._session.act(step.obs, np.array([False]), accounts.rows)
                 decisions.append(self._decision(accounts))
         self._account = accounts.state_dict()
-        return decisions
+        self._decided += decisions
+        return self._with_tails(len(decisions))
 
     def _decision(self, accounts: AccountBatch) -> Decision:
         info = accounts.info(0)
         return Decision(info["time"], target_weights(self._session.actions[0], self.trading), info["equity"])
+
+    def _with_tails(self, count: int) -> list[Decision]:
+        """Return the last decisions with the guard applied and with their tails."""
+        if not count:
+            return []
+        assert self.bars is not None
+        times = [decision.time for decision in self._decided]
+        weights = np.array([decision.weights for decision in self._decided])
+        live = predict_live(self.bars, self.trading, int(self.bars.index.searchsorted(times[0])), weights, count)
+        return [
+            decision._replace(weights=row, tail=tail, guard=reason)
+            for decision, row, tail, reason in zip(self._decided[-count:], *live, strict=True)
+        ]
+
+
+class LivePrediction(NamedTuple):
+    """The last n decisions as they are traded.
+
+    :param weights: ``[n, assets]`` after the guard.
+    :param tails: n predictions, None where there is none.
+    :param reasons: n reasons of the guard, empty where it does nothing.
+    """
+
+    weights: Floats
+    tails: list[PredictedTail | None]
+    reasons: list[str]
+
+
+def predict_live(bars: pd.DataFrame, trading: TradingSettings, first: int, decided: Floats, count: int) -> LivePrediction:
+    """Apply the guard to the last decisions and predict their tails, as an evaluation over the same bars does.
+
+    Guard and forecast depend on bars and decisions up to a row only, so they are made of the whole past.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param trading: with the guard, if any.
+    :param first: row of the first decision.
+    :param decided: ``[m, assets]`` weights that the agent asked for from there on.
+    :param count: n, of the last decisions.
+    """
+    targets = np.full((len(bars), decided.shape[1]), np.nan)
+    targets[:first], targets[first : first + len(decided)] = 0.0, decided
+    newest = slice(first + len(decided) - count, first + len(decided))
+    reasons = [""] * count
+    if trading.guard is not None:
+        guarded = guard(targets, bars, **trading.guard.model_dump(), fee=trading.fee, first=first)
+        targets, reasons = guarded.weights, guarded.reasons[newest]
+    period = trading.shown_period(pd.DatetimeIndex(bars.index))
+    tail = account_tail(bars, targets, period, fee=trading.fee, first=first, since=newest.start)
+    columns = (tail.rows.to_go, tail.to_date, tail.expected, tail.value_at_risk(0.05), tail.cvar(0.05))
+    tails = [
+        PredictedTail(period.words, int(to_go), *map(float, rest)) if np.isfinite(rest[-1]) else None
+        for to_go, *rest in zip(*(column[newest] for column in columns), strict=True)
+    ]
+    return LivePrediction(targets[newest], tails, reasons)

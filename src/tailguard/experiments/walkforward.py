@@ -270,7 +270,7 @@ def _evaluated(
         training=pd.concat([labelled_curves(results[key].curves, *key) for key in results], ignore_index=True),
         provenance=provenance(config, bars, seeds, settings.trials),
         warnings=[line for key in results for line in warnings_of(results[key].curves, f"fold {key[0]}, seed {key[1]}")],
-        calibration=calibration_of(window, by_seed[seeds[0]], config.training.gamma, config.training.risk),
+        critic_calibration=calibration_of(window, by_seed[seeds[0]], config.training.gamma, config.training.risk),
         selection=selection_table(selections),
     )
     targets = {f"seed {seed}": np.concatenate([part.targets for part in parts]) for seed, parts in by_seed.items()}
@@ -474,7 +474,9 @@ def _identity(config: Config, settings: WalkforwardConfig, data: str) -> dict[st
     """Return everything that the decisions of a pair depend on."""
     # More seeds may join a walk-forward, and a pair does not depend on the others.
     shape = settings.model_dump(mode="json", exclude={"jobs", "trials", "seeds"})
-    trained = config.model_dump(mode="json", include={"trading", "features", "training", "selection"})
+    # The guard and the period that is shown come after the agent's decisions.
+    outside = {"trading": {"guard", "tail_period"}}
+    trained = config.model_dump(mode="json", include={"trading", "features", "training", "selection"}, exclude=outside)
     return {"config": trained, "walkforward": shape, "data": data}
 
 

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tailguard.market.bars import timeframe
+from tailguard.periods import Period
 from tailguard.validation import require
 
 Fill = Literal["next_open", "close", "next_close"]
@@ -46,6 +49,27 @@ class AssetConfig(BaseModel):
         if self.min_weight is not None and self.max_weight is not None:
             require(self.min_weight <= self.max_weight, "min_weight", self.min_weight, f"at most max_weight {self.max_weight}")
         return self
+
+
+class GuardConfig(BaseModel):
+    """A loss limit: the average of the worst share `level` of periods (CVaR) loses no more than `max_loss`.
+
+    :param max_loss: as a share of equity: 0.05 is 5 %. Less holds less.
+    :param period: over which a loss counts: ``1M``, ``1W``, ``1Q``, or a number of bars.
+    :param level: share of periods that counts as worst, in (0, 1). 0.05 is typical.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_loss: Annotated[float, Field(gt=0.0, lt=1.0)]
+    period: int | str = "1M"
+    level: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+
+    @field_validator("period")
+    @classmethod
+    def _legal(cls, period: int | str) -> int | str:
+        Period.parse(period)
+        return period
 
 
 class AssetRules(NamedTuple):
@@ -90,6 +114,10 @@ class TradingRules(BaseModel):
         off, brokers ask for 0.25 or more.
     :param cash: starting cash of an account, in units of the price; it matters for `impact`,
         `participation`, `lot` and `min_trade` only.
+    :param guard: a loss limit per period, such as ``{max_loss: 0.05, period: 1M}``: the weights of every account that is
+        evaluated or traded are scaled down to it, after the agent has decided; training is not. None has no limit.
+    :param tail_period: period whose predicted tail is shown, ``1M``, ``1W`` or a number of bars. None is that of the guard;
+        without one a month for bars of a day or longer, a week for bars of an hour or longer, and a day for shorter ones.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,6 +143,15 @@ class TradingRules(BaseModel):
     bankruptcy: Fraction = 0.05
     maintenance_margin: Fraction = 0.0
     cash: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    guard: GuardConfig | None = None
+    tail_period: int | str | None = None
+
+    @field_validator("tail_period")
+    @classmethod
+    def _legal(cls, period: int | str | None) -> int | str | None:
+        if period is not None:
+            Period.parse(period)
+        return period
 
     @model_validator(mode="after")
     def _sales_earn_something(self) -> Self:
@@ -132,6 +169,15 @@ class TradingRules(BaseModel):
             min_weight=-math.inf if own.min_weight is None else own.min_weight,
             max_weight=math.inf if own.max_weight is None else own.max_weight,
         )
+
+    def shown_period(self, times: pd.DatetimeIndex) -> Period:
+        """Return the period whose tail is shown for bars at these times, at least 2."""
+        if self.tail_period is not None:
+            return Period.parse(self.tail_period)
+        if self.guard is not None:
+            return Period.parse(self.guard.period)
+        step = timeframe(times)
+        return Period.parse("1M" if step >= pd.Timedelta(days=1) else "1W" if step >= pd.Timedelta(hours=1) else "1D")
 
     def require_assets(self, symbols: Sequence[str]) -> None:
         """Raise for rules of an asset that is not there."""

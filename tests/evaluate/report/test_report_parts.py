@@ -176,14 +176,14 @@ def test_a_mixture_of_equal_distributions_is_that_distribution_at_uneven_levels_
         (lambda q: q - 0.02, "lower returns than were realised"),
     ],
 )
-def test_tail_headline_says_how_the_critic_was_wrong(change, headline):
+def test_tail_headline_says_how_the_forecast_was_wrong(change, headline):
     record = example_evaluation()
     right = record.calibration
     quantiles = change(right.quantiles)
     transforms = statistics.probability_transform(right.outcomes, quantiles, right.levels)
     wrong = replace(right, quantiles=quantiles, uniformity=statistics.uniformity(transforms))
     assert wrong.uniformity.p_value < 0.05
-    assert tail_section(replace(record, calibration=wrong)).headline == f"The critic predicted {headline}"
+    assert tail_section(replace(record, calibration=wrong)).headline == f"The forecast predicted {headline}"
 
 
 @pytest.mark.parametrize(("exceptions", "said"), [(60, "more often"), (5, "less often"), (30, "about as often")])

@@ -1,10 +1,10 @@
-"""Tail risk: the distribution of returns, and the calibration of the critic's predictions."""
+"""Tail risk: the distribution of returns, and the calibration of the predicted tails."""
 
 import math
 
 import numpy as np
 
-from tailguard.evaluate.record import CriticCalibration, Evaluation
+from tailguard.evaluate.record import Calibration, Evaluation
 from tailguard.evaluate.report.charts import TIME, Axis, Chart, Mark, Panel, Rule, downsample, seconds, title_of
 from tailguard.evaluate.report.formatting import chance, say
 from tailguard.evaluate.report.page import Block, Html, ReportSection, table
@@ -19,16 +19,21 @@ MOST_PREDICTIONS, GRID = 1000, 801
 
 
 def tail_section(evaluation: Evaluation) -> ReportSection:
-    """Show the distribution of realised returns, and compare it with the critic's predictions."""
+    """Show the distribution of realised returns, and compare it with what was predicted."""
     blocks: list[Block] = [_distribution_chart(evaluation)]
-    lead = "A risk-averse agent relies on the worst outcomes that its critic predicts, so the predictions have to be right. "
-    calibration = evaluation.calibration
+    calibration, critic = evaluation.calibration, evaluation.critic_calibration
     if calibration is None:
-        lead = "No tail was predicted, so only realised returns are shown."
-        return ReportSection("tail", "Tail risk", _realised_headline(evaluation), lead, blocks)
-    lead += "Below, predictions on unseen bars are compared with realised returns."
-    blocks += [_prediction_chart(calibration), _calibration_chart(calibration), _tests(calibration)]
-    return ReportSection("tail", "Tail risk", _calibration_headline(calibration), lead, blocks)
+        lead = "No tail was predicted, or over too few periods, so only realised returns are shown."
+        headline = _realised_headline(evaluation)
+    else:
+        lead = "A predicted tail is worth something only if it is right. Below, predictions on unseen bars are compared with "
+        lead += "realised returns."
+        blocks += [_prediction_chart(calibration), _calibration_chart(calibration), _tests(calibration)]
+        blocks += [_losses(calibration)] if calibration.losses else []
+        headline = _calibration_headline(calibration)
+    if critic is not None:
+        blocks.append(_tests(critic))
+    return ReportSection("tail", "Tail risk", headline, lead, blocks)
 
 
 def _realised_headline(evaluation: Evaluation) -> str:
@@ -36,10 +41,10 @@ def _realised_headline(evaluation: Evaluation) -> str:
     return f"The worst 5% of bars returned {say(worst, 'percent')} on average (CVaR)"
 
 
-def _calibration_headline(calibration: CriticCalibration) -> str:
-    """State whether the whole distribution is rejected; if not, whether the lowest tail, which the objective uses, is."""
+def _calibration_headline(calibration: Calibration) -> str:
+    """State whether the whole distribution is rejected; if not, whether the lowest tail is."""
     if calibration.uniformity.p_value < SIZE:
-        return f"The critic predicted {_miscalibration(calibration)}"
+        return f"{'Not calibrated: the' if not calibration.holds else 'The'} forecast predicted {_miscalibration(calibration)}"
     level = min(calibration.coverage)
     test = calibration.coverage[level]
     often = "more often than predicted" if test.exceptions > test.expected else "less often than predicted"
@@ -48,7 +53,7 @@ def _calibration_headline(calibration: CriticCalibration) -> str:
     return f"Returns fell below the predicted {level:.0%} quantile {often}"
 
 
-def _miscalibration(calibration: CriticCalibration) -> str:
+def _miscalibration(calibration: Calibration) -> str:
     """Describe a wrong distribution: a wrong median or a wrong width, whichever is the larger error in probability."""
     predicted = np.sort(calibration.quantiles, axis=1)
     low, middle, high = (_quantile_at(predicted, calibration.levels, level) for level in (0.25, 0.5, 0.75))
@@ -89,7 +94,7 @@ def _distribution_chart(evaluation: Evaluation) -> Chart:
     return Chart("distribution", title, summary, [panel], note)
 
 
-def _prediction_chart(calibration: CriticCalibration) -> Chart:
+def _prediction_chart(calibration: Calibration) -> Chart:
     """Chart predicted quantiles over time with the outcomes."""
     times = seconds(calibration.times)
     low, high = calibration.levels[0], calibration.levels[-1]
@@ -117,17 +122,23 @@ def _prediction_chart(calibration: CriticCalibration) -> Chart:
         ),
     ]
     below = float((calibration.outcomes < _quantile_at(predicted, calibration.levels, outer[0])).mean())
-    span = "bar" if calibration.horizon == 1 else f"{calibration.horizon} bars"
+    span = calibration.period or ("bar" if calibration.horizon == 1 else f"{calibration.horizon} bars")
     summary = f"{say(below, 'percent')} of the realised returns are below the predicted {outer[0]:.0%} quantile."
-    panel = Panel(f"Discounted log return over the next {span}", marks, TIME, Axis("percent", include=(0.0,)), 280)
+    if calibration.period and calibration.holds:
+        worst = _quantile_at(predicted[-1:], calibration.levels, 0.05)[0]
+        summary += f" The last prediction of the 5% quantile (value at risk) was {say(float(worst), 'percent')}."
+    elif calibration.period:
+        summary += " The prediction is not calibrated: do not rely on it."
+    what = "Return" if calibration.period else "Discounted log return"
+    panel = Panel(f"{what} over the next {span}", marks, TIME, Axis("percent", include=(0.0,)), 280)
     title = f"Predicted and realised return over the next {span}"
-    note = f"{len(times):,} predictions on bars that the critic was not trained on."
+    note = f"{len(times):,} predictions, each made of bars before it."
     if len(dots) < len(times):
         note += " Only the lowest and highest return of each period is drawn, so extremes look more frequent than they are."
     return Chart("fan", title, summary, [panel], note)
 
 
-def _calibration_chart(calibration: CriticCalibration) -> Chart:
+def _calibration_chart(calibration: Calibration) -> Chart:
     effective = max(test.bars for test in calibration.coverage.values())
     panels = [_quantile_panel(calibration), _level_panel(calibration, effective), _transform_panel(calibration, effective)]
     gap = float(np.abs(calibration.realised - calibration.levels).max())
@@ -139,7 +150,7 @@ def _calibration_chart(calibration: CriticCalibration) -> Chart:
     return Chart("calibration", f"The predicted return distribution is {word}", summary, panels, note, columns=3)
 
 
-def _quantile_panel(calibration: CriticCalibration) -> Panel:
+def _quantile_panel(calibration: Calibration) -> Panel:
     realised = np.quantile(calibration.outcomes, calibration.levels)
     predicted = mixture_quantiles(calibration.quantiles, calibration.levels)
     ends = np.array([min(predicted.min(), realised.min()), max(predicted.max(), realised.max())])
@@ -151,7 +162,7 @@ def _quantile_panel(calibration: CriticCalibration) -> Panel:
     return Panel("Realised against predicted quantiles", marks, *axes, height=270)
 
 
-def _level_panel(calibration: CriticCalibration, effective: int) -> Panel:
+def _level_panel(calibration: Calibration, effective: int) -> Panel:
     levels = np.linspace(0.0, 1.0, 41)
     error = Z * np.sqrt(levels * (1.0 - levels) / effective)
     marks = [
@@ -163,7 +174,7 @@ def _level_panel(calibration: CriticCalibration, effective: int) -> Panel:
     return Panel("Realised minus predicted level", marks, *axes, height=270)
 
 
-def _transform_panel(calibration: CriticCalibration, effective: int) -> Panel:
+def _transform_panel(calibration: Calibration, effective: int) -> Panel:
     bins = 20 if effective >= 400 else 10
     edges = np.linspace(0.0, 1.0, bins + 1)
     density = np.histogram(calibration.transforms, edges)[0] * bins / len(calibration.transforms)
@@ -177,7 +188,7 @@ def _transform_panel(calibration: CriticCalibration, effective: int) -> Panel:
     return Panel("Histogram of the PIT, flat if calibrated", marks, *axes, height=270, rules=[Rule("", y=1.0)])
 
 
-def _tests(calibration: CriticCalibration) -> Html:
+def _tests(calibration: Calibration) -> Html:
     rows = []
     for level, test in sorted(calibration.coverage.items()):
         result = f"{test.exceptions} exceptions, {test.expected:.1f} expected"
@@ -193,8 +204,17 @@ def _tests(calibration: CriticCalibration) -> Html:
     result = f"distance {say(distance.statistic, 'free')}"
     meaning = _test_result(distance.p_value, "the whole predicted distribution is right")
     rows.append(["Kolmogorov-Smirnov", result, chance(distance.p_value), meaning])
-    caption = "Tests of the predicted return distribution. A p-value below 0.05 rejects the prediction."
+    whose = f"of the account over a {calibration.period}" if calibration.period else "of the critic, as it was trained"
+    caption = f"Tests of the predicted return distribution {whose}. A p-value below 0.05 rejects the prediction."
     return table(["test", "result", "p-value", "meaning"], rows, caption, numbers_from=4)
+
+
+def _losses(calibration: Calibration) -> Html:
+    """Compare the pinball loss of the forecast with that of forecasts that anybody could make of the same positions."""
+    tails = sorted(next(iter(calibration.losses.values())))
+    rows = [[name, *(say(100.0 * losses[tail], "free") for tail in tails)] for name, losses in calibration.losses.items()]
+    caption = "Mean pinball loss of the predicted quantiles, in percent of equity: lower is better."
+    return table(["forecast", *(f"{tail:.0%} quantile" for tail in tails)], rows, caption, numbers_from=1)
 
 
 def _test_result(p_value: float, claim: str) -> str:

@@ -1,0 +1,140 @@
+"""The guard: scale anybody's weights so that the worst share of periods loses no more than a limit, on average.
+
+At every close the exposure k in [0, 1] is the largest for which the predicted tail stays inside the limit L. With C the
+predicted average loss of the worst 5 % (CVaR, calibrated; :mod:`tailguard.market.account_tail`) of the weights as they are,
+over a whole period and over the rest of this one, and R what the period has earned so far:
+
+    k = min(1,  a L / C(whole period),  r (L + R) / C(rest of the period)).
+
+The first figure sets the exposure with which a period begins and the largest within it, the second cuts it after losses. With
+a = r = 1 the second would hold the limit at every close even if nothing could be sold any more; but positions that are cut
+lose less than predicted, and only three quarters of the limit would be used. So both are larger for periods of many bars, 1.3
+and 1.2 for a month of days, and 1 for a single bar. Small changes are not traded: costs are part of the return.
+
+Without a forecast (:data:`tailguard.market.volatility.FEWEST_BARS`) nothing is held. Every row depends on bars and weights up
+to it only, so that the last row of the past is what to trade now.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from tailguard.market.account_tail import account_tail, tail_mean, target_array
+from tailguard.market.model_account import NO_FORECAST, REST_OF_PERIOD, WHOLE_PERIOD, follow_guarded
+from tailguard.market.tail_forecast import Market, observe_market
+from tailguard.periods import Period, PeriodRows
+from tailguard.validation import require
+
+Floats = NDArray[np.float64]
+
+# How far a and r exceed 1 for periods of many bars.
+START_EXCESS, REACTION_EXCESS = 0.38, 0.26
+# Exposure is raised or lowered only by more than these shares of it.
+RISE, FALL = 0.25, 0.1
+# Loss that is predicted at least, so that nothing is divided by 0 where nothing moves.
+LEAST_LOSS = 1e-9
+
+
+class Guarded(NamedTuple):
+    """Weights inside a loss limit, by bar.
+
+    :param weights: as they were given, times `exposure`; NaN holds.
+    :param exposure: ``[T]`` k, from 0 to 1.
+    :param predicted_cvar: ``[T]`` average return of the worst share of this period, predicted for the guarded account: what is
+        earned so far and the rest. NaN where there is no forecast.
+    :param to_date: ``[T]`` return of the guarded account in this period so far.
+    :param whole_cvar: ``[T]`` predicted for a whole period of the weights as they were given.
+    :param rest_cvar: ``[T]`` predicted for the rest of this period of the weights as they were given.
+    :param cause: ``[T]`` of the exposure: one of the numbers in :mod:`tailguard.market.model_account`.
+    :param period: that the limit is for.
+    :param max_loss: the limit.
+    :param level: share of worst periods.
+    """
+
+    weights: Floats
+    exposure: Floats
+    predicted_cvar: Floats
+    to_date: Floats
+    whole_cvar: Floats
+    rest_cvar: Floats
+    cause: NDArray[np.int64]
+    period: Period
+    max_loss: float
+    level: float
+
+    def reason(self, row: int) -> str:
+        """Say why the exposure after a bar is below 1; empty where it is not.
+
+        :param row: of the bar; -1 is the last.
+        """
+        cause, exposure, words = int(self.cause[row]), self.exposure[row], self.period.words
+        if cause == NO_FORECAST:
+            return "nothing is held: there are too few bars for a forecast"
+        limit = f"the limit is {-self.max_loss:.1%}"
+        if cause == WHOLE_PERIOD:
+            tail = f"the worst {self.level:.0%} of {_plural(words)}"
+            return f"exposure {exposure:.2f}: {tail} would lose {-self.whole_cvar[row]:.1%} on average, {limit}"
+        if cause == REST_OF_PERIOD:
+            so_far = f"{self.to_date[row]:+.1%} so far this {words}"
+            return f"exposure {exposure:.2f}: {so_far} and {self.rest_cvar[row]:+.1%} predicted for the rest, {limit}"
+        return ""
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reason of every bar, see :meth:`reason`."""
+        return [self.reason(row) for row in range(len(self.exposure))]
+
+
+def guard(
+    weights: ArrayLike,
+    bars: pd.DataFrame,
+    *,
+    max_loss: float,
+    period: str | int,
+    level: float = 0.05,
+    fee: float = 0.001,
+    first: int = 0,
+    market: Market | None = None,
+) -> Guarded:
+    """Scale weights so that the worst share of periods loses at most `max_loss` on average.
+
+    :param weights: ``[T]`` or ``[T, A]`` target weights, decided at the close of each bar; NaN holds.
+    :param bars: a table from :func:`tailguard.market.load_bars`; history before the first weight may have weights of 0.
+    :param max_loss: largest average loss of the worst periods, as a share of equity: 0.05 is 5 %.
+    :param period: ``1M``, ``1W``, or a number of bars.
+    :param level: share of periods that counts as worst.
+    :param fee: share of the amount traded.
+    :param first: row from which periods that are a number of bars count.
+    :param market: what :func:`tailguard.market.tail_forecast.observe_market` made of the same bars, if it is there already.
+    """
+    require(0.0 < max_loss < 1.0, "max_loss", max_loss, "a share of equity between 0 and 1, such as 0.05")
+    require(0.0 < level < 1.0, "level", level, "a share of periods between 0 and 1, such as 0.05")
+    length, targets = Period.parse(period), target_array(bars, weights)
+    rows = length.rows(pd.DatetimeIndex(bars.index), first)
+    whole_bars = _bars_of_whole(rows)
+    market = observe_market(bars, int(max(rows.to_go.max(), whole_bars.max()))) if market is None else market
+    rest = account_tail(bars, targets, length, fee=fee, market=market, first=first)
+    whole = account_tail(bars, targets, length, fee=fee, market=market, first=first, horizons=whole_bars)
+    rest_cvar, whole_cvar = tail_mean(rest.quantiles, level), tail_mean(whole.quantiles, level)
+    more = 1.0 - 1.0 / np.sqrt(whole_bars)
+    guarded, exposure, to_date, cause, _ = follow_guarded(
+        np.expm1(market.moves.gaps), np.expm1(market.moves.returns - market.moves.gaps), targets, rest.held,
+        np.maximum(-whole_cvar, LEAST_LOSS), np.maximum(-rest_cvar, LEAST_LOSS), rows.own, rows.next, fee, max_loss,
+        1.0 + START_EXCESS * more, 1.0 + REACTION_EXCESS * more, RISE, FALL,
+    )  # fmt: skip
+    predicted = (1.0 + to_date) * (1.0 + exposure * rest_cvar) - 1.0
+    shape = np.shape(weights)
+    return Guarded(guarded.reshape(shape), exposure, predicted, to_date, whole_cvar, rest_cvar, cause, length, max_loss, level)
+
+
+def _bars_of_whole(rows: PeriodRows) -> NDArray[np.int64]:
+    """Return the bars ``[T]`` of a whole period, as expected at the first decision of the present one."""
+    starts = np.maximum.accumulate(np.where(rows.restarts, np.arange(len(rows.own)), -1))
+    return np.where(starts >= 0, rows.to_go[np.maximum(starts, 0)], rows.to_go)
+
+
+def _plural(words: str) -> str:
+    """Return a period in the plural: months, periods of 2 weeks."""
+    return f"periods of {words}" if words[0].isdigit() else f"{words}s"

@@ -1,0 +1,138 @@
+"""A small model of an account: weights and returns, without lots, margins, stops or carry.
+
+Forecasts of an account's tail and the guard need its return bar by bar, and what it holds where it was told to hold (NaN). A
+decision at the close of bar t is filled at the next open, so a bar is a gap with the old weights and a session with the new:
+
+    1 + R_t = (1 + h gap_t) (1 - fee |x - h'|) (1 + x session_t),
+
+h the weights held over the gap, h' what they have become at the open, x the target. The distance from
+:func:`tailguard.market.simulate` is tested. The guarded account is followed in the same loop that decides its exposure.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailguard.jit import decorators
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# A model account loses at most this share in one step, so that the logarithm of its equity exists.
+MOST_LOST = 0.99
+# The causes of an exposure, as numbers: none, no forecast, the forecast of a whole period, what is left of the limit.
+FREE, NO_FORECAST, WHOLE_PERIOD, REST_OF_PERIOD = range(4)
+
+Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
+compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
+
+
+class Followed(NamedTuple):
+    """An account over T bars.
+
+    :param returns: ``[T]`` log returns of the bars.
+    :param held: ``[T, A]`` weights after the decision at each close: the target, or what is held where that is NaN.
+    """
+
+    returns: Floats
+    held: Floats
+
+
+def follow(gaps: Floats, returns: Floats, targets: Floats, fee: float) -> Followed:
+    """Follow an account that starts in cash.
+
+    :param gaps: ``[T, A]`` log returns from the close before to the open.
+    :param returns: ``[T, A]`` log returns from close to close.
+    :param targets: ``[T, A]`` weights decided at each close; NaN holds.
+    :param fee: share of the amount traded.
+    """
+    return Followed(*_follow(np.expm1(gaps), np.expm1(returns - gaps), np.ascontiguousarray(targets), fee))
+
+
+@inlined
+def _bar(weights, gap, session, target, fee):
+    """Take the weights through one bar, in place, and return its log return."""
+    assets, growth, invested = len(weights), 1.0, 0.0
+    for a in range(assets):
+        growth += weights[a] * gap[a]
+    growth = max(growth, 1.0 - MOST_LOST)
+    traded = 0.0
+    for a in range(assets):
+        weights[a] *= (1.0 + gap[a]) / growth
+        if not math.isnan(target[a]):
+            traded += abs(target[a] - weights[a])
+            weights[a] = target[a]
+    growth *= max(1.0 - fee * traded, 1.0 - MOST_LOST)
+    for a in range(assets):
+        invested += weights[a] * session[a]
+    inside = max(1.0 + invested, 1.0 - MOST_LOST)
+    for a in range(assets):
+        weights[a] *= (1.0 + session[a]) / inside
+    return math.log(growth * inside)
+
+
+@compiled
+def _follow(gaps, sessions, targets, fee):
+    """Return log returns ``[T]`` and weights ``[T, A]`` after the decisions."""
+    n, assets = targets.shape
+    earned, held = np.zeros(n), np.zeros((n, assets))
+    weights = np.zeros(assets)
+    for t in range(n):
+        if t:
+            earned[t] = _bar(weights, gaps[t], sessions[t], targets[t - 1], fee)
+        for a in range(assets):
+            held[t, a] = weights[a] if math.isnan(targets[t, a]) else targets[t, a]
+    return earned, held
+
+
+@compiled
+def follow_guarded(gaps, sessions, targets, held, whole, rest, own, following, fee, max_loss, start, reaction, rise, fall):
+    """Decide the exposure k in [0, 1] at every close, and follow the account that holds k times the weights.
+
+    :param gaps: ``[T, A]`` simple returns over the gaps.
+    :param sessions: ``[T, A]`` simple returns from open to close.
+    :param targets: ``[T, A]`` that were asked for; NaN holds.
+    :param held: ``[T, A]`` weights of the account without a guard, after its decisions.
+    :param whole: ``[T]`` predicted loss (CVaR, positive) of a whole period without a guard; NaN if there is no forecast.
+    :param rest: ``[T]`` that of the rest of the period.
+    :param own: ``[T]`` number of the period of each bar.
+    :param following: ``[T]`` that of the next bar.
+    :param start: ``[T]`` multiple of the limit that a whole period may risk.
+    :param reaction: ``[T]`` multiple of what is left of the limit that the rest of the period may risk.
+    :param rise: exposure is raised only by more than this share of it,
+    :param fall: and lowered only by more than this share.
+    :returns: guarded targets ``[T, A]``, exposure, period-to-date return and cause by bar.
+    """
+    n, assets = targets.shape
+    guarded, exposure = np.full((n, assets), np.nan), np.zeros(n)
+    to_date, cause, earned = np.zeros(n), np.zeros(n, np.int64), np.zeros(n)
+    weights = np.zeros(assets)
+    factor, gained = 0.0, 0.0
+    for t in range(n):
+        if t:
+            earned[t] = _bar(weights, gaps[t], sessions[t], guarded[t - 1], fee)
+            # A bar may come in a later period than it was expected in: then it is the first of that one.
+            gained = earned[t] + (gained if own[t] == following[t - 1] else 0.0)
+        if following[t] != own[t]:
+            gained = 0.0
+        to_date[t] = math.expm1(gained)
+        wanted, why = 1.0, FREE
+        if math.isnan(rest[t]) or math.isnan(whole[t]):
+            wanted, why = 0.0, NO_FORECAST
+        else:
+            if start[t] * max_loss < whole[t]:
+                wanted, why = start[t] * max_loss / whole[t], WHOLE_PERIOD
+            left = reaction[t] * max(max_loss + to_date[t], 0.0)
+            if left < wanted * rest[t]:
+                wanted, why = left / rest[t], REST_OF_PERIOD
+        moves = wanted < factor * (1.0 - fall) or wanted > factor * (1.0 + rise) or wanted == 0.0 or wanted == 1.0
+        changed = moves and wanted != factor
+        factor = wanted if moves else factor
+        exposure[t], cause[t] = factor, why if factor < 1.0 else FREE
+        for a in range(assets):
+            if changed or not math.isnan(targets[t, a]):
+                guarded[t, a] = factor * held[t, a]
+    return guarded, exposure, to_date, cause, earned

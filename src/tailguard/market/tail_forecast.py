@@ -1,0 +1,242 @@
+"""The distribution of an account's return over the next bars, for the weights that it holds: predicted at every close.
+
+Filtered historical simulation over the horizon itself. For tau bars ahead, with Z_s the returns of all assets over tau bars
+from the close of bar s, each divided by the deviation that was forecast for it at s (:mod:`tailguard.market.volatility`):
+
+    predicted return of weights w at t  =  sum_a w_a sigma_{t,a} Z_{s,a},    s one of the past bars.
+
+All assets of a row s are taken together, so their dependence is that of the past. The quantiles are those of the past rows,
+drawn towards a Student-t, which counts for `PRIOR_OUTCOMES` independent outcomes: short histories have its tails.
+
+An account changes its positions within the horizon. Its exposure (variance of its positions relative to that of the market) is
+taken as an AR(1) process, fitted to its past: the exposure over the horizon lies between today's and the usual one.
+
+Every row uses bars and weights up to it only: the forecast of the first rows is the same whatever follows.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
+
+from tailguard.jit import decorators
+from tailguard.market.volatility import Floats, Ints, Moves, forecast_variance, horizon_grid, measure, nearest_on_grid
+from tailguard.validation import require
+
+# Levels of the predicted quantiles: dense in the lower tail, which is what they are for.
+LEVELS = np.array(
+    [0.001, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99]
+)  # fmt: skip
+# Degrees of freedom of the Student-t of unit variance that the past rows are drawn towards.
+PRIOR_FREEDOM = 6.0
+PRIOR_OUTCOMES = 40.0
+# Most past rows that a distribution is made of, a quarter of a horizon apart.
+MOST_ROWS, ROWS_PER_HORIZON = 2000, 4
+# Centres of mass, in bars, of the correlations and of the usual exposure.
+CORRELATION_CENTRE, EXPOSURE_CENTRE = 100.0, 250.0
+
+Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
+compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
+
+
+class Market(NamedTuple):
+    """All that forecasts need of the bars, whatever the weights.
+
+    :param moves: of the bars.
+    :param grid: ``[G]`` horizons in bars.
+    :param deviation: ``[T, A, G]`` standard deviation of the return over each horizon, forecast at each close.
+    :param outcomes: ``[T, A, G]`` return over the horizon that begins at each close, divided by its forecast deviation; NaN
+        where the bars end before.
+    :param correlation: ``[T, A, A]`` of the assets, recent.
+    """
+
+    moves: Moves
+    grid: Ints
+    deviation: Floats
+    outcomes: Floats
+    correlation: Floats
+
+
+def observe_market(bars: pd.DataFrame, longest: int) -> Market:
+    """Measure the bars and forecast their variances.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param longest: horizon that will be asked for, in bars.
+    """
+    moves, grid = measure(bars), horizon_grid(longest)
+    deviation = np.sqrt(forecast_variance(moves, grid) * grid)
+    total = np.concatenate([np.zeros((1, moves.returns.shape[1])), np.cumsum(moves.returns, axis=0)])
+    outcomes = np.full(deviation.shape, np.nan)
+    for g, tau in enumerate(grid):
+        outcomes[:-tau, :, g] = total[1 + tau :] - total[1:-tau]
+    outcomes /= deviation
+    return Market(moves, grid, deviation, outcomes, _correlations(moves.returns, deviation[:, :, 0]))
+
+
+def forecast_returns(
+    market: Market, weights: ArrayLike, horizons: ArrayLike, *, first: int = 0, rows: NDArray[np.bool_] | None = None
+) -> Floats:
+    """Predict the log return of an account over the next bars: quantiles ``[T, L]`` at :data:`LEVELS`.
+
+    :param market: from :func:`observe_market`.
+    :param weights: ``[T, A]`` held after the decision at each close.
+    :param horizons: ``[T]`` bars to predict, at least 1.
+    :param first: row of the first decision: the usual exposure of the account is counted from there.
+    :param rows: ``[T]`` true where a prediction is asked for; None is everywhere.
+    :return: NaN where none is asked for, and where there are too few bars before.
+    """
+    held, bars_ahead = np.ascontiguousarray(weights, np.float64), np.asarray(horizons, np.int64)
+    shape = market.deviation.shape[:2]
+    require(held.shape == shape, "the shape of weights", held.shape, f"{shape}, as the bars")
+    require(bars_ahead.shape == shape[:1] and bool((bars_ahead >= 1).all()), "horizons", bars_ahead, "at least 1 per bar")
+    prior = stdtrit(PRIOR_FREEDOM, LEVELS) / math.sqrt(PRIOR_FREEDOM / (PRIOR_FREEDOM - 2.0))
+    places = nearest_on_grid(bars_ahead, market.grid)
+    exposure, persistence, usual, reference = _exposures(held, market.deviation[:, :, 0].copy(), market.correlation, first)
+    return np.asarray(
+        _predict(
+            held, bars_ahead, places, market.grid, market.deviation, market.outcomes, market.correlation,
+            exposure, persistence, usual, reference, LEVELS, prior, np.ones(shape[0], np.bool_) if rows is None else rows,
+        )
+    )  # fmt: skip
+
+
+@compiled
+def _correlations(returns, deviation):
+    """Return exponential averages of products of standardised returns as correlations, ``[T, A, A]``."""
+    n, assets = returns.shape
+    result = np.empty((n, assets, assets))
+    # It starts at a correlation of 1/2 that counts for a few bars.
+    products = np.full((assets, assets), 2.0)
+    for a in range(assets):
+        products[a, a] = 4.0
+    keep = 1.0 - 1.0 / (1.0 + CORRELATION_CENTRE)
+    for t in range(n):
+        for a in range(assets):
+            for b in range(assets):
+                x = returns[t, a] / deviation[t - 1, a] if t else 0.0
+                y = returns[t, b] / deviation[t - 1, b] if t else 0.0
+                if not math.isnan(x * y):
+                    # One outlier must not decide the correlations of a hundred bars.
+                    products[a, b] = keep * products[a, b] + min(max(x, -4.0), 4.0) * min(max(y, -4.0), 4.0)
+        for a in range(assets):
+            for b in range(assets):
+                scale = math.sqrt(products[a, a] * products[b, b])
+                result[t, a, b] = products[a, b] / scale if a != b and scale > 0.0 else 1.0
+    return result
+
+
+@inlined
+def _portfolio_variance(weights, deviation, correlation):
+    """Return w' D C D w."""
+    total, assets = 0.0, len(weights)
+    for a in range(assets):
+        for b in range(assets):
+            if weights[a] != 0.0 and weights[b] != 0.0:
+                total += weights[a] * deviation[a] * weights[b] * deviation[b] * correlation[a, b]
+    return max(total, 0.0)
+
+
+@compiled
+def _exposures(held, deviation, correlation, first):
+    """Return, by bar, the exposure, its persistence from bar to bar, its usual value, and usual weights for a flat account.
+
+    Exposure is the variance of the positions divided by the mean variance of the assets.
+    """
+    n, assets = held.shape
+    exposure, persistence, usual = np.zeros(n), np.ones(n), np.zeros(n)
+    reference = np.zeros((n, assets))
+    keep = 1.0 - 1.0 / (1.0 + EXPOSURE_CENTRE)
+    mass, total, squares, products, pairs, before = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    gross = np.zeros(assets)
+    for t in range(first, n):
+        market, known = 0.0, 0
+        for a in range(assets):
+            if not math.isnan(deviation[t, a]):
+                market += deviation[t, a] ** 2
+                known += 1
+        value = before
+        if known and market > 0.0:
+            value = _portfolio_variance(held[t], deviation[t], correlation[t]) / (market / known)
+            if math.isnan(value):
+                value = before
+        mass = keep * mass + 1.0
+        total = keep * total + value
+        mean = total / mass
+        squares = keep * squares + (value - mean) ** 2
+        if t > first:
+            products = keep * products + (value - mean) * (before - mean)
+            pairs = keep * pairs + (before - mean) ** 2
+        for a in range(assets):
+            gross[a] = keep * gross[a] + held[t, a]
+            reference[t, a] = gross[a] / mass
+        exposure[t], usual[t] = value, mean
+        if pairs > 1e-6 * mass * mean * mean and pairs > 0.0:
+            persistence[t] = min(max(products / pairs, 0.0), 1.0)
+        before = value
+    return exposure, persistence, usual, reference
+
+
+@compiled
+def _predict(
+    held, horizons, places, grid, deviation, outcomes, correlation, exposure, persistence, usual, reference, levels, prior,
+    asked,
+):  # fmt: skip
+    """Return the predicted quantiles, ``[T, L]``."""
+    n, assets = held.shape
+    result = np.full((n, len(levels)), np.nan)
+    rows = np.empty(MOST_ROWS)
+    direction = np.empty(assets)
+    for t in range(n):
+        if not asked[t]:
+            continue
+        g, tau = places[t], horizons[t]
+        step = max(grid[g] // ROWS_PER_HORIZON, 1)
+        # Deviations are forecast for the horizon of the grid, and grow with the root of time from there.
+        stretch = math.sqrt(tau / grid[g])
+        missing, convexity = False, 0.0
+        for a in range(assets):
+            direction[a] = held[t, a] if exposure[t] > 0.0 else reference[t, a]
+            missing = missing or (direction[a] != 0.0 and math.isnan(deviation[t, a, g]))
+        variance = _portfolio_variance(direction, deviation[t, :, g], correlation[t])
+        if missing:
+            continue
+        if variance == 0.0 or usual[t] == 0.0:
+            result[t] = 0.0
+            continue
+        now = exposure[t] if exposure[t] > 0.0 else usual[t]
+        decay = persistence[t]
+        share = 1.0 if decay >= 1.0 else (1.0 - decay**tau) / (tau * (1.0 - decay))
+        expected = usual[t] + (exposure[t] - usual[t]) * share
+        scale = math.sqrt(variance) * stretch * math.sqrt(expected / now)
+        for a in range(assets):
+            if direction[a] != 0.0:
+                convexity += direction[a] * deviation[t, a, g] ** 2
+        convexity = 0.5 * (convexity - variance) * stretch**2 * expected / now
+        count, s = 0, t - grid[g]
+        while s >= 0 and count < MOST_ROWS:
+            value = 0.0
+            for a in range(assets):
+                if direction[a] != 0.0:
+                    value += direction[a] * deviation[t, a, g] * outcomes[s, a, g]
+            if math.isnan(value):
+                break
+            rows[count] = value / math.sqrt(variance)
+            count += 1
+            s -= step
+        past = np.sort(rows[:count])
+        independent = count * step / grid[g]
+        trust = independent / (independent + PRIOR_OUTCOMES)
+        for k in range(len(levels)):
+            quantile = prior[k]
+            if count:
+                place = min(max(levels[k] * count - 0.5, 0.0), count - 1.0)
+                left = int(place)
+                right = min(left + 1, count - 1)
+                seen = past[left] + (place - left) * (past[right] - past[left])
+                quantile = trust * seen + (1.0 - trust) * prior[k]
+            result[t, k] = scale * quantile + convexity
+    return result

@@ -1,0 +1,121 @@
+"""The guard: inside its limit, causal, explained, and the same in a backtest window."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from tail_series import crashes, garch, holding, long_short, portfolio, regimes, walk
+
+import tailguard
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.market import TradingRules, simulate
+from tailguard.market.guard import guard
+from tailguard.market.model_account import FREE, NO_FORECAST, REST_OF_PERIOD, WHOLE_PERIOD
+from tailguard.periods import Period
+
+
+def monthly(bars: pd.DataFrame, weights: np.ndarray, first: int = 500) -> np.ndarray:
+    equity = pd.Series(simulate(bars, weights, fee=0.001).equity, bars.index).iloc[first:]
+    return equity.groupby(equity.index.to_period("M")).last().pct_change().to_numpy()[1:]
+
+
+def cvar(returns: np.ndarray) -> float:
+    ordered = np.sort(returns)
+    return float(ordered[: max(round(0.05 * len(ordered)), 1)].mean())
+
+
+@pytest.mark.parametrize("limit", [0.03, 0.05, 0.1])
+@pytest.mark.parametrize("draw", [garch, regimes, crashes], ids=["garch", "regimes", "crashes"])
+def test_realised_tails_of_months_are_near_the_limit_and_not_far_inside(draw, limit: float) -> None:
+    bars = draw(5)
+    guarded = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
+    free, held = cvar(monthly(bars, np.ones(len(bars)))), cvar(monthly(bars, guarded.weights))
+    assert held > 1.25 * -limit
+    assert held < 0.55 * max(-limit, free)
+
+
+def test_every_row_depends_on_the_past_only() -> None:
+    bars = portfolio(0, 600)
+    weights = long_short(bars)
+    weights[np.random.default_rng(1).random(600) < 0.5] = np.nan
+    whole = guard(weights, bars, max_loss=0.03, period="1M")
+    for rows in (300, 455, 521):
+        part = guard(weights[:rows], bars.iloc[:rows], max_loss=0.03, period="1M")
+        np.testing.assert_array_equal(part.weights, whole.weights[:rows])
+        np.testing.assert_array_equal(part.predicted_cvar, whole.predicted_cvar[:rows])
+        assert part.reasons == whole.reasons[:rows]
+    changed, other = bars.copy(), weights.copy()
+    changed.iloc[500:] *= 0.7
+    other[500:] = 0.1
+    np.testing.assert_array_equal(guard(other, changed, max_loss=0.03, period="1M").weights[:500], whole.weights[:500])
+    assert not np.array_equal(guard(weights, changed, max_loss=0.03, period="1M").weights[500:], whole.weights[500:])
+
+
+def test_weights_are_scaled_and_never_raised() -> None:
+    bars = portfolio(0, 600)
+    asked = long_short(bars)
+    guarded = guard(asked, bars, max_loss=0.03, period="1M")
+    traded = ~np.isnan(guarded.weights)
+    np.testing.assert_allclose(guarded.weights[traded], (guarded.exposure[:, None] * asked)[traded], rtol=1e-12)
+    assert ((guarded.exposure >= 0.0) & (guarded.exposure <= 1.0)).all()
+    assert guarded.exposure[100:].min() < 0.9
+
+
+def test_holding_stays_holding_where_the_exposure_stays() -> None:
+    bars = walk(0, 700)
+    weights = np.full(700, np.nan)
+    weights[0] = 1.0
+    guarded = guard(weights, bars, max_loss=0.05, period="1M")
+    changes = np.flatnonzero(np.diff(guarded.exposure)) + 1
+    np.testing.assert_array_equal(np.flatnonzero(~np.isnan(guarded.weights))[1:], changes)
+    assert 0 < len(changes) < 200
+
+
+def test_causes_are_told_with_their_figures() -> None:
+    bars = regimes(0, 1500)
+    guarded = guard(holding(bars), bars, max_loss=0.06, period="1M")
+    causes = guarded.cause
+    assert set(causes.tolist()) == {FREE, NO_FORECAST, WHOLE_PERIOD, REST_OF_PERIOD}
+    rows = {cause: int(np.flatnonzero(causes == cause)[-1]) for cause in (FREE, NO_FORECAST, WHOLE_PERIOD, REST_OF_PERIOD)}
+    assert guarded.reason(rows[FREE]) == ""
+    assert "too few bars" in guarded.reason(rows[NO_FORECAST])
+    whole, rest = rows[WHOLE_PERIOD], rows[REST_OF_PERIOD]
+    assert f"the worst 5% of months would lose {-guarded.whole_cvar[whole]:.1%}" in guarded.reason(whole)
+    assert f"{guarded.to_date[rest]:+.1%} so far this month" in guarded.reason(rest)
+    assert f"{guarded.rest_cvar[rest]:+.1%} predicted for the rest" in guarded.reason(rest)
+
+
+def test_a_generous_limit_changes_nothing_after_the_first_bars() -> None:
+    bars = walk(0, 400)
+    guarded = guard(np.ones(400), bars, max_loss=0.9, period="1W")
+    np.testing.assert_array_equal(guarded.weights[80:], 1.0)
+    assert (guarded.predicted_cvar[80:] > -0.2).all()
+
+
+def test_what_is_lost_cannot_be_lost_again() -> None:
+    bars = walk(0, 400)
+    bars.iloc[350:] *= 0.8  # a gap of 20 % in the middle of a month
+    guarded = guard(np.ones(400), bars, max_loss=0.05, period="1M")
+    rows = Period.parse("1M").rows(pd.DatetimeIndex(bars.index))
+    rest = np.flatnonzero((np.arange(400) >= 350) & (rows.next == rows.own[350]))
+    assert guarded.to_date[350] < -0.05
+    np.testing.assert_array_equal(guarded.exposure[rest], 0.0)
+    assert guarded.exposure[rest[-1] + 1] > 0.0
+
+
+def test_a_window_guards_as_the_function_does() -> None:
+    bars = garch(0, 900)
+    rules = TradingRules(fee=0.002, guard={"max_loss": 0.04, "period": "1M"})
+    window = BacktestWindow(bars, rules, (600, 900))
+    asked = np.ones((299, 1))
+    targets = np.concatenate([np.zeros(600), np.ones(300)])
+    expected = guard(targets, bars, max_loss=0.04, period="1M", fee=0.002, first=600).weights[600:899]
+    np.testing.assert_array_equal(window.guarded(asked)[:, 0], expected)
+    assert BacktestWindow(bars, TradingRules(), (600, 900)).guarded(asked) is not None
+    np.testing.assert_array_equal(BacktestWindow(bars, TradingRules(), (600, 900)).guarded(asked), asked)
+
+
+@pytest.mark.parametrize("wrong", [{"max_loss": 0.0}, {"max_loss": 1.5}, {"level": 0.0}, {"period": "soon"}])
+def test_impossible_limits_are_refused(wrong) -> None:
+    settings = {"max_loss": 0.05, "period": "1M"} | wrong
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        tailguard.guard(np.ones(100), walk(0, 100), **settings)
