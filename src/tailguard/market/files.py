@@ -29,6 +29,7 @@ UNPACKERS = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "spaces"}
 SAMPLE_LINES = 200
 FEWEST_COLUMNS = 5
+UNREADABLE = (ValueError, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile)  # pandas' errors of parsers are ValueErrors
 NUMBER = re.compile(r"[-+$€£]?\s*[\d.,' \u00a0]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?")
 DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{8}")
 # Where the rows are in the JSON of those who nest them.
@@ -88,13 +89,7 @@ def read_file(path: Path, config: FileConfig) -> RawTable:
         raise DataError(f"{path}: is a folder; give a file ending in {', '.join(SUFFIXES)}")
     try:
         return read_bytes(path.read_bytes(), config)
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        lzma.LZMAError,
-        zipfile.BadZipFile,
-    ) as error:  # pandas' errors of parsers are ValueErrors
+    except UNREADABLE as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: {reason if isinstance(error, DataError) else f'cannot be read ({reason})'}") from error
 
