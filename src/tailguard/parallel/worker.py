@@ -6,6 +6,7 @@ their parent, and end when it ends, however it ends.
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -62,7 +63,9 @@ class WorkerProcess:
         self._has_started = False
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, make_handler, arguments), daemon=True)
+        # As bytes, so that the process watches its parent before it imports what they need, which takes seconds.
+        work = pickle.dumps((make_handler, arguments))
+        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
         with one_thread_in_children():
             self.process.start()
         theirs.close()  # or the end of the process would not break the connection
@@ -113,11 +116,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _serve(connection: Connection, make_handler: Callable[..., Handler], arguments: tuple[Any, ...]) -> None:
-    """Answer requests until the parent closes the connection or is gone."""
+def _serve(connection: Connection, work: bytes) -> None:
+    """Answer requests until the parent closes the connection or is gone.
+
+    :param work: pickled, what makes the handler and its arguments.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    make_handler, arguments = pickle.loads(work)  # from the parent
     handle = make_handler(*arguments)
     while True:
         try:
