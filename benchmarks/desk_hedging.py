@@ -31,7 +31,7 @@ from tailguard.experiments.hedging import ENVS, play_hedger, train_hedger
 
 ALPHA = 0.05
 TEST_SEED = 10_000_000
-STEPS = 1_000_000
+STEPS = 2_000_000
 TREE = GeometricBrownianMotion(shocks="trinomial")
 FRONTIER = (0.05, 0.1, 0.2, 0.4, 0.8)
 CASES: dict[str, dict[str, Any]] = {
@@ -66,7 +66,7 @@ class Bench:
         self.cases = tuple(options.cases.split(","))
         self.resamples = 20 if options.quick else 300
         self.seeds = range(options.first, options.first + options.seeds)
-        self.steps = STEPS // 20 if options.quick else STEPS
+        self.steps = options.steps // 20 if options.quick else options.steps
         self.paths = 5_000 if options.quick else 20_000
 
     def chosen(self, cases: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
@@ -246,6 +246,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"tables whose name contains one of these, of {', '.join(TABLES)}")
     parser.add_argument("--cases", default="", help="cases of the second and third table whose name begins with one of these")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the steps: whether it runs, not what it reaches")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of training, per agent")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/hedging"), help="where finished agents are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ def run_hedge(
     process: Annotated[
         str, typer.Option("--process", help="bootstrap or heston: paths from blocks of your returns or a model.")
     ] = "bootstrap",
-    steps: Annotated[int, typer.Option("--steps", help="Hedging decisions that the agent learns from.")] = 1_000_000,
+    steps: Annotated[int, typer.Option("--steps", help="Hedging decisions that the agent learns from.")] = 2_000_000,
     paths: Annotated[int, typer.Option("--paths", help="Paths of the comparison.")] = 50_000,
     seed: Annotated[int, typer.Option("--seed", help="Of the agent and the paths.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; by default artifacts/hedges/NAME-N.")] = None,
