@@ -23,6 +23,7 @@ AGENTS = {
         {"normalize_obs": True, "policy_kwargs": {"n_lstm_layers": 2, "lstm_hidden_size": 8, "shared_lstm": True}},
     ),
     "squashed": (lambda: SignalMarket(4, seed=0), "MlpPolicy", {"policy_kwargs": {"squash_output": True}}),
+    "periods": (lambda: BettingGame(4, seed=0), "MlpPolicy", {"risk": {"objective": "cvar", "alpha": 0.2, "period": 3}}),
     "discrete, dial": (lambda: BettingGame(4, seed=0), "MlpPolicy", {"risk": {"objective": "cvar", "alpha": (0.05, 1.0)}}),
 }
 

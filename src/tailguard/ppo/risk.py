@@ -112,7 +112,7 @@ class Budget(nn.Module):
 
     def forward(self, columns: Tensor) -> Tensor:
         """Return the policy's inputs: the budget in units of the return (coarse, fine), what is left of the period, alpha."""
-        features, (mean, std) = [], self.unit
+        features, mean, std = [], self.unit[0], self.unit[1]
         if self.observed:
             budget = self.of(columns)
             features.append(((budget - mean) / std).clamp(-BUDGET_REACH, BUDGET_REACH).float())
