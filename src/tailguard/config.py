@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
 from tailguard.market.files import FileConfig
-from tailguard.market.rules import AssetConfig, TradingRules, TradingSettings
+from tailguard.market.rules import AssetConfig, GuardConfig, TradingRules, TradingSettings
 from tailguard.optim.config import OptimizerConfig, VGSConfig
 from tailguard.population.config import HyperparamConfig, PBTConfig, PopulationConfig
 from tailguard.ppo.config import (
@@ -41,6 +41,7 @@ __all__ = [
     "EntropyConfig",
     "FeatureConfig",
     "FileConfig",
+    "GuardConfig",
     "HyperparamConfig",
     "KLConfig",
     "LayersConfig",

@@ -9,7 +9,7 @@ from tail_series import POSITIONS, garch, holding, jumps, portfolio, switcher, w
 from tailguard.evaluate.stats.risk_tests import kupiec
 from tailguard.market import align_bars, simulate
 from tailguard.market.account_tail import account_tail, tail_mean
-from tailguard.market.model_account import follow
+from tailguard.market.model_account import trade_weights
 from tailguard.market.tail_forecast import LEVELS, observe_market
 from tailguard.market.volatility import measure
 from tailguard.periods import Period
@@ -118,7 +118,7 @@ def test_the_model_account_is_near_the_accounting_kernel(fee: float) -> None:
     weights[np.random.default_rng(0).random(weights.shape) < 0.5] = np.nan
     weights[0] = 0.2
     moves = measure(bars)
-    followed = follow(moves.gaps, moves.returns, weights, fee)
+    followed = trade_weights(moves.gaps, moves.returns, weights, fee)
     result = simulate(bars, weights, fee=fee)
     np.testing.assert_allclose(np.cumsum(followed.returns), np.log(result.equity), atol=1e-9 + 0.1 * fee)
     decided = ~np.isnan(weights)

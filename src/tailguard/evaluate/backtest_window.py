@@ -147,7 +147,7 @@ class BacktestWindow:
 
     @cached_property
     def _tail_market(self) -> Market:
-        """What forecasts need of the bars, for the longest period that is asked for."""
+        """The variance forecasts of the bars, up to the longest period that is asked for."""
         times = pd.DatetimeIndex(self._known_bars.index)
         periods = [self.rules.shown_period(times)]
         periods += [] if self.rules.guard is None else [Period.parse(self.rules.guard.period)]

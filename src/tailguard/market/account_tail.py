@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tailguard.jit import decorators
 from tailguard.market.bars import symbols_of
-from tailguard.market.model_account import follow
+from tailguard.market.model_account import trade_weights
 from tailguard.market.tail_forecast import LEVELS, Market, forecast_returns, observe_market
 from tailguard.periods import Period, PeriodRows
 from tailguard.validation import require
@@ -109,11 +109,11 @@ def account_tail(
     weights = target_array(bars, targets)
     rows = period.rows(pd.DatetimeIndex(bars.index), first)
     market = observe_market(bars, int(rows.to_go.max())) if market is None else market
-    account = follow(market.moves.gaps, market.moves.returns, weights, fee)
+    account = trade_weights(market.moves.gaps, market.moves.returns, weights, fee)
     asked = rows.restarts | (np.arange(len(bars)) >= since)
     predicted = forecast_returns(market, account.held, rows.to_go if horizons is None else horizons, first=first, rows=asked)
     outcomes, ends = period_outcomes(account.returns, rows)
-    width = _track(predicted, outcomes, ends, rows.restarts, LEVELS)
+    width = _log_widths(predicted, outcomes, ends, rows.restarts, LEVELS)
     return AccountTail(
         period, rows, np.expm1(_widened(predicted, width)), _to_date(account.returns, rows), np.expm1(outcomes), account.held
     )
@@ -155,7 +155,7 @@ def _widened(quantiles: Floats, width: Floats) -> Floats:
 
 
 @compiled
-def _track(quantiles, outcomes, ends, restarts, levels):
+def _log_widths(quantiles, outcomes, ends, restarts, levels):
     """Return the logarithm of the width ``[T]`` that is known at each close, for bars whose periods end in order."""
     n = len(quantiles)
     width, waiting = np.zeros(n), np.full(n, -1)

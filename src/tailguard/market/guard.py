@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from tailguard.market.account_tail import account_tail, tail_mean, target_array
-from tailguard.market.model_account import NO_FORECAST, REST_OF_PERIOD, WHOLE_PERIOD, follow_guarded
+from tailguard.market.model_account import NO_FORECAST, REST_OF_PERIOD, WHOLE_PERIOD, trade_guarded
 from tailguard.market.tail_forecast import Market, observe_market
 from tailguard.periods import Period, PeriodRows
 from tailguard.validation import require
@@ -119,7 +119,7 @@ def guard(
     whole = account_tail(bars, targets, length, fee=fee, market=market, first=first, horizons=whole_bars)
     rest_cvar, whole_cvar = tail_mean(rest.quantiles, level), tail_mean(whole.quantiles, level)
     more = 1.0 - 1.0 / np.sqrt(whole_bars)
-    guarded, exposure, to_date, cause, _ = follow_guarded(
+    guarded, exposure, to_date, cause, _ = trade_guarded(
         np.expm1(market.moves.gaps), np.expm1(market.moves.returns - market.moves.gaps), targets, rest.held,
         np.maximum(-whole_cvar, LEAST_LOSS), np.maximum(-rest_cvar, LEAST_LOSS), rows.own, rows.next, fee, max_loss,
         1.0 + START_EXCESS * more, 1.0 + REACTION_EXCESS * more, RISE, FALL,

@@ -30,7 +30,7 @@ Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
 compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
 
 
-class Followed(NamedTuple):
+class ModelAccount(NamedTuple):
     """An account over T bars.
 
     :param returns: ``[T]`` log returns of the bars.
@@ -41,15 +41,15 @@ class Followed(NamedTuple):
     held: Floats
 
 
-def follow(gaps: Floats, returns: Floats, targets: Floats, fee: float) -> Followed:
-    """Follow an account that starts in cash.
+def trade_weights(gaps: Floats, returns: Floats, targets: Floats, fee: float) -> ModelAccount:
+    """Trade weights in an account that starts in cash.
 
     :param gaps: ``[T, A]`` log returns from the close before to the open.
     :param returns: ``[T, A]`` log returns from close to close.
     :param targets: ``[T, A]`` weights decided at each close; NaN holds.
     :param fee: share of the amount traded.
     """
-    return Followed(*_follow(np.expm1(gaps), np.expm1(returns - gaps), np.ascontiguousarray(targets), fee))
+    return ModelAccount(*_trade(np.expm1(gaps), np.expm1(returns - gaps), np.ascontiguousarray(targets), fee))
 
 
 @inlined
@@ -75,7 +75,7 @@ def _bar(weights, gap, session, target, fee):
 
 
 @compiled
-def _follow(gaps, sessions, targets, fee):
+def _trade(gaps, sessions, targets, fee):
     """Return log returns ``[T]`` and weights ``[T, A]`` after the decisions."""
     n, assets = targets.shape
     earned, held = np.zeros(n), np.zeros((n, assets))
@@ -89,8 +89,8 @@ def _follow(gaps, sessions, targets, fee):
 
 
 @compiled
-def follow_guarded(gaps, sessions, targets, held, whole, rest, own, following, fee, max_loss, start, reaction, rise, fall):
-    """Decide the exposure k in [0, 1] at every close, and follow the account that holds k times the weights.
+def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fee, max_loss, start, reaction, rise, fall):
+    """Decide the exposure k in [0, 1] at every close, and trade the account that holds k times the weights.
 
     :param gaps: ``[T, A]`` simple returns over the gaps.
     :param sessions: ``[T, A]`` simple returns from open to close.
@@ -119,18 +119,18 @@ def follow_guarded(gaps, sessions, targets, held, whole, rest, own, following, f
         if following[t] != own[t]:
             gained = 0.0
         to_date[t] = math.expm1(gained)
-        wanted, why = 1.0, FREE
+        allowed, why = 1.0, FREE
         if math.isnan(rest[t]) or math.isnan(whole[t]):
-            wanted, why = 0.0, NO_FORECAST
+            allowed, why = 0.0, NO_FORECAST
         else:
             if start[t] * max_loss < whole[t]:
-                wanted, why = start[t] * max_loss / whole[t], WHOLE_PERIOD
+                allowed, why = start[t] * max_loss / whole[t], WHOLE_PERIOD
             left = reaction[t] * max(max_loss + to_date[t], 0.0)
-            if left < wanted * rest[t]:
-                wanted, why = left / rest[t], REST_OF_PERIOD
-        moves = wanted < factor * (1.0 - fall) or wanted > factor * (1.0 + rise) or wanted == 0.0 or wanted == 1.0
-        changed = moves and wanted != factor
-        factor = wanted if moves else factor
+            if left < allowed * rest[t]:
+                allowed, why = left / rest[t], REST_OF_PERIOD
+        moves = allowed < factor * (1.0 - fall) or allowed > factor * (1.0 + rise) or allowed == 0.0 or allowed == 1.0
+        changed = moves and allowed != factor
+        factor = allowed if moves else factor
         exposure[t], cause[t] = factor, why if factor < 1.0 else FREE
         for a in range(assets):
             if changed or not math.isnan(targets[t, a]):

@@ -44,7 +44,7 @@ compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
 
 
 class Market(NamedTuple):
-    """All that forecasts need of the bars, whatever the weights.
+    """The bars, measured and with their variance forecasts: the part of a forecast that does not depend on weights.
 
     :param moves: of the bars.
     :param grid: ``[G]`` horizons in bars.

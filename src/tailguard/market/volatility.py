@@ -49,7 +49,7 @@ compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
 
 
 class Moves(NamedTuple):
-    """What the bars did, by asset.
+    """The returns and measured variances of the bars, by asset.
 
     :param returns: ``[T, A]`` log returns from close to close, 0 for a bar that is missing and for the first.
     :param gaps: ``[T, A]`` the part of it before the open.
