@@ -1,7 +1,7 @@
 """How time and memory grow with the size of a problem: `make bench-scale`.
 
 Every point is a process of its own. Printed are the CPU time of the work (after a first call that compiles), the peak memory
-above that of the smallest point, and the exponent of a power law through the larger half of the points: 1 is linear, and what
+above that of the smallest point, and the exponent of the growth over the larger half of the points: 1 is linear, and what
 exceeds it needs a reason (REASONS). One thread, seed 0. `--axes hidden bars:features` and `--most 100000` do a part.
 """
 

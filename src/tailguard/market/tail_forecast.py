@@ -38,6 +38,8 @@ PRIOR_OUTCOMES = 40.0
 MOST_ROWS, ROWS_PER_HORIZON = 2000, 4
 # Centres of mass, in bars, of the correlations and of the usual exposure.
 CORRELATION_CENTRE, EXPOSURE_CENTRE = 100.0, 250.0
+# Correlations begin at 1/2, which counts for a few bars; standardised returns beyond the outlier count as it.
+FIRST_BARS, OUTLIER = 4.0, 4.0
 
 Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
 compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
@@ -51,14 +53,14 @@ class Market(NamedTuple):
     :param deviation: ``[T, A, G]`` standard deviation of the return over each horizon, forecast at each close.
     :param outcomes: ``[T, A, G]`` return over the horizon that begins at each close, divided by its forecast deviation; NaN
         where the bars end before.
-    :param correlation: ``[T, A, A]`` of the assets, recent.
+    :param standard: ``[T, A]`` returns of the bars, each divided by the deviation that was forecast for it.
     """
 
     moves: Moves
     grid: Ints
     deviation: Floats
     outcomes: Floats
-    correlation: Floats
+    standard: Floats
 
 
 def observe_market(bars: pd.DataFrame, longest: int) -> Market:
@@ -74,7 +76,10 @@ def observe_market(bars: pd.DataFrame, longest: int) -> Market:
     for g, tau in enumerate(grid):
         outcomes[:-tau, :, g] = total[1 + tau :] - total[1:-tau]
     outcomes /= deviation
-    return Market(moves, grid, deviation, outcomes, _correlations(moves.returns, deviation[:, :, 0]))
+    standard = np.full(moves.returns.shape, np.nan)
+    standard[1:] = moves.returns[1:] / deviation[:-1, :, 0]
+    # One outlier must not decide the correlations of a hundred bars.
+    return Market(moves, grid, deviation, outcomes, np.clip(standard, -OUTLIER, OUTLIER))
 
 
 def forecast_returns(
@@ -95,101 +100,86 @@ def forecast_returns(
     require(bars_ahead.shape == shape[:1] and bool((bars_ahead >= 1).all()), "horizons", bars_ahead, "at least 1 per bar")
     prior = stdtrit(PRIOR_FREEDOM, LEVELS) / math.sqrt(PRIOR_FREEDOM / (PRIOR_FREEDOM - 2.0))
     places = nearest_on_grid(bars_ahead, market.grid)
-    exposure, persistence, usual, reference = _exposures(held, market.deviation[:, :, 0].copy(), market.correlation, first)
+    exposures = _exposures(held, market.standard, market.deviation, places, first)
+    asked = np.ones(shape[0], np.bool_) if rows is None else rows
     return np.asarray(
-        _predict(
-            held, bars_ahead, places, market.grid, market.deviation, market.outcomes, market.correlation,
-            exposure, persistence, usual, reference, LEVELS, prior, np.ones(shape[0], np.bool_) if rows is None else rows,
-        )
-    )  # fmt: skip
-
-
-@compiled
-def _correlations(returns, deviation):
-    """Return exponential averages of products of standardised returns as correlations, ``[T, A, A]``."""
-    n, assets = returns.shape
-    result = np.empty((n, assets, assets))
-    # It starts at a correlation of 1/2 that counts for a few bars.
-    products = np.full((assets, assets), 2.0)
-    for a in range(assets):
-        products[a, a] = 4.0
-    keep = 1.0 - 1.0 / (1.0 + CORRELATION_CENTRE)
-    for t in range(n):
-        for a in range(assets):
-            for b in range(assets):
-                x = returns[t, a] / deviation[t - 1, a] if t else 0.0
-                y = returns[t, b] / deviation[t - 1, b] if t else 0.0
-                if not math.isnan(x * y):
-                    # One outlier must not decide the correlations of a hundred bars.
-                    products[a, b] = keep * products[a, b] + min(max(x, -4.0), 4.0) * min(max(y, -4.0), 4.0)
-        for a in range(assets):
-            for b in range(assets):
-                scale = math.sqrt(products[a, a] * products[b, b])
-                result[t, a, b] = products[a, b] / scale if a != b and scale > 0.0 else 1.0
-    return result
+        _predict(bars_ahead, places, market.grid, market.deviation, market.outcomes, *exposures, LEVELS, prior, asked)
+    )
 
 
 @inlined
-def _portfolio_variance(weights, deviation, correlation):
-    """Return w' D C D w."""
+def _portfolio_variance(weights, deviation, products):
+    """Return w' D C D w, with the correlations C that the averaged products of standardised returns stand for."""
     total, assets = 0.0, len(weights)
     for a in range(assets):
-        for b in range(assets):
-            if weights[a] != 0.0 and weights[b] != 0.0:
-                total += weights[a] * deviation[a] * weights[b] * deviation[b] * correlation[a, b]
+        if weights[a] != 0.0:
+            scaled = weights[a] * deviation[a] / math.sqrt(products[a, a])
+            for b in range(assets):
+                if weights[b] != 0.0:
+                    total += scaled * products[a, b] * weights[b] * deviation[b] / math.sqrt(products[b, b])
     return max(total, 0.0)
 
 
 @compiled
-def _exposures(held, deviation, correlation, first):
-    """Return, by bar, the exposure, its persistence from bar to bar, its usual value, and usual weights for a flat account.
+def _exposures(held, standard, deviation, places, first):
+    """Return, by bar, what a forecast needs of the positions.
 
-    Exposure is the variance of the positions divided by the mean variance of the assets.
+    These are: the exposure, its persistence from bar to bar, and its usual value; the positions that are forecast, the usual
+    ones for a flat account, and their variance over the horizon. Exposure is the variance of the positions divided by the mean
+    variance of the assets. Correlations are exponential averages; only those of the present bar are kept.
     """
     n, assets = held.shape
-    exposure, persistence, usual = np.zeros(n), np.ones(n), np.zeros(n)
-    reference = np.zeros((n, assets))
-    keep = 1.0 - 1.0 / (1.0 + EXPOSURE_CENTRE)
-    mass, total, squares, products, pairs, before = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    exposure, persistence, usual, variance = np.zeros(n), np.ones(n), np.zeros(n), np.zeros(n)
+    forecast = np.zeros((n, assets))
+    correlation_keep, keep = 1.0 - 1.0 / (1.0 + CORRELATION_CENTRE), 1.0 - 1.0 / (1.0 + EXPOSURE_CENTRE)
+    products = np.full((assets, assets), 0.5 * FIRST_BARS)
+    for a in range(assets):
+        products[a, a] = FIRST_BARS
+    mass, total, moved, pairs, before = 0.0, 0.0, 0.0, 0.0, 0.0
     gross = np.zeros(assets)
-    for t in range(first, n):
+    for t in range(n):
+        for a in range(assets):
+            if not math.isnan(standard[t, a]):
+                for b in range(assets):
+                    if not math.isnan(standard[t, b]):
+                        products[a, b] = correlation_keep * products[a, b] + standard[t, a] * standard[t, b]
+        if t < first:
+            continue
         market, known = 0.0, 0
         for a in range(assets):
-            if not math.isnan(deviation[t, a]):
-                market += deviation[t, a] ** 2
+            if not math.isnan(deviation[t, a, 0]):
+                market += deviation[t, a, 0] ** 2
                 known += 1
         value = before
         if known and market > 0.0:
-            value = _portfolio_variance(held[t], deviation[t], correlation[t]) / (market / known)
+            value = _portfolio_variance(held[t], deviation[t, :, 0], products) / (market / known)
             if math.isnan(value):
                 value = before
         mass = keep * mass + 1.0
         total = keep * total + value
         mean = total / mass
-        squares = keep * squares + (value - mean) ** 2
         if t > first:
-            products = keep * products + (value - mean) * (before - mean)
+            moved = keep * moved + (value - mean) * (before - mean)
             pairs = keep * pairs + (before - mean) ** 2
         for a in range(assets):
             gross[a] = keep * gross[a] + held[t, a]
-            reference[t, a] = gross[a] / mass
+            forecast[t, a] = held[t, a] if value > 0.0 else gross[a] / mass
         exposure[t], usual[t] = value, mean
+        variance[t] = _portfolio_variance(forecast[t], deviation[t, :, places[t]], products)
         if pairs > 1e-6 * mass * mean * mean and pairs > 0.0:
-            persistence[t] = min(max(products / pairs, 0.0), 1.0)
+            persistence[t] = min(max(moved / pairs, 0.0), 1.0)
         before = value
-    return exposure, persistence, usual, reference
+    return exposure, persistence, usual, forecast, variance
 
 
 @compiled
 def _predict(
-    held, horizons, places, grid, deviation, outcomes, correlation, exposure, persistence, usual, reference, levels, prior,
-    asked,
+    horizons, places, grid, deviation, outcomes, exposure, persistence, usual, forecast, variances, levels, prior, asked
 ):  # fmt: skip
     """Return the predicted quantiles, ``[T, L]``."""
-    n, assets = held.shape
+    n, assets = forecast.shape
     result = np.full((n, len(levels)), np.nan)
     rows = np.empty(MOST_ROWS)
-    direction = np.empty(assets)
     for t in range(n):
         if not asked[t]:
             continue
@@ -198,10 +188,9 @@ def _predict(
         # Deviations are forecast for the horizon of the grid, and grow with the root of time from there.
         stretch = math.sqrt(tau / grid[g])
         missing, convexity = False, 0.0
+        direction, variance = forecast[t], variances[t]
         for a in range(assets):
-            direction[a] = held[t, a] if exposure[t] > 0.0 else reference[t, a]
             missing = missing or (direction[a] != 0.0 and math.isnan(deviation[t, a, g]))
-        variance = _portfolio_variance(direction, deviation[t, :, g], correlation[t])
         if missing:
             continue
         if variance == 0.0 or usual[t] == 0.0:

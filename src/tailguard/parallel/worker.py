@@ -63,7 +63,7 @@ class WorkerProcess:
         self._has_started = False
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        # As bytes, so that the process watches its parent before it imports what they need, which takes seconds.
+        # As bytes, so that the process follows the end of its parent before it imports what they need, which takes seconds.
         work = pickle.dumps((make_handler, arguments))
         self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
         with one_thread_in_children():
