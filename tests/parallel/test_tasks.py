@@ -1,9 +1,11 @@
 """Independent tasks under one supervisor: the same results everywhere, whatever happens to the workers."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 from parallel_tasks import Square
 
 from tailguard.parallel.outcomes import Lost, count_losses
-from tailguard.parallel.tasks import ProcessTasks, SerialTasks, run_tasks
+from tailguard.parallel.tasks import ProcessTasks, SerialTasks, _task_handler, run_tasks
+from tailguard.parallel.worker import WorkerProcess
 
 
 def run(tasks, executor, **options):
@@ -102,6 +105,22 @@ def test_workers_end_with_their_parent(number, tmp_path):
     while any(_runs(pid) for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_worker_that_dies_before_it_has_read_its_work_is_a_loss():
+    """Its parent must not wait for a reader that is gone."""
+
+    def kill():
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.001)
+        children[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    worker = WorkerProcess(_task_handler, (b" " * 2**24,))
+    killer.join()
+    assert worker.receive() == Lost("its process ended with exit code -9")
+    worker.close()
 
 
 def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path):

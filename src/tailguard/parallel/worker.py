@@ -63,12 +63,14 @@ class WorkerProcess:
         self._has_started = False
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        # As bytes, so that the process follows the end of its parent before it imports what they need, which takes seconds.
-        work = pickle.dumps((make_handler, arguments))
-        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
         with one_thread_in_children():
             self.process.start()
         theirs.close()  # or the end of the process would not break the connection
+        # Not as arguments of the process: multiprocessing sends those through a pipe of which it holds both ends, and waits
+        # forever for a process that dies before it reads them. And the process watches its parent before it imports much.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(pickle.dumps((make_handler, arguments)))
 
     @property
     def pid(self) -> int | None:
@@ -116,15 +118,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _serve(connection: Connection, work: bytes) -> None:
-    """Answer requests until the parent closes the connection or is gone.
-
-    :param work: pickled, what makes the handler and its arguments.
-    """
+def _serve(connection: Connection) -> None:
+    """Answer requests until the parent closes the connection or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    make_handler, arguments = pickle.loads(work)  # from the parent
+    try:
+        make_handler, arguments = pickle.loads(connection.recv_bytes())  # from the parent
+    except (EOFError, ConnectionResetError):
+        return
     handle = make_handler(*arguments)
     while True:
         try:
