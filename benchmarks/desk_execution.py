@@ -45,7 +45,7 @@ SIGNALS: dict[str, dict[str, Any]] = {
     "liquidity and drift": {"transition": CHAIN, "impact_factors": [0.4, 1.0, 2.5], "drifts": [-60.0, 0.0, 60.0]},
 }
 SIGNAL_AVERSION = 0.003
-STEPS, SIGNAL_STEPS, TAIL_STEPS = 5_000_000, 3_000_000, 3_000_000
+STEPS, SIGNAL_STEPS, TAIL_STEPS = 8_000_000, 3_000_000, 3_000_000
 
 
 def train(

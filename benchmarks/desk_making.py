@@ -1,7 +1,7 @@
 """Agents that quote both sides of a market, against the exact optimum: `python benchmarks/desk_making.py`.
 
 The value of quotes that depend on step and inventory is exact. Tails are those of 20,000 episodes, the same for all rivals. One
-thread per process; settings were chosen on seeds 10 and 11.
+thread per process; settings were chosen on seed 10.
 """
 
 import time
