@@ -63,7 +63,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.folder: Path = options.folder
-        self.cases = tuple(options.cases.split(","))
+        self.cases = tuple(options.cases.split(";"))
         self.resamples = 20 if options.quick else 300
         self.seeds = range(options.first, options.first + options.seeds)
         self.steps = options.steps // 20 if options.quick else options.steps
@@ -143,7 +143,7 @@ def table_small(bench: Bench) -> None:
     head(f"Small instance: CVaR {ALPHA} of the hedge error against dynamic programming", *columns)
     for case, settings in bench.chosen(SMALL):
         env = OptionHedging(bench.paths, **settings)
-        best = env.solve("cvar", ALPHA, n_holdings=101, n_wealth=1201)
+        best = env.solve("cvar", ALPHA, n_holdings=61, n_wealth=601)
         optimum = play_hedge(env, best.hedge, TEST_SEED).cvar(ALPHA)
         delta = play_hedge(env, delta_hedge, TEST_SEED).cvar(ALPHA)
         band = tune_whalley_wilmott(env, ALPHA, TEST_SEED)[1].cvar(ALPHA) if env.cost else delta
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed; settings were chosen on 100")
     parser.add_argument("--only", default="", help=f"tables whose name contains one of these, of {', '.join(TABLES)}")
-    parser.add_argument("--cases", default="", help="cases of the second and third table whose name begins with one of these")
+    parser.add_argument("--cases", default="", help="cases whose name begins with one of these, separated by ;")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the steps: whether it runs, not what it reaches")
     parser.add_argument("--steps", type=int, default=STEPS, help="of training, per agent")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/hedging"), help="where finished agents are kept")

@@ -11,13 +11,13 @@ from tailguard.envs.hedging_rivals import delta_hedge, leland, play_hedge, tune_
 from tailguard.experiments.hedging import ENVS, TEST_SEED, play_hedger, train_hedger
 
 PICTURE = Path(__file__).parents[1] / "docs" / "hedge-error.svg"
-PATHS, COST, ALPHA, SEED = 30_000, 0.005, 0.05, 0
+PATHS, STEPS, COST, ALPHA, SEED = 30_000, 1_000_000, 0.005, 0.05, 0
 
 
 def main() -> None:
     torch.set_num_threads(1)
     env = OptionHedging(PATHS, cost=COST)
-    model = train_hedger(BandHedging(ENVS, cost=COST), alpha=ALPHA, seed=SEED)
+    model = train_hedger(BandHedging(ENVS, cost=COST), alpha=ALPHA, steps=STEPS, seed=SEED)
     results = {
         "Black-Scholes delta": play_hedge(env, delta_hedge, TEST_SEED),
         "Leland": play_hedge(env, leland(env), TEST_SEED),
