@@ -269,7 +269,8 @@ def mean_and_tail(model):
     state = (torch.zeros(1, model.settings.lstm_hidden_size),) * 2
     for played in range(game.rounds):
         obs = torch.tensor(np.column_stack((chips / game.cap, np.full(len(chips), played / game.rounds)))).float()
-        inputs = model.inputs(obs, torch.tensor(chips - game.chips), torch.ones(len(chips)).double())
+        ones = torch.ones(len(chips)).double()
+        inputs = model.inputs(obs, torch.tensor(chips - game.chips), ones, ones)
         hidden, cells = reference.unroll(model.agent.actor_lstm, inputs[None], torch.zeros(1, len(chips)) > 0, state)
         chips = np.concatenate(game.outcomes(chips, model.agent.actor(hidden[0]).argmax(-1).numpy()))
         masses = np.concatenate((game.win_probability * masses, (1.0 - game.win_probability) * masses))
