@@ -68,7 +68,7 @@ class WorkerProcess:
             self.process.start()
         theirs.close()  # or the end of the process would not break the connection
         # Not as arguments of the process: multiprocessing sends those through a pipe of which it holds both ends, and waits
-        # forever for a process that dies before it reads them. And the process watches its parent before it imports much.
+        # forever for a process that dies before it reads them. And so the process can follow its parent before it imports much.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(pickle.dumps((make_handler, arguments)))
 
