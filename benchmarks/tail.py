@@ -154,7 +154,8 @@ def forecast_series(bars: pd.DataFrame) -> list[dict[str, Any]]:
 def compare(tail: AccountTail, returns: Floats, start: int, garch: Garch | None) -> dict[str, Any]:
     """Compare the predictions of one account with the outcomes of its periods, beside the rivals'."""
     counted = tail.rows.restarts & np.isfinite(tail.outcomes) & (tail.quantiles[:, 0] < 0.0)
-    rows = np.flatnonzero(counted & (np.arange(len(counted)) >= start))
+    known = np.arange(len(counted))
+    rows = np.flatnonzero(counted & (known >= start) & (known >= 2 * tail.rows.to_go))  # historical simulation needs periods
     result: dict[str, Any] = {"n": len(rows)}
     if len(rows) < 20:
         return result

@@ -78,7 +78,7 @@ def test_one_agent_is_judged_on_the_rows_it_has_not_seen(bars):
     np.testing.assert_array_equal(record.agent.returns, record.seeds[0].returns)
     assert record.provenance.trials == 7
     assert record.sanity.dispersion is None
-    assert record.calibration.horizon == 5
+    assert record.critic_calibration.horizon == 5
     assert record.training.to_dict("records") == [{"fold": 0, "seed": 0, "step": 128, "train/kl": 0.1}]
     assert record.warnings == ["something"]
     assert record.provenance.fingerprint == fingerprint(bars)
