@@ -298,7 +298,7 @@ def test_a_damaged_file_is_named(bars, config, folds, tmp_path):
 
 def test_agents_that_watch_their_return_walk_too(bars, config, folds, tmp_path):
     risky = config.model_copy(
-        update={"training": config.training.model_copy(update={"risk": RiskConfig(objective="cvar", alpha=0.2)})}
+        update={"training": config.training.model_copy(update={"risk": RiskConfig(objective="cvar", alpha=0.2, period=9)})}
     )
     result = trained(bars, risky, Pair(folds[0], 0), tmp_path)
     assert np.isfinite(result.decisions.quantiles).all()
