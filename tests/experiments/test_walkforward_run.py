@@ -350,7 +350,7 @@ def test_pairs_of_different_machines_are_named_in_one_line(finished, bars, confi
 
 def test_agents_that_watch_their_return_walk_too(bars, config, folds, tmp_path):
     risky = config.model_copy(
-        update={"training": config.training.model_copy(update={"risk": RiskConfig(objective="cvar", alpha=0.2)})}
+        update={"training": config.training.model_copy(update={"risk": RiskConfig(objective="cvar", alpha=0.2, period=9)})}
     )
     result = trained(bars, risky, Pair(folds[0], 0), tmp_path)
     assert np.isfinite(result.decisions.quantiles).all()

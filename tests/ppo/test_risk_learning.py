@@ -86,7 +86,8 @@ def test_the_policy_can_tell_small_budgets_apart() -> None:
     budget = Budget(RiskConfig(objective="cvar", alpha=0.2))
     budget.caps.fill_(10.0)
     columns = torch.tensor([[10.0, 1.0], [9.0, 1.0], [11.0, 1.0], [-1e9, 1.0]])
-    shown = budget(columns, torch.tensor(0.0), torch.tensor(100.0))
+    budget.unit.copy_(torch.tensor([0.0, 100.0]))
+    shown = budget(columns)
     assert shown.shape == (4, budget.features)
     used_up, little, overdrawn, plenty = shown[:, 1].tolist()
     assert used_up == 0.0
@@ -113,7 +114,7 @@ def test_a_limit_out_of_reach_is_reported_and_one_within_reach_is_not() -> None:
         config = RiskConfig(objective="constrained", alpha=ALPHA, limit=limit)
         objective = RiskObjective(config, Budget(config))
         objective.remember(ended(np.arange(100.0)))
-        seen = [objective.adapt(0.0, masses, 20.0) for _ in range(60)]
+        seen = [objective.adapt(0.0, masses) for _ in range(60)]
         assert seen[-1]["risk/cvar"] == pytest.approx(9.5)
         assert ("warn/cvar_limit_infeasible" in seen[-1]) is hopeless
         assert "warn/cvar_limit_infeasible" not in seen[0]
@@ -127,9 +128,9 @@ def test_the_tail_starts_where_it_is_told_but_not_below_alpha() -> None:
         config = RiskConfig(objective="cvar", alpha=0.01, anneal=0.5, anneal_from=start)
         objective = RiskObjective(config, Budget(config))
         objective.remember(ended(np.arange(1000.0)))
-        tails = [objective.adapt(progress, masses, 1.0)["risk/alpha_annealed"] for progress in (0.0, 0.25, 0.5, 1.0)]
+        tails = [objective.adapt(progress, masses)["risk/alpha_annealed"] for progress in (0.0, 0.25, 0.5, 1.0)]
         assert tails == pytest.approx([first, at_half, 0.01, 0.01])
     config = RiskConfig(objective="cvar", alpha=0.01, anneal=0.5, anneal_from=0.5)
     objective = RiskObjective(config, Budget(config))
     objective.remember(ended(np.arange(1000.0)))
-    assert objective.adapt(0.0, masses, 1.0)["risk/cap"] == 499.0  # the median, as the first cap is taken at once
+    assert objective.adapt(0.0, masses)["risk/cap"] == 499.0  # the median, as the first cap is taken at once
