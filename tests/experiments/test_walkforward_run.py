@@ -128,8 +128,9 @@ def test_a_record_comes_out_and_is_on_disk(finished, bars, folds):
     assert set(zip(record.training["fold"], record.training["seed"], strict=True)) == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert record.training["step"].max() == 128
     assert record.provenance.seeds == (0, 1)
-    assert record.calibration is not None
-    assert record.calibration.horizon == 5  # 0.5^5 < 0.05
+    assert record.critic_calibration is not None
+    assert record.calibration is None  # 11 months are too few outcomes
+    assert record.critic_calibration.horizon == 5  # 0.5^5 < 0.05
     assert reports[-1][:2] == (100, 100)
     assert reports[-1][2].startswith("4 of 4 done")
     assert record.selection is None
