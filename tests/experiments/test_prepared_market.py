@@ -108,6 +108,6 @@ def test_what_agents_learn_from_does_not_depend_on_the_block(bars):
 
 
 def test_bars_that_leave_nothing_to_train_on_are_refused_in_one_line(bars):
-    with pytest.raises(ValueError, match="at least 2 rows") as error:
+    with pytest.raises(ValueError, match="bars to train on are too few") as error:
         prepared(bars, (63, 990))
     assert "\n" not in str(error.value)

@@ -44,5 +44,6 @@ class Square:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in its background ignores it
     tasks = [Square(number, "hang", Path(sys.argv[1])) for number in range(2)]
     run_tasks(tasks, ProcessTasks(0, 2), lambda task, result: [], lambda name, share: None)

@@ -6,7 +6,6 @@ their parent, and end when it ends, however it ends.
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -70,7 +69,7 @@ class WorkerProcess:
         # Not as arguments of the process: multiprocessing sends those through a pipe of which it holds both ends, and waits
         # forever for a process that dies before it reads them. And so the process can follow its parent before it imports much.
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(pickle.dumps((make_handler, arguments)))
+            self.connection.send((make_handler, arguments))
 
     @property
     def pid(self) -> int | None:
@@ -124,7 +123,7 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        make_handler, arguments = pickle.loads(connection.recv_bytes())  # from the parent
+        make_handler, arguments = connection.recv()
     except (EOFError, ConnectionResetError):
         return
     handle = make_handler(*arguments)
