@@ -202,7 +202,7 @@ def test_processes_side_by_side_give_the_same_and_an_error_in_one_ends_the_run(s
     (in_the_way / "something").mkdir(parents=True)
     with pytest.raises(OSError, match="fold-1-seed-0"):
         train_all(run, folds, pairs, 2, lambda *said: reports.append(said[:2]))
-    assert [run.decisions_file(pair).exists() for pair in pairs] == [True, False]
+    assert not run.decisions_file(pairs[1]).exists()
     (in_the_way / "something").rmdir()
     in_the_way.rmdir()
     train_all(run, folds, pairs, 2, lambda *said: reports.append(said[:2]))
