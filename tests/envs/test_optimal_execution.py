@@ -144,6 +144,7 @@ def test_an_action_sells_the_share_that_it_was_made_for(share: float) -> None:
     env.step(env.action(np.full(3, share), np.ones(3))[:, None])
     expected = np.where(share == 1.0, 1.0, before * (1.0 - share))  # a sold order is followed by a new one
     np.testing.assert_allclose(env.left, expected, atol=1e-12)
+    np.testing.assert_allclose(env.share(env.action(share, 1), 1), share, atol=1e-12)
 
 
 def test_all_that_is_left_is_sold_in_the_last_step() -> None:

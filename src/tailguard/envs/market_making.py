@@ -37,6 +37,7 @@ from scipy.linalg import expm
 from scipy.optimize import minimize_scalar
 
 from tailguard.envs.batched import StepOutcome
+from tailguard.envs.market_making_tail import TailTable, solve_table
 from tailguard.envs.single import SingleEnv
 from tailguard.envs.streams import StreamedEnv
 from tailguard.jit import decorators
@@ -160,6 +161,20 @@ class MarketMaking(StreamedEnv):
         """Return the best quotes of this environment, exactly, by dynamic programming over step and inventory."""
         ask, bid = plan(self.steps, self._arrival, self.fill_decay, self.max_distance, self._holding, self._closing)
         return Quotes(ask, bid)
+
+    def solve_tail(self, points: int = 32) -> TailTable:
+        """Return the best quotes for the CVaR of the sum of rewards, of every tail, by dynamic programming.
+
+        They depend on the sum so far as well (``market_making_tail.py``). ``solve_tail().quotes(0.05)`` are those for the worst
+        5 % of the episodes; their ``objective`` is a bar that no policy can pass, up to the error of the grid.
+
+        :param points: quotes are multiples of max_distance / points; time and storage grow with its square.
+        """
+        require(points >= 2, "points", points, "at least 2")
+        income = 2.0 * self.steps * self._arrival / (math.e * self.fill_decay)  # of the quotes that earn most, 1 / k each
+        noise, spacing = self.volatility * math.sqrt(self.dt), self.max_distance / points
+        market = (self.steps, self._arrival, self.fill_decay, noise, income, self._holding, self._closing)
+        return solve_table(*market, spacing, points)
 
     def linear_system(self) -> Quotes:
         """Return the best quotes in continuous time, at the beginning of each step: the limit of many steps."""

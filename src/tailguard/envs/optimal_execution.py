@@ -264,6 +264,17 @@ class OptimalExecution(StreamedEnv):
         logs = np.log(np.maximum(share, np.finfo(np.float64).tiny)) / np.log(np.where(last, 0.5, even))
         return np.where(last, 0.0, np.where(share <= even, share / even - 1.0, 1.0 - logs))
 
+    def share(self, actions: ArrayLike, played: int) -> Floats:
+        """Return the share of what is left that actions sell, the inverse of :meth:`action`.
+
+        :param actions: of the box, and clipped to it.
+        :param played: the number of steps played, below N.
+        """
+        clipped, even = np.clip(np.asarray(actions, np.float64), -1.0, 1.0), 1.0 / (self.steps - played)
+        if even == 1.0:
+            return np.ones_like(clipped)
+        return np.where(clipped < 0.0, even * (1.0 + clipped), even ** (1.0 - clipped))
+
     # ------------------------------------------------------------------------------------------------------ environment
 
     @property

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
@@ -23,6 +23,10 @@ from tailguard.validation import require
 
 ENVS = 512
 MINIBATCHES = 4
+# Costs grow with the square of an error, and not evenly to both sides: only with little noise is the best mean the best action.
+LOG_STD = -2.0
+# What the price does later says nothing about a trade, and is most of the variance of the returns: the critic knows better.
+GAE_LAMBDA = 0.7
 # Paths of the comparison are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED = 10_000_000
 AVERSIONS = (-8.0, 2.0)  # where the best schedule for a tail is searched, log10 per bps
@@ -61,11 +65,14 @@ class ExecutionSettings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-def train_seller(env: OptimalExecution, *, alpha: float, steps: int, seed: int) -> DistributionalPPO:
-    """Return an agent that minimises the CVaR of the cost of an order.
+def train_seller(
+    env: OptimalExecution, *, alpha: float | tuple[float, float] | None = 0.05, steps: int = 2_000_000, seed: int = 0
+) -> DistributionalPPO:
+    """Return an agent that sells an order for the least cost, by one set of settings for every market and every objective.
 
-    :param env: with some 512 copies and risk_aversion 0.
-    :param alpha: the share of worst paths that counts.
+    :param env: with some 512 copies. Where its `risk_aversion` is a range, the agent learns the whole frontier.
+    :param alpha: the share of worst paths that counts, with a risk_aversion of 0, or a range for an alpha-conditioned agent;
+        None pays for mean and variance at the risk_aversion of the market.
     :param steps: decisions to learn from; 2,000,000 take about 15 seconds of one core.
     :param seed: of the agent.
     """
@@ -78,13 +85,38 @@ def train_seller(env: OptimalExecution, *, alpha: float, steps: int, seed: int) 
         batch_size=rollout * env.num_envs // MINIBATCHES,
         n_epochs=4,
         gamma=1.0,
+        gae_lambda=GAE_LAMBDA,
         ent_coef=0.0,
-        policy_kwargs={"log_std_init": -1.5, "net_arch": [32, 32]},
-        risk={"objective": "cvar", "alpha": alpha, "window": 4000},
+        policy_kwargs={"log_std_init": LOG_STD, "net_arch": [32, 32]},
+        risk={"objective": "neutral"} if alpha is None else {"objective": "cvar", "alpha": alpha, "window": 4000},
         critic={"twin": False},
         seed=seed,
     )
     return model.learn(steps)
+
+
+def agent_schedules(model: DistributionalPPO, env: OptimalExecution, risk_aversions: ArrayLike) -> list[Schedule]:
+    """Return what an agent sells at each of several risk aversions, with the exact mean and variance of its cost.
+
+    Without regimes nothing that the agent sees is random, so its most likely actions are a schedule.
+
+    :param model: from :func:`train_seller` with `alpha` None, on a market with a range of risk aversions.
+    :param env: that market.
+    :param risk_aversions: per bps, within the range.
+    """
+    low, high = env.aversion_range
+    aversions = np.asarray(risk_aversions, np.float64)
+    require(low < high and env.regimes == 1, "env", env.aversion_range, "a market with a range of risk aversions, one regime")
+    inside = bool(((aversions >= low * (1.0 - 1e-9)) & (aversions <= high * (1.0 + 1e-9))).all())
+    require(inside, "risk_aversions", risk_aversions, f"from {low} to {high}")
+    place = np.clip(2.0 * np.log(aversions / low) / math.log(high / low) - 1.0, -1.0, 1.0)
+    left, trades = np.ones(len(aversions)), []
+    for step in range(env.steps):
+        obs = np.column_stack((left, np.full(len(left), 1.0 - step / env.steps), place)).astype(np.float32)
+        shares = env.share(model.predict(obs, deterministic=True)[0][:, 0], step)
+        trades.append(left * shares)
+        left = left - trades[-1]
+    return [env.schedule(row) for row in np.stack(trades, axis=1)]
 
 
 def schedule_for_tail(env: OptimalExecution, alpha: float) -> Schedule:
