@@ -53,7 +53,7 @@ STEPS, SIGNAL_STEPS, TAIL_STEPS = 8_000_000, 3_000_000, 3_000_000
 
 def frontier(market: dict[str, Any], aversions: tuple[float, ...], seed: int, steps: int) -> Arrays:
     """The trades of one agent at several risk aversions, and the CPU seconds of its training."""
-    env = OptimalExecution(ENVS, risk_aversion=AVERSIONS, seed=seed, **market)
+    env = OptimalExecution(ENVS, risk_aversion=AVERSIONS, expected_rewards=True, seed=seed, **market)
     start = time.process_time()
     model = train_seller(env, alpha=None, steps=steps, seed=seed)
     seconds = time.process_time() - start
@@ -133,7 +133,7 @@ def returns_of(env: Any, steps: int, act: Callable[[np.ndarray, int], np.ndarray
 
 def signal_costs(signal: dict[str, Any], seed: int, steps: int) -> Arrays:
     """Costs of an agent on the common episodes."""
-    market = OptimalExecution(ENVS, risk_aversion=SIGNAL_AVERSION, seed=seed, **signal)
+    market = OptimalExecution(ENVS, risk_aversion=SIGNAL_AVERSION, expected_rewards=True, seed=seed, **signal)
     model = train_seller(market, alpha=None, steps=steps, seed=seed)
     env = OptimalExecution(EPISODES, risk_aversion=SIGNAL_AVERSION, **signal)
     return {"costs": costs_of(env, lambda obs, step: model.predict(obs, deterministic=True)[0])}

@@ -118,6 +118,12 @@ def test_play_has_the_mean_and_the_variance_of_a_schedule() -> None:
         assert np.mean((costs - costs.mean()) ** 3) / costs.std() ** 3 == pytest.approx(0.0, abs=4.0 * np.sqrt(6.0 / 40_000))
 
 
+def test_expected_rewards_are_the_objective_of_a_schedule_without_noise() -> None:
+    env = OptimalExecution(5, risk_aversion=0.01, expected_rewards=True)
+    for schedule in (env.twap(), env.almgren_chriss(0.01)):
+        np.testing.assert_allclose(play(env, schedule), schedule.objective(0.01), rtol=1e-9)
+
+
 def test_the_price_of_risk_is_part_of_the_reward() -> None:
     env, plain = (OptimalExecution(50, risk_aversion=aversion) for aversion in (0.03, 0.0))
     schedule = env.almgren_chriss(0.03)

@@ -41,7 +41,8 @@ def test_the_schedules_of_an_agent_cost_what_its_episodes_do():
         obs, rewards, terminated, _, _ = env.step(model.predict(obs, deterministic=True)[0])
         total += np.where(running, rewards, 0.0)
         running &= ~terminated
-    exact = [schedule.objective(aversion) for schedule, aversion in zip(agent_schedules(model, env, aversions), aversions)]
+    schedules = agent_schedules(model, env, aversions)
+    exact = [schedule.objective(aversion) for schedule, aversion in zip(schedules, aversions, strict=True)]
     assert -total.mean() == pytest.approx(np.mean(exact), abs=4.0 * (total + exact).std() / env.num_envs**0.5)
 
 

@@ -25,8 +25,7 @@ ENVS = 512
 MINIBATCHES = 4
 # Costs grow with the square of an error, and not evenly to both sides: only with little noise is the best mean the best action.
 LOG_STD = -2.0
-# What the price does later says nothing about a trade, and is most of the variance of the returns: the critic knows better.
-GAE_LAMBDA = 0.7
+GAE_LAMBDA = 0.95
 # Paths of the comparison are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED = 10_000_000
 AVERSIONS = (-8.0, 2.0)  # where the best schedule for a tail is searched, log10 per bps
@@ -70,7 +69,8 @@ def train_seller(
 ) -> DistributionalPPO:
     """Return an agent that sells an order for the least cost, by one set of settings for every market and every objective.
 
-    :param env: with some 512 copies. Where its `risk_aversion` is a range, the agent learns the whole frontier.
+    :param env: with some 512 copies. Where its `risk_aversion` is a range, the agent learns the whole frontier. For the mean of
+        the rewards, with ``expected_rewards=True``: the noise of the price is most of what there is to learn from otherwise.
     :param alpha: the share of worst paths that counts, with a risk_aversion of 0, or a range for an alpha-conditioned agent;
         None pays for mean and variance at the risk_aversion of the market.
     :param steps: decisions to learn from; 2,000,000 take about 15 seconds of one core.

@@ -1,13 +1,17 @@
 """Train an agent that quotes both sides of a market."""
 
+from typing import Any
+
 from tailguard.envs.market_making import MarketMaking, Quotes
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.schedules import LinearSchedule
 
 ENVS = 128
 MINIBATCHES = 4
-# Moves of the price while an inventory is held are most of the variance of the returns: the critic knows better what follows.
-GAE_LAMBDA = 0.8
+LEVELS = 5  # of an alpha-conditioned agent
+# What an inventory does to a tail is small beside the errors of a critic there, so advantages come from returns. A tail that
+# shrinks before the agent controls its inventory leaves next to nothing to learn from.
+GAE_LAMBDA, ANNEAL = 0.95, 0.7
 
 
 def train_maker(
@@ -15,11 +19,14 @@ def train_maker(
 ) -> DistributionalPPO:
     """Return an agent that quotes for the most wealth, by one set of settings for every market and every objective.
 
-    :param env: with some 128 copies.
+    :param env: with some 128 copies. For the mean of the rewards, with ``expected_rewards=True``, which leaves out noise.
     :param alpha: the share of the worst episodes that counts, or a range for an alpha-conditioned agent; None is the mean.
     :param steps: quotes to learn from; 3,000,000 take about 25 seconds of one core.
     :param seed: of the agent.
     """
+    risk: dict[str, Any] = {"objective": "neutral"}
+    if alpha is not None:
+        risk = {"objective": "cvar", "alpha": alpha, "anneal": ANNEAL, "levels": LEVELS}
     model = DistributionalPPO(
         "MlpPolicy",
         env,
@@ -31,7 +38,7 @@ def train_maker(
         gae_lambda=GAE_LAMBDA,
         ent_coef=0.0,
         policy_kwargs={"log_std_init": -1.0, "net_arch": [32, 32]},
-        risk={"objective": "neutral"} if alpha is None else {"objective": "cvar", "alpha": alpha},
+        risk=risk,
         critic={"twin": False},
         seed=seed,
     )
