@@ -17,6 +17,7 @@ from tailguard.envs.return_observer import ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.execution import ExecutionComparison
 from tailguard.market.bars import symbols_of
+from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.schedules import LinearSchedule
 from tailguard.validation import require
@@ -62,6 +63,7 @@ class ExecutionSettings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
+@one_thread()
 def train_seller(
     env: OptimalExecution, *, alpha: float | tuple[float, float] | None = 0.05, steps: int = 2_000_000, seed: int = 0
 ) -> DistributionalPPO:
@@ -163,6 +165,7 @@ def schedule_actions(env: OptimalExecution, schedule: Schedule) -> Act:
     return lambda obs, step: np.full((len(obs), 1), actions[step])
 
 
+@one_thread()
 def execute_bars(
     bars: pd.DataFrame, settings: ExecutionSettings, source: str = "bars"
 ) -> tuple[DistributionalPPO, ExecutionComparison]:

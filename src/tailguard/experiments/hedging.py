@@ -23,6 +23,7 @@ from tailguard.envs.return_observer import ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.hedging import HedgeComparison
 from tailguard.market.bars import periods_per_year, symbols_of
+from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.schedules import LinearSchedule
 from tailguard.validation import require
@@ -34,6 +35,7 @@ MINIBATCHES = 8
 TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
 
 
+@one_thread()
 def train_hedger(
     env: BandHedging, *, alpha: float | tuple[float, float] = 0.05, steps: int = 2_000_000, seed: int = 0
 ) -> DistributionalPPO:
@@ -113,6 +115,7 @@ class HedgeSettings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
+@one_thread()
 def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars") -> tuple[DistributionalPPO, HedgeComparison]:
     """Train a hedger on the first bars, and compare it with its rivals on paths made of the last ones.
 
