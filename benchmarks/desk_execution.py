@@ -46,7 +46,7 @@ SIGNALS: dict[str, dict[str, Any]] = {
 }
 SIGNAL_AVERSION = 0.003
 MEAN_ENVS = 128
-STEPS, SIGNAL_STEPS, TAIL_STEPS = 1_000_000, 1_000_000, 3_000_000
+STEPS, SIGNAL_STEPS, TAIL_STEPS = 600_000, 1_000_000, 3_000_000
 
 
 # ------------------------------------------------------------------------------------------------------------ frontier

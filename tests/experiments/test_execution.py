@@ -63,11 +63,12 @@ def test_tail_terms_average_the_worst_costs():
 
 def test_the_comparison_names_the_best_rival_and_says_when_there_is_no_difference():
     draws = np.random.default_rng(0).normal(size=5000)
-    better, same = (
+    better, same, worse = (
         ExecutionComparison("t", {"agent": draws, "a": draws + shift, "b": draws + 9.0}, 0.1, {"data": "d"})
-        for shift in (3.0, 0.0)
+        for shift in (3.0, 0.0, -3.0)
     )
-    assert "pays less than its best rival (a)" in better.headline()
+    assert "In the worst 10% of the paths the agent pays less than its best rival (a): the saving is 3.00" in better.headline()
+    assert "pays more than its best rival (a): the excess is 3.00" in worse.headline()
     assert better.savings()["a"].value == pytest.approx(3.0)
     assert "about as much as" in same.headline()
     assert json.loads(json.dumps(better.to_json()))["saved_bps"]["b"]["value"] == pytest.approx(9.0)

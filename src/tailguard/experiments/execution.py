@@ -210,7 +210,7 @@ def execute_bars(
         costs[name] = play_costs(test, schedule_actions(env, schedule), seed)
     facts = {
         "data": f"{source}, {len(bars):,} bars, {per_day:.3g} a day",
-        "order": f"{settings.order:.3g} times a mean day's volume, sold within {settings.bars} bars",
+        "order": f"{settings.order:.3g} of a mean day's volume, sold within {settings.bars} bars",
         "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
         "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
         "paths": f"stationary bootstrap, blocks of {settings.mean_block:g} bars on average, mean return removed",
@@ -218,5 +218,6 @@ def execute_bars(
         "temporary impact": f"{market['temporary_impact']:.3g} bps for the order within one day, divided by the bar's volume",
         "permanent impact": f"{market['permanent_impact']:.3g} bps for the whole order",
     }
-    title = f"Selling {settings.order:.3g} times a day's volume within {settings.bars} bars, {source}"
+    size = "a day's volume" if settings.order == 1.0 else f"{settings.order:.3g} times a day's volume"
+    title = f"Selling {size} within {settings.bars} bars, {source}"
     return model, ExecutionComparison(title, costs, settings.alpha, facts)

@@ -156,12 +156,20 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
         "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
         "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
         "paths": _process_in_words(settings, processes),
+        "premium": _premium_in_words(settings, paths.premium),
         "volatility": f"{volatility:.1%} a year in training, {unknown.std() * np.sqrt(per_year):.1%} in the test",
         "cost": f"{settings.cost:.3%} of the value traded",
         "risk aversion of the band": f"{aversion:.3g}, tuned on training paths",
     }
     title = f"A sold {settings.kind} at {settings.strike:.0%} of the spot, {settings.dates} bars, {source}"
     return model, HedgeComparison(title, results, settings.alpha, abs(paths.premium), facts)
+
+
+def _premium_in_words(settings: HedgeSettings, premium: float) -> str:
+    model = (
+        "Black-Scholes at the volatility of the training bars" if settings.process == "bootstrap" else "Heston of the test bars"
+    )
+    return f"{abs(premium):.2f} for a spot of 100 ({model}); what the test bars move less or more is in the mean of every hedge"
 
 
 def _process_in_words(settings: HedgeSettings, processes: Sequence[Process]) -> str:
