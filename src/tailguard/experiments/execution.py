@@ -63,7 +63,6 @@ class ExecutionSettings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-@one_thread()
 def train_seller(
     env: OptimalExecution, *, alpha: float | tuple[float, float] | None = 0.05, steps: int = 2_000_000, seed: int = 0
 ) -> DistributionalPPO:

@@ -35,7 +35,6 @@ MINIBATCHES = 8
 TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
 
 
-@one_thread()
 def train_hedger(
     env: BandHedging, *, alpha: float | tuple[float, float] = 0.05, steps: int = 2_000_000, seed: int = 0
 ) -> DistributionalPPO:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from tailguard.envs.market_making import MarketMaking, Quotes
-from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.schedules import LinearSchedule
 
@@ -15,7 +14,6 @@ LEVELS = 5  # of an alpha-conditioned agent
 GAE_LAMBDA, ANNEAL = 0.95, 0.7
 
 
-@one_thread()
 def train_maker(
     env: MarketMaking, *, alpha: float | tuple[float, float] | None = None, steps: int = 3_000_000, seed: int = 0
 ) -> DistributionalPPO:
