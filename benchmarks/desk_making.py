@@ -31,7 +31,7 @@ MARKETS: dict[str, dict[str, Any]] = {
 # For tails, wealth alone is paid for: the tail itself has to teach the agent to hold little.
 WEALTH = {"steps": 100, "arrival_rate": 70.0, "volatility": 6.0, "inventory_aversion": 0.0}
 MEAN_ENVS = 64
-STEPS, TAIL_STEPS = 2_000_000, 4_000_000
+STEPS, TAIL_STEPS = 1_500_000, 4_000_000
 
 
 # --------------------------------------------------------------------------------------------------------------- value
