@@ -9,7 +9,7 @@ from tailguard.ppo.schedules import LinearSchedule
 ENVS = 128  # for a tail
 MINIBATCHES = 4
 LEVELS = 5  # of an alpha-conditioned agent
-# What an inventory does to a tail is small beside the errors of a critic there, so for tails advantages come from returns. A tail
+# What an inventory does to a tail is small beside the errors of a critic there: for tails advantages come from returns. A tail
 # that shrinks before the agent controls its inventory leaves next to nothing to learn from.
 MEAN_LAMBDA, TAIL_LAMBDA, ANNEAL = 0.8, 0.95, 0.7
 
