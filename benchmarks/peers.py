@@ -17,7 +17,7 @@ class RslPPO:
     :param n_envs: environments; a rollout is divided into eight minibatches.
     :param n_steps: steps of a rollout.
     :param hidden: sizes of the layers of each head.
-    :param lstm: size of the two LSTMs; None without memory.
+    :param lstm: size of the two LSTMs; None for feed-forward networks.
     """
 
     def __init__(self, n_envs: int, n_steps: int, hidden: list[int], lstm: int | None = None) -> None:
