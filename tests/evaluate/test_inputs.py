@@ -1,5 +1,8 @@
 """Tables in every form that people have them in, and one clear line for those that cannot be read."""
 
+import io
+import zipfile
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -56,6 +59,38 @@ def test_returns_in_files(tmp_path, name, header):
         RETURNS.to_frame("returns").to_parquet(path)
     else:
         RETURNS.to_csv(path, header=header, sep=";" if name == "a.txt" else ",")
+    same(read_returns(path))
+
+
+def written(header="date,returns", row="{day:%Y-%m-%d},{value!r}", above="", below=""):
+    rows = [row.format(day=day, value=value) for day, value in zip(DAYS, RETURNS.tolist(), strict=True)]
+    return "\n".join([*above.splitlines(), *([header] if header else []), *rows]) + "\n" + below
+
+
+def zipped(text):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("returns.csv", text)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("title.csv", written(above="Performance of a fund\n\n")),
+        ("remark.csv", written(above="# made on 2021-01-01\n")),
+        ("spaces.txt", written("date returns", "{day:%Y-%m-%d}   {value!r}")),
+        ("bars.txt", written("date|returns", "{day:%Y-%m-%d}|{value!r}")),
+        ("tabs.tsv", written("date\treturns", "{day:%Y-%m-%d}\t{value!r}")),
+        ("empty_rows.csv", written(below=",\n,\n")),
+        ("decimal_commas.csv", RETURNS.to_csv(sep=";", decimal=",", date_format="%d.%m.%Y", header=False)),
+        ("two_columns.csv", written("Date,Time,returns", "{day:%Y-%m-%d},00:00,{value!r}")),
+        ("zipped.zip", zipped(written())),
+    ],
+)
+def test_returns_in_files_as_people_write_them(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     same(read_returns(path))
 
 
@@ -193,6 +228,8 @@ def test_rates_hold_until_the_next():
         (RETURNS.iloc[:9].set_axis([f"0{day}/01/2020" for day in range(1, 10)]), "or 1 January 2020; write dates as"),
         (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
         (pd.Series("x", DAYS), "holds no numbers over time"),
+        (1.0 + RETURNS, "looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1"),
+        (pd.DataFrame({"date": [*DAYS.strftime("%Y-%m-%d"), "Total"], "returns": [*RETURNS, 0.1]}), "row 41 has 'Total'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_gets_one_line(table, message):

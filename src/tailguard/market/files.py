@@ -106,11 +106,7 @@ def read_file(path: Path, config: FileConfig) -> RawTable:
 
 def read_bytes(content: bytes, config: FileConfig) -> RawTable:
     """Read the cells of what a file holds; compression and kind are told by its first bytes."""
-    unpack = next((unpack for start, unpack in UNPACKERS.items() if content.startswith(start)), None)
-    if unpack is not None:
-        return read_bytes(unpack(content), config)
-    if content.startswith(b"PK\x03\x04"):
-        return read_bytes(_only_member(content), config)
+    content = unpacked(content)
     if content.startswith(b"PAR1"):
         return _read_parquet(content)
     if content[257:262] == b"ustar":
@@ -126,6 +122,14 @@ def read_bytes(content: bytes, config: FileConfig) -> RawTable:
     if text.lstrip()[0] in "{[":
         return _read_json(text, facts)
     return _read_text(text, config, facts)
+
+
+def unpacked(content: bytes) -> bytes:
+    """Return what is compressed inside of a file, or the file as it is."""
+    unpack = next((unpack for start, unpack in UNPACKERS.items() if content.startswith(start)), None)
+    if unpack is not None:
+        return unpacked(unpack(content))
+    return unpacked(_only_member(content)) if content.startswith(b"PK\x03\x04") else content
 
 
 def decode(content: bytes) -> tuple[str, str]:
