@@ -242,13 +242,13 @@ class Layout(NamedTuple):
     headers: tuple[tuple[str, ...], ...]
 
 
-def recognise_layout(text: str, separator: str | None = None, numbers: int = FEWEST_NUMBERS) -> Layout:
-    """Find the separator, the lines before the bars, and the header rows among them.
-
-    :param separator: if it is known.
-    :param numbers: that each row of bars has at least.
-    """
-    lines = text.splitlines()[:SAMPLE_LINES]
+def recognise_layout(text: str, config: FileConfig) -> Layout:
+    """Find the separator, the lines before the bars, and the header rows among them."""
+    # A row has four prices, unless one column was named as several of them.
+    named = {config.columns[role] for role in PRICES if role in config.columns}
+    numbers = len(named) if set(PRICES) <= set(config.columns) else FEWEST_NUMBERS
+    separator = config.separator
+    lines = [line.removesuffix("\r") for line in text.split("\n", SAMPLE_LINES)[:SAMPLE_LINES]]
     separator = {"tab": "\t", "\\t": "\t"}.get(separator or "", separator)
     candidates = [separator] if separator else list(SEPARATORS)
     for candidate in candidates:
@@ -262,7 +262,7 @@ def recognise_layout(text: str, separator: str | None = None, numbers: int = FEW
             continue
         header_rows = [_padded(row, rows[first]) for row in rows[:first] if 0 <= width[0][0] - len(row) <= 1 and any(row)]
         return Layout(candidate, first, tuple(tuple(row) for row in header_rows[-3:]))
-    if any(_is_narrow(line, candidate) for candidate in candidates for line in lines[-1:]):
+    if any(_is_narrow(line, candidate) for candidate in candidates for line in filter(str.strip, lines[-2:])):
         remedy = "--columns time=Date,open=Close,high=Close,low=Close,close=Close trades at the one price that is known"
         raise DataError(f"each row has a time and fewer than four prices; bars need open, high, low and close: {remedy}")
     tried = f"separated by {separator!r}" if separator else f"with {', '.join(SEPARATORS.values())} between them"
@@ -293,15 +293,16 @@ def _is_data(row: list[str], numbers: int) -> bool:
 
 
 def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTable:
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     if '="' in text:  # ="2013-05-13", so that spreadsheets leave it as it is
         text = re.sub(r'="([^"\n]*)"', r'"\1"', text)
-    named = set(PRICES) <= set(config.columns)  # one column may be named as several prices
-    fewest = len({config.columns[role] for role in PRICES}) if named else FEWEST_NUMBERS
-    layout = recognise_layout(text, config.separator, fewest)
+    layout = recognise_layout(text, config)
     # 1.234 is a number of another size where the decimal mark is a comma: if one may be, no cell is a number yet.
     commas = config.decimal == "," or (config.decimal is None and layout.separator != "," and re.search(r"\d,\d", text))
-    cells = _parsed(text, layout, as_text=bool(commas))
-    lines = np.array([number for number, line in enumerate(text.splitlines(), 1) if number > layout.first and line.strip()])
+    content = text.encode()  # pandas would hold text in four bytes per character
+    cells = _parsed(content, layout, as_text=bool(commas))
+    lines = _filled_lines(content)
+    lines = lines[lines > layout.first]
     if len(lines) != len(cells):
         lines = np.arange(layout.first + 1, layout.first + 1 + len(cells))  # a quoted cell spans lines
     names = list(layout.headers[-1]) if layout.headers else [""] * cells.shape[1]
@@ -310,10 +311,21 @@ def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTabl
     return RawTable(cells.set_axis(names, axis=1), lines, layout.headers, facts)
 
 
-def _parsed(text: str, layout: Layout, as_text: bool) -> pd.DataFrame:
+def _filled_lines(content: bytes) -> NDArray[np.int64]:
+    """Return the numbers of the lines that are not blank, counted from 1."""
+    characters = np.frombuffer(content, np.uint8)
+    ends = np.append(np.flatnonzero(characters == ord("\n")), len(content))
+    starts = np.append(0, ends[:-1] + 1)
+    filled = starts < len(content)
+    for line in np.flatnonzero(characters[starts[filled]] <= ord(" ")).tolist():
+        filled[line] = bool(content[starts[line] : ends[line]].strip())
+    return np.flatnonzero(filled) + 1
+
+
+def _parsed(content: bytes, layout: Layout, as_text: bool) -> pd.DataFrame:
     try:
         return pd.read_csv(
-            io.StringIO(text),
+            io.BytesIO(content),
             sep=r"\s+" if layout.separator == " " else layout.separator,
             header=None,
             skiprows=layout.first,
