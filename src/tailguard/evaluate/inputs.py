@@ -1,7 +1,7 @@
 """Tables as other programs write them: returns, equity curves, weights, rates. Read as they are, or refused with one line.
 
-A table is a CSV, CSV.gz or Parquet file, a pandas Series or a DataFrame, with its times in the index or in a column, in any
-order. Which column holds what is told by its name, and whether it holds returns or an equity curve by its numbers.
+A table is a CSV or Parquet file, which may be compressed, a pandas Series or a DataFrame, with its times in the index or in a
+column, in any order. Which column holds what is told by its name, and whether it holds returns or an equity curve by its numbers.
 """
 
 import io
@@ -55,8 +55,8 @@ MONTH_FORMATS = ("%Y%m", "%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y")
 LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gains as much on the usual bar
 # Cumulated returns are close to the value before, begin near 0, and move; interest, which is as smooth, hardly moves.
 FEWEST_CUMULATED, CUMULATED_CORRELATION, CUMULATED_MOVE = 32, 0.9, 1e-4
-# Factors are around 1 and hardly correlated with those before.
-FACTOR_RANGE, FACTOR_CORRELATION = 0.1, 0.5
+# Factors are around 1 and hardly correlated with those before; so many values of a random walk are.
+FEWEST_FACTORS, FACTOR_RANGE, FACTOR_CORRELATION = 64, 0.1, 0.3
 MOST_RATE = 1.0
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
 
@@ -95,6 +95,7 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
     _say_understood(source, values, table, _kind(values).replace("equity curve", "prices"))
     if _kind(values) == "equity curve":
         _require_uncumulated(values, what)
+        _require_no_factors(values, what)
         levels: pd.Series = values.rename(what).set_axis(_month_ends(pd.DatetimeIndex(values.index)))
         return levels
     returns = read_returns(values.to_frame(), None, what)
@@ -447,7 +448,7 @@ def _require_no_factors(values: pd.Series, what: str) -> None:
     """Refuse 1.01 for a return of 1 %: an equity curve is close to its value before, factors are not."""
     numbers = values.to_numpy(dtype=np.float64)
     centred = numbers - numbers.mean()
-    around = len(numbers) >= FEWEST_CUMULATED and abs(float(np.median(numbers)) - 1.0) < FACTOR_RANGE
+    around = len(numbers) >= FEWEST_FACTORS and abs(float(np.median(numbers)) - 1.0) < FACTOR_RANGE
     if around and float(centred[1:] @ centred[:-1]) < FACTOR_CORRELATION * float(centred @ centred):
         raise DataError(f"{what}: {values.name} looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1")
 

@@ -179,7 +179,8 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
         _require_side(table, config, wide)
         wide = None
     if wide is not None:
-        return _understand_wide(table, config, keep, wide)
+        reading = _understand_wide(table, config, keep, wide)
+        return replace(reading, remarks=(*reading.remarks, *empty))
     named, ignored, facts = _roles(_with_names(table), config, keep)
     times = parse_times(_time_column(named), config.time_format, config.timezone)
     absent = named["time"].isna().to_numpy()
