@@ -1,7 +1,8 @@
 """Tables as other programs write them: returns, equity curves, weights, rates. Read as they are, or refused with one line.
 
 A table is a CSV or Parquet file, which may be compressed, a pandas Series or a DataFrame, with its times in the index or in a
-column, in any order. Which column holds what is told by its name, and whether it holds returns or an equity curve by its numbers.
+column, in any order. Which column holds what is told by its name, and whether it holds returns or an equity curve by its
+numbers.
 """
 
 import io
