@@ -319,7 +319,7 @@ def _filled_lines(content: bytes) -> NDArray[np.int64]:
     filled = starts < len(content)
     for line in np.flatnonzero(characters[starts[filled]] <= ord(" ")).tolist():
         filled[line] = bool(content[starts[line] : ends[line]].strip())
-    return np.flatnonzero(filled) + 1
+    return np.asarray(np.flatnonzero(filled) + 1, dtype=np.int64)
 
 
 def _parsed(content: bytes, layout: Layout, as_text: bool) -> pd.DataFrame:
