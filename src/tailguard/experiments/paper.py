@@ -116,6 +116,12 @@ class PaperTrading:
             raise
 
     @property
+    def remedy(self) -> str:
+        """What the user does to trade again after a kill: the file KILL stops a rearmed account as well."""
+        file = self.folder / KILL
+        return f"delete {file}, and --rearm trades again" if file.exists() else "--rearm trades again"
+
+    @property
     def finished(self) -> bool:
         """True if there is nothing left to do: the account was liquidated, or killed and sold out."""
         if self._settled is None:
@@ -398,7 +404,7 @@ class PaperTrading:
             self._replay(record)
         if self.finished:
             why = f"the kill switch was thrown because {self.killed}" if self.killed else "the account was liquidated"
-            raise ValueError(f"{self.folder}: {why}; --rearm trades again, another --ledger begins anew")
+            raise ValueError(f"{self.folder}: {why}; {self.remedy}, another --ledger begins anew")
 
     def _replay(self, record: dict[str, Any]) -> Order | None:
         """Do again what a record of the ledger says, and return the order if it is one."""
