@@ -267,7 +267,7 @@ class SelectionConfig(BaseModel):
     :param seeds: trainings per block and policy, at least 1. Their decisions are averaged: more make the choice steadier.
     :param stops: shares of ``training.steps``, rising, in (0, 1], after which agents are scored.
     :param doubt: t-statistic of the held-out evidence up to which an agent is not believed and steers nothing. It steers
-        everything from ``doubt + 1`` on. 1 is typical; more makes idle agents, less makes agents that trade on noise.
+        everything from ``doubt + 1`` on. 0.5 to 1 is typical; more makes idle agents, less makes agents that trade on noise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -275,7 +275,7 @@ class SelectionConfig(BaseModel):
     blocks: Annotated[int, Field(ge=2, le=100)] = 4
     seeds: Annotated[int, Field(ge=1, le=100)] = 2
     stops: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (0.125, 0.25, 0.5, 1.0)
-    doubt: float = 1.0
+    doubt: float = 0.5
 
     @field_validator("stops")
     @classmethod
