@@ -345,10 +345,7 @@ class DistributionalPolicy(BasePolicy):
     def dist_params(self, features: Tensor) -> Tensor:
         """Return the parameters of the action distribution, ``[..., n_params]``, for trunk features ``[..., F]``."""
         if self.use_sde:
-            latent, mean = self.latent(features)
-            # As SB3 does: the standard deviation does not shape the features.
-            variance = latent.detach().square() @ self.sde_std().square()
-            return torch.cat((mean, 0.5 * torch.log(variance + SDE_EPS)), dim=-1)
+            return self.sde_params(*self.latent(features))
         raw: Tensor = self.actor(features)
         if self.log_std is not None:
             return torch.cat((raw, self.log_std.expand_as(raw)), dim=-1)
@@ -363,6 +360,12 @@ class DistributionalPolicy(BasePolicy):
         for layer in list(self.actor)[:-1]:
             latent = layer(latent)
         return latent, self.actor[-1](latent)
+
+    def sde_params(self, latent: Tensor, mean: Tensor) -> Tensor:
+        """Return gSDE's :meth:`dist_params` for what :meth:`latent` returned."""
+        # As SB3 does: the standard deviation does not shape the features.
+        variance = latent.detach().square() @ self.sde_std().square()
+        return torch.cat((mean, 0.5 * torch.log(variance + SDE_EPS)), dim=-1)
 
     def sde_std(self) -> Tensor:
         """Return gSDE's standard deviations of a weight, ``[F, A]``."""
