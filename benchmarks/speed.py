@@ -5,6 +5,7 @@ Work (work.py): 64 envs x 128 steps, 4 epochs, minibatches of 1,024 samples, LST
 "torch": networks and autograd are torch's (``compiled=False``). "compiled": the compiled update and acting step. On a machine
 that others use as well, ``--clock cpu`` counts processor time instead of time. ``--isa native avx2`` prints a table for each
 instruction set (tools/isa.py). The product bound is the time that all matrix products take at the speed of torch's largest.
+``--spaces`` measures images and Dicts instead, through SB3's feature extractors: 8 envs x 64 steps, 4 epochs, minibatches of 128.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import stable_baselines3
 import torch
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
-from work import WorkEnv
+from work import SPACES, WorkEnv, frames_env
 
 from tailguard import DistributionalPPO
 from tailguard.ppo.diagnostics import StageProfile
@@ -97,6 +98,27 @@ def attacked(name, share):
     return ours(policy, SCALAR, {"adversary": {**ADVERSARY, **share}}, **networks)
 
 
+# With --spaces: policies with a feature extractor, all in torch.
+SPACES_STEPS, SPACES_ENVS = 64, 8
+
+
+def with_extractor(name, algorithm, **settings):
+    """An algorithm on observations of one of :data:`work.SPACES`."""
+    policy = "CnnPolicy" if name == "images" else "MultiInputPolicy"
+    env = frames_env(name, SPACES_ENVS)
+    return algorithm(policy, env, n_steps=SPACES_STEPS, batch_size=128, n_epochs=4, seed=0, device="cpu", **settings)
+
+
+EXTRACTORS = {
+    f"{engine}, {name}": partial(with_extractor, name, *given, **settings)
+    for name in SPACES
+    for engine, given, settings in (
+        ("Stable-Baselines3 PPO", (PPO,), {}),
+        ("Tailguard", (DistributionalPPO,), {"critic": SCALAR}),
+        ("Tailguard, twin critics of 32 quantiles", (DistributionalPPO,), {}),
+    )
+}
+
 RATIOS = [
     ("Tailguard, separate LSTMs, torch", f"{CONTRIB}, separate LSTMs", ">= 12"),
     ("Tailguard, separate LSTMs, compiled", f"{CONTRIB}, separate LSTMs", ">= 25"),
@@ -112,6 +134,8 @@ RATIOS = [
     ("Tailguard, MLP, torch", "Stable-Baselines3 PPO, MLP", ""),
     ("Tailguard, MLP, compiled", "Stable-Baselines3 PPO, MLP", ">= 1.5"),
     *((name, f"{name}, {what}", "<= 2.5") for name in ATTACKED for what in SHARES),
+    *((f"Tailguard, {name}", f"Stable-Baselines3 PPO, {name}", ">= 1") for name in SPACES),
+    *((f"Tailguard, twin critics of 32 quantiles, {name}", f"Stable-Baselines3 PPO, {name}", "") for name in SPACES),
 ]
 
 
@@ -146,6 +170,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the engines whose name contains this")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--adversary", action="store_true", help="only what state-adversarial training costs")
+    parser.add_argument("--spaces", action="store_true", help="only images and Dicts")
     parser.add_argument(
         "--isa", nargs="+", choices=["native", "avx2"], default=[], help="run once for each, in its own process"
     )
@@ -154,19 +179,20 @@ def main() -> None:
         given = [f"--rounds={options.rounds}", f"--only={options.only}", f"--clock={options.clock}"]
         for isa in options.isa:
             print(f"\n## {isa}\n", flush=True)
-            words = [*given, *["--adversary"] * options.adversary]
+            words = [*given, *["--adversary"] * options.adversary, *["--spaces"] * options.spaces]
             subprocess.run([sys.executable, ISA, isa, sys.executable, __file__, *words], check=True)
         return
     now = CLOCKS[options.clock]
     torch.set_num_threads(1)
     pairs = {f"{name}, {what}": partial(attacked, name, share) for name in ATTACKED for what, share in SHARES.items()}
     chosen = {name: ENGINES[name] for name in ATTACKED} | pairs if options.adversary else ENGINES
+    chosen = EXTRACTORS if options.spaces else chosen
     engines = {name: make for name, make in chosen.items() if options.only in name}
     if JaxPPO is None:
         print("JAX is not installed: without its rows\n")
         engines = {name: make for name, make in engines.items() if not name.startswith("JAX")}
     models = {name: make() for name, make in engines.items()}
-    samples = STEPS * ENVS
+    samples = SPACES_STEPS * SPACES_ENVS if options.spaces else STEPS * ENVS
     for model in models.values():
         if isinstance(model, DistributionalPPO):
             model.profile = StageProfile(now)
@@ -193,10 +219,10 @@ def main() -> None:
         row = f"| {name} | {rate:,.0f} | {samples / max(seconds):,.0f} .. {samples / min(seconds):,.0f} "
         if name in stages:
             median = {key: float(np.median([one[key] for one in stages[name]])) for key in stages[name][0]}
-            acting, update = share_of_gemm(models[name], median, peak)
             rollout = 1e3 * (median["time/act_seconds"] + median["time/env_seconds"])
             update_ms = 1e3 * (median["time/prepare_seconds"] + median["time/update_seconds"])
-            row += f"| {rollout:.0f} | {update_ms:.0f} | {acting:.0%}, {update:.0%} "
+            shares = "" if options.spaces else "{:.0%}, {:.0%}".format(*share_of_gemm(models[name], median, peak))
+            row += f"| {rollout:.0f} | {update_ms:.0f} | {shares} "
         else:
             row += "| | | "
         print(row + "|")
