@@ -5,7 +5,7 @@ Work (work.py): 64 envs x 128 steps, 4 epochs, minibatches of 1,024 samples, LST
 "torch": networks and autograd are torch's (``compiled=False``). "compiled": the compiled update and acting step. On a machine
 that others use as well, ``--clock cpu`` counts processor time instead of time. ``--isa native avx2`` prints a table for each
 instruction set (tools/isa.py). The product bound is the time that all matrix products take at the speed of torch's largest.
-``--spaces`` measures images and Dicts instead, through SB3's feature extractors: 8 envs x 64 steps, 4 epochs, minibatches of 128.
+``--spaces`` measures images and Dicts instead, through SB3's feature extractors: 8 envs x 64 steps, 4 epochs, batches of 128.
 """
 
 import argparse

@@ -70,7 +70,7 @@ SPACES = {
 
 
 class FramesEnv(gym.Env):
-    """Observations of any space from a stock that was drawn before; four actions, of which the first pays; 64 steps an episode."""
+    """Observations of any space, drawn beforehand; four actions, of which the first pays; 64 steps an episode."""
 
     def __init__(self, space, first=0):
         self.observation_space, self.action_space, self.t = copy.deepcopy(space), spaces.Discrete(4), first

@@ -223,8 +223,8 @@ class DistributionalPolicy(BasePolicy):
         for module in self.children():
             if module not in self.statistics():
                 module.to(device)
-        if self.log_std is not None:
-            self.log_std.data = self.log_std.data.to(device)
+        if self.log_std is not None and self.log_std.device != device:  # torch cannot move the data of some kinds in place
+            self.log_std = nn.Parameter(self.log_std.detach().to(device), self.log_std.requires_grad)
         return self
 
     def statistics(self) -> tuple[nn.Module, ...]:
@@ -340,7 +340,7 @@ class DistributionalPolicy(BasePolicy):
         """
         state = reset_state(state, starts)
         inputs = self.inputs(torch.tensor(self._with_missing_columns(observations), dtype=self.observations.dtype))
-        return self.act(inputs if perturb is None else perturb(inputs, state), state)
+        return self.act(inputs if perturb is None else perturb(inputs.to(self.device), state), state)
 
     def dist_params(self, features: Tensor) -> Tensor:
         """Return the parameters of the action distribution, ``[..., n_params]``, for trunk features ``[..., F]``."""

@@ -427,7 +427,7 @@ class Batch:
 
     def take(self, which: Tensor) -> "Batch":
         """Return some of the sequences or samples, in the order of `which`."""
-        axis, chosen = self.weights.dim() - 1, {}
+        axis, chosen, which = self.weights.dim() - 1, {}, which.to(self.weights.device)
         for name, in_front in AXES_IN_FRONT.items():
             tensor: Tensor = getattr(self, name)
             chosen[name] = tensor.index_select(axis + in_front, which) if tensor.numel() else tensor
