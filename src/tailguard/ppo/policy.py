@@ -304,7 +304,11 @@ class DistributionalPolicy(BasePolicy):
         if extractor is None:
             return inputs
         rows = inputs.reshape(-1, inputs.shape[-1])
-        features: Tensor = extractor(self._own_rows.tensors(rows[:, : self.own_size]))
+        seen = self._own_rows.tensors(rows[:, : self.own_size])
+        # On a CPU convolutions with a gradient are a fifth faster so. Users' own extractors may rely on the usual layout.
+        if inputs.is_cpu and torch.is_grad_enabled() and type(extractor) in (NatureCNN, CombinedExtractor):
+            seen = _channels_last(seen)
+        features: Tensor = extractor(seen)
         if self.budget.features:
             features = torch.cat((features, rows[:, self.own_size :]), dim=-1)
         return features.reshape(*inputs.shape[:-1], -1)
@@ -651,6 +655,13 @@ def _unrolled(trunk: RecurrentTrunk, inputs: Tensor, state: State, starts: Tenso
         output, carried = trunk.step(row, (carried[0] * keep[:, step], carried[1] * keep[:, step]))
         outputs.append(output)
     return torch.stack(outputs, dim=1).flatten(0, 1), carried
+
+
+def _channels_last(tensors: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    """Return images ``[M, C, H, W]`` with the channels of a pixel side by side in memory, other tensors as they are."""
+    if isinstance(tensors, dict):
+        return {key: cast(Tensor, _channels_last(tensor)) for key, tensor in tensors.items()}
+    return tensors.contiguous(memory_format=torch.channels_last) if tensors.dim() == 4 else tensors
 
 
 def _extractor_for(space: spaces.Space[Any]) -> type[BaseFeaturesExtractor]:
