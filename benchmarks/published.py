@@ -4,6 +4,8 @@
     python benchmarks/published.py --rows cartpole-novel acrobot --seeds 3 --minutes 60
     python benchmarks/published.py --table      # print what is finished, without running anything
     python benchmarks/published.py --out docs/published.md
+    python benchmarks/published.py --engines tailguard --first-seed 10 --folder artifacts/scalar \
+        --settings '{"critic": {"num_quantiles": 1, "twin": false}}'   # ablate, on seeds that are not reported
 
 A run is a row, an engine and a seed, and a file in the folder once it is finished: whatever stops this script, it continues
 where it was. A run's score is the mean return of 50 episodes after the training, with the most likely actions; a row has
@@ -17,6 +19,8 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,6 +33,7 @@ from zoo import PEERS, zoo_settings
 
 from tailguard import DistributionalPPO
 
+FOLDER = Path("artifacts/published")
 EPISODES, TEST_ENVS = 50, 5
 RESAMPLES = 10_000
 
@@ -57,12 +62,14 @@ ROWS = {
     "cartpole-novel": Row("ppo_lstm", "CartPoleNoVel-v1", "500 ± 0", bar=500.0),
     "pendulum-novel": Row("ppo_lstm", "PendulumNoVel-v1", "-217.9 ± 140", bar=-217.9 - 140.0),
     "mountaincar-novel": Row("ppo_lstm", "MountainCarContinuousNoVel-v0", "91.5 ± 1.8", bar=91.5 - 1.8),
-    "acrobot": Row("ppo", "Acrobot-v1", "-73.5"),
-    "lunarlander": Row("ppo", "LunarLander-v3", "242 (v2)"),
-    "hopper": Row("ppo", "Hopper-v5", "2410 (v3); CleanRL 2383 ± 272 (v4); Tianshou 2609 ± 701", "Hopper-v4"),
+    "acrobot": Row("ppo", "Acrobot-v1", "-73.5 ± 18.2", bar=-73.5 - 18.2),
+    "lunarlander": Row("ppo", "LunarLander-v3", "242.1 ± 31.8 (v2)", bar=242.1 - 31.8),
+    "hopper": Row("ppo", "Hopper-v5", "2410 ± 10 (v3); CleanRL 2383 ± 272 (v4); Tianshou 2609 ± 701", "Hopper-v4"),
     "hopper-200k": Row("ppo", "Hopper-v5", "none at 200,000 steps", "Hopper-v4", steps=200_000),
-    "walker2d": Row("ppo", "Walker2d-v5", "3479 (v3); CleanRL 2288 ± 572 (v4); Tianshou 3589 ± 757", "Walker2d-v4"),
-    "halfcheetah": Row("ppo", "HalfCheetah-v5", "5819 (v3); CleanRL 1443 ± 46 (v4); Tianshou 5784 ± 1244", "HalfCheetah-v4"),
+    "walker2d": Row("ppo", "Walker2d-v5", "3479 ± 822 (v3); CleanRL 2288 ± 572 (v4); Tianshou 3589 ± 757", "Walker2d-v4"),
+    "halfcheetah": Row(
+        "ppo", "HalfCheetah-v5", "5819 ± 664 (v3); CleanRL 1443 ± 46 (v4); Tianshou 5784 ± 1244", "HalfCheetah-v4"
+    ),
 }
 # Tables that have no settings in the zoo; scripts of their own, or nobody, run them.
 ELSEWHERE = {
@@ -83,9 +90,9 @@ read from its files and not changed, for ours and for the class that they were t
 zoo says and leaves rewards alone, since [PopArt](concepts/popart.md) does this part.
 
 A run's score is the mean return of {EPISODES} episodes after the training, with the most likely actions. A row has the
-interquartile mean over seeds 0, 1, ... with its 95 % bootstrap interval, which says nothing of one seed; every seed is in
-parentheses. *Reached*: the interquartile mean is not below the published mean less the published standard deviation. Runs that
-nobody has made are listed as not run.
+interquartile mean over seeds 0, 1, ... with its 95 % bootstrap interval, and in parentheses every seed with the standard
+deviation over its episodes, which is also what the zoo publishes, of one run. *Reached*: the interquartile mean is not below
+the published mean less the published standard deviation. Runs that nobody has made are listed as not run.
 """
 
 
@@ -94,23 +101,28 @@ def main():
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--settings", type=json.loads, default={}, help="changes to ours, as JSON; needs a folder of its own")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
-    parser.add_argument("--folder", type=Path, default=Path("artifacts/published"))
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--table", action="store_true", help="print what is finished")
     parser.add_argument("--out", type=Path, help="write what is finished into this page, and run nothing")
     options = parser.parse_args()
     if options.out:
         options.out.write_text(page(options.folder), encoding="utf-8")
         return
+    if options.settings and options.folder == FOLDER:
+        parser.error("--settings needs --folder: these runs are not those of the table")
     if not options.table:
         options.folder.mkdir(parents=True, exist_ok=True)
         # Seeds last, so that a script that was stopped has something to say about every row.
-        tasks = [(row, engine, seed) for seed in range(options.seeds) for row in options.rows for engine in options.engines]
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        tasks = [(row, engine, seed) for seed in seeds for row in options.rows for engine in options.engines]
         waiting = [task for task in tasks if not file_of(options.folder, *task).exists()]
         with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
             deadline = time.time() + 60.0 * options.minutes
-            list(pool.map(finish, waiting, [options.folder] * len(waiting), [deadline] * len(waiting)))
+            list(pool.map(partial(finish, folder=options.folder, deadline=deadline, changes=options.settings), waiting))
     print(table(options.folder))
 
 
@@ -118,19 +130,19 @@ def file_of(folder, row, engine, seed):
     return folder / f"{row}-{engine}-{seed}.json"
 
 
-def finish(task, folder, deadline):
+def finish(task, folder, deadline, changes):
     """Run one task and keep its result, unless the time is over."""
     if time.time() > deadline:
         return
     path = file_of(folder, *task)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(run(*task)), encoding="utf-8")
+    unfinished.write_text(json.dumps(run(*task, changes)), encoding="utf-8")
     unfinished.replace(path)
     print(path.stem, path.read_text(encoding="utf-8"), flush=True)
 
 
-def run(row, engine, seed):
-    """Train and test once; return the score, and what else belongs to it."""
+def run(row, engine, seed, changes):
+    """Train and test once, with these changes of our settings; return the score, and what else belongs to it."""
     torch.set_num_threads(1)
     source = ROWS[row]
     settings = zoo_settings(source.algorithm, source.env_id, source.entry)
@@ -141,7 +153,8 @@ def run(row, engine, seed):
         settings.normalize["norm_reward"] = False  # PopArt has this part
     env = settings.environment(seed)
     started = time.process_time()
-    model = algorithm(env=env, seed=seed, device="cpu", **settings.arguments).learn(settings.steps)
+    arguments = settings.arguments | (changes if engine == "tailguard" else {})
+    model = algorithm(env=env, seed=seed, device="cpu", **arguments).learn(settings.steps)
     seconds = time.process_time() - started
     test = settings.test_environment(env, TEST_ENVS, seed=seed + 1000)
     mean, std = evaluate_policy(model, test, EPISODES, deterministic=True)
@@ -159,11 +172,12 @@ def interquartile_mean(scores):
 def page(folder):
     """Return the page of the documentation, as Markdown."""
     about = machine(os.cpu_count() or 1)[:2]
-    return "\n".join([INTRODUCTION, table(folder), "", *about, ""])
+    peers = f"- Settings of rl_zoo3 {version('rl_zoo3')}. One thread per run."
+    return "\n".join([INTRODUCTION, table(folder), "", *about, peers, ""])
 
 
 def table(folder):
-    columns = ("environment", "published", "ours: interquartile mean [95 %] (all seeds)", "reached", "peer: the same")
+    columns = ("environment", "published", "ours: interquartile mean [95 %] (seeds)", "reached", "peer: the same")
     lines = [f"| {' | '.join(columns)} | CPU minutes per run: ours, peer |", "|---" * 6 + "|"]
     for name, row in ROWS.items():
         runs = {engine: results(folder, name, engine) for engine in ENGINES}
@@ -187,7 +201,8 @@ def cell(runs):
         return "not run"
     scores = [result["score"] for result in runs]
     mean, low, high = interquartile_mean(scores)
-    return f"{mean:.1f} [{low:.1f}, {high:.1f}] ({', '.join(f'{score:.0f}' for score in scores)})"
+    interval = f" [{low:.1f}, {high:.1f}]" if len(runs) > 1 else ""
+    return f"{mean:.1f}{interval} ({', '.join('{score:.0f} ± {spread:.0f}'.format(**run) for run in runs)})"
 
 
 if __name__ == "__main__":
