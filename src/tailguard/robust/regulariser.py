@@ -115,7 +115,7 @@ class RobustRegulariser:
         """
         norm = torch.where(counts, self.perturbation.lengths(worst.move), 0.0).sum()
         sums = (mean, share.sum(), norm, (share > 0.0).sum(), counts.sum(), share.new_ones(()))
-        self._sums += torch.stack([value.to(share.device).double() for value in sums]).cpu()
+        self._sums += torch.stack([value.to(share) for value in sums]).cpu()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the present update so far."""
