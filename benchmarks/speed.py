@@ -6,6 +6,7 @@ Work (work.py): 64 envs x 128 steps, 4 epochs, minibatches of 1,024 samples, LST
 that others use as well, ``--clock cpu`` counts processor time instead of time. ``--isa native avx2`` prints a table for each
 instruction set (tools/isa.py). The product bound is the time that all matrix products take at the speed of torch's largest.
 rsl_rl and sbx (peers.py) take part where they are installed. ``--defaults`` is CartPole with sb3-contrib's defaults.
+``--spaces`` measures images and Dicts instead, through SB3's feature extractors: 8 envs x 64 steps, 4 epochs, batches of 128.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from peers import RslPPO, sbx_ppo
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
-from work import WorkEnv
+from work import SPACES, WorkEnv, frames_env
 
 from tailguard import DistributionalPPO
 from tailguard.ppo.diagnostics import StageProfile
@@ -121,6 +122,27 @@ DEFAULTS = {
     ),
 }
 
+# With --spaces: policies with a feature extractor, all in torch.
+SPACES_STEPS, SPACES_ENVS = 64, 8
+
+
+def with_extractor(name, algorithm, **settings):
+    """An algorithm on observations of one of :data:`work.SPACES`."""
+    policy = "CnnPolicy" if name == "images" else "MultiInputPolicy"
+    env = frames_env(name, SPACES_ENVS)
+    return algorithm(policy, env, n_steps=SPACES_STEPS, batch_size=128, n_epochs=4, seed=0, device="cpu", **settings)
+
+
+EXTRACTORS = {
+    f"{engine}, {name}": partial(with_extractor, name, *given, **settings)
+    for name in SPACES
+    for engine, given, settings in (
+        ("Stable-Baselines3 PPO", (PPO,), {}),
+        ("Tailguard", (DistributionalPPO,), {"critic": SCALAR}),
+        ("Tailguard, twin critics of 32 quantiles", (DistributionalPPO,), {}),
+    )
+}
+
 SEPARATE, SHARED_LSTM, MLP = (f"Tailguard, {networks}, compiled" for networks in ("separate LSTMs", "shared LSTM", "MLP"))
 RATIOS = [
     ("Tailguard, separate LSTMs, torch", f"{CONTRIB}, separate LSTMs", ">= 12"),
@@ -139,6 +161,8 @@ RATIOS = [
     ("Tailguard, sb3-contrib's defaults, torch", f"{CONTRIB}, its defaults", ""),
     ("Tailguard, sb3-contrib's defaults, compiled", f"{CONTRIB}, its defaults", ">= 10"),
     *((name, f"{name}, {what}", "<= 2.5") for name in ATTACKED for what in SHARES),
+    *((f"Tailguard, {name}", f"Stable-Baselines3 PPO, {name}", ">= 1") for name in SPACES),
+    *((f"Tailguard, twin critics of 32 quantiles, {name}", f"Stable-Baselines3 PPO, {name}", "") for name in SPACES),
 ]
 
 
@@ -175,6 +199,7 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--adversary", action="store_true", help="only what state-adversarial training costs")
     which.add_argument("--defaults", action="store_true", help="only CartPole with sb3-contrib's defaults")
+    which.add_argument("--spaces", action="store_true", help="only images and Dicts")
     parser.add_argument(
         "--isa", nargs="+", choices=["native", "avx2"], default=[], help="run once for each, in its own process"
     )
@@ -183,15 +208,19 @@ def main() -> None:
         given = [f"--rounds={options.rounds}", f"--only={options.only}", f"--clock={options.clock}"]
         for isa in options.isa:
             print(f"\n## {isa}\n", flush=True)
-            words = [*given, *["--adversary"] * options.adversary, *["--defaults"] * options.defaults]
+            words = [*given, *(f"--{name}" for name in ("adversary", "defaults", "spaces") if vars(options)[name])]
             subprocess.run([sys.executable, ISA, isa, sys.executable, __file__, *words], check=True)
         return
     now = CLOCKS[options.clock]
     torch.set_num_threads(1)
     pairs = {f"{name}, {what}": partial(attacked, name, share) for name in ATTACKED for what, share in SHARES.items()}
-    chosen, samples = DEFAULTS if options.defaults else ENGINES, 128 * 8 if options.defaults else STEPS * ENVS
+    chosen, samples = ENGINES, STEPS * ENVS
     if options.adversary:
         chosen = {name: ENGINES[name] for name in ATTACKED} | pairs
+    elif options.defaults:
+        chosen, samples = DEFAULTS, 128 * 8
+    elif options.spaces:
+        chosen, samples = EXTRACTORS, SPACES_STEPS * SPACES_ENVS
     engines = {name: make for name, make in chosen.items() if options.only in name}
     for peer, package in NEEDS.items():
         if not HAS[package] and any(name.startswith(peer) for name in engines):
@@ -224,10 +253,10 @@ def main() -> None:
         row = f"| {name} | {rate:,.0f} | {samples / max(seconds):,.0f} .. {samples / min(seconds):,.0f} "
         if name in stages:
             median = {key: float(np.median([one[key] for one in stages[name]])) for key in stages[name][0]}
-            acting, update = share_of_gemm(models[name], samples, median, peak)
             rollout = 1e3 * (median["time/act_seconds"] + median["time/env_seconds"])
             update_ms = 1e3 * (median["time/prepare_seconds"] + median["time/update_seconds"])
-            row += f"| {rollout:.0f} | {update_ms:.0f} | {acting:.0%}, {update:.0%} "
+            shares = "" if options.spaces else "{:.0%}, {:.0%}".format(*share_of_gemm(models[name], samples, median, peak))
+            row += f"| {rollout:.0f} | {update_ms:.0f} | {shares} "
         else:
             row += "| | | "
         print(row + "|")
