@@ -37,7 +37,7 @@ WALKFORWARD = [
     *TRAINING,
     "training.steps=4096",
     "selection={blocks: 2, seeds: 1, stops: [1.0]}",
-    "walkforward={folds: 2, seeds: 2}",
+    "walkforward={folds: 2, seeds: 2, jobs: 2}",  # processes on any machine, also where there is one core
 ]
 CHILDREN: "list[Child]" = []  # all that were ever started
 
