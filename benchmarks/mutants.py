@@ -14,7 +14,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,22 +198,24 @@ def main() -> None:
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     chosen = [(number, mutant) for number, mutant in enumerate(MUTANTS) if arguments.only in mutant[0]]
     waiting = [(number, mutant) for number, mutant in chosen if mutant not in known]
-    with tempfile.TemporaryDirectory() as name:
-        os.environ |= {"NUMBA_CACHE_DIR": f"{name}/numba", "OMP_NUM_THREADS": "1"}
-        for library in LIBRARIES:
-            importlib.import_module(library)
-        copy = Path(name) / "src"
-        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        for part in dict.fromkeys(mutant[0] for _, mutant in waiting):
-            if not run_tests(copy, part):
-                raise SystemExit(f"the tests of {part} fail without any mutant")
-        for number, mutant in waiting:
-            began = time.monotonic()
-            killed = try_mutant(copy, mutant)
-            known[mutant] = Result(number, mutant, killed, round(time.monotonic() - began, 1))
-            with arguments.results.open("a") as file:
-                file.write(json.dumps(vars(known[mutant])) + "\n")
-            print(f"{'killed' if killed else 'SURVIVED'} {number} {mutant[0]}: {mutant[1]!r} -> {mutant[2]!r}", flush=True)
+    # Kept beside the results: what was compiled for one mutant serves the others, also after a stop.
+    copy, compiled = (arguments.results.resolve().with_suffix(suffix) for suffix in (".src", ".numba"))
+    os.environ |= {"NUMBA_CACHE_DIR": str(compiled), "OMP_NUM_THREADS": "1"}
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    sound: set[str] = set()  # parts whose tests pass without any mutant
+    for number, mutant in waiting:
+        if mutant[0] not in sound and not run_tests(copy, mutant[0]):
+            raise SystemExit(f"the tests of {mutant[0]} fail without any mutant")
+        sound.add(mutant[0])
+        began = time.monotonic()
+        killed = try_mutant(copy, mutant)
+        known[mutant] = Result(number, mutant, killed, round(time.monotonic() - began, 1))
+        with arguments.results.open("a") as file:
+            file.write(json.dumps(vars(known[mutant])) + "\n")
+        print(f"{'killed' if killed else 'SURVIVED'} {number} {mutant[0]}: {mutant[1]!r} -> {mutant[2]!r}", flush=True)
     results = [known[mutant] for _, mutant in chosen]
     killed = sum(result.killed for result in results)
     print(f"\n{killed} of {len(results)} mutants killed ({killed / len(results):.1%})")

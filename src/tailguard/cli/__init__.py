@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
+    if code == INTERRUPTED:  # Typer takes Ctrl-C for an exit
+        sys.stderr.write("interrupted\n")
     sys.exit(code if isinstance(code, int) else 0)
 
 
