@@ -66,7 +66,8 @@ class Checkpoints:
                 return -math.inf
             if PERFORMANCE in best:
                 return float(best[PERFORMANCE])
-            return float(json.loads(read_regular(self.folder / BEST_SCORE, LARGEST_SCORE))["performance"])  # of an earlier version
+            score = json.loads(read_regular(self.folder / BEST_SCORE, LARGEST_SCORE))  # of an earlier version
+            return float(score["performance"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return -math.inf
 
