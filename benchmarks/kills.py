@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from soak_subjects import (
-    DATA,
     POPULATION,
     TRAINING,
     UPDATE,
@@ -31,11 +30,8 @@ from soak_subjects import (
     Subject,
     Training,
     Walkforward,
+    train_paper_agent,
 )
-
-from tailguard.config import load_config
-from tailguard.experiments.prepared_market import load_market
-from tailguard.experiments.run import Run, train
 
 LONGEST = 3600.0  # seconds for a run; far more than it takes
 GRACE = 60.0  # seconds in which everything must end after its driver has, on a machine that others use as well
@@ -148,16 +144,6 @@ def torment(name: str, folder: Path, kills: int, rng: np.random.Generator) -> Ta
     return tally
 
 
-def agent(folder: Path) -> None:
-    """Train an agent to trade on paper, and write its bars to a file."""
-    config = load_config(
-        None, [*TRAINING, "selection=null", "training.steps=4096", "trading.fee=0.001", "trading.stop_loss=0.03"]
-    )
-    run = Run.create(folder / "agent", config, DATA, load_market(DATA, config))
-    train(run, lambda *_: None)
-    run.market().bars.to_csv(folder / "bars.csv")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="in all, the same number for each subject")
@@ -168,7 +154,7 @@ def main() -> int:
     good = True
     with tempfile.TemporaryDirectory() as name:
         if "paper" in arguments.subjects:
-            agent(Path(name))
+            train_paper_agent(Path(name))
         os.environ[MARK] = uuid.uuid4().hex
         print(f"seed {arguments.seed}, {os.cpu_count()} cores, thread variables unset")
         print(

@@ -20,9 +20,10 @@ from tailguard.config import Config
 from tailguard.experiments import stopped_at_once
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
-from tailguard.experiments.run import Run
+from tailguard.experiments.run import INFO, Run
 from tailguard.io.atomic import atomic, clear_unfinished
-from tailguard.io.reading import read_regular, require_writable
+from tailguard.io.form import COUNT, TEXT, Maybe, require_form
+from tailguard.io.reading import read_regular, refusing, require_writable
 from tailguard.parallel.threads import one_thread, warn_of_differences
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
@@ -36,6 +37,7 @@ from tailguard.population.store import POPULATION, FileStore
 logger = logging.getLogger(__name__)
 FOLDER, LINEAGE, STATES, FEATURES, LOG = "population", "lineage.jsonl", "states", "features.npy", "log.txt"
 STORE = "store"  # entry of run.json: where the states are, if not in the run
+FORM = {"validation": (COUNT, COUNT), STORE: Maybe(TEXT)}  # of what a population adds to run.json
 EngineName = Literal["serial", "process", "ray"]
 
 
@@ -118,6 +120,8 @@ class PopulationRun:
         run = Run.open(path)
         if "validation" not in run.info:
             raise ValueError(f"{path} is a run of one agent, not one of a population")
+        with refusing(run.path / INFO):
+            require_form({name: run.info.get(name) for name in FORM}, FORM, "")
         return cls(run)
 
     def require_same(self, config: Config) -> None:

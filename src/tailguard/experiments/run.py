@@ -44,8 +44,9 @@ from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import UNFINISHED, atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
+from tailguard.io.form import COUNT, NUMBER, TEXT, Maybe, require_form
 from tailguard.io.lock import LOCK, locked
-from tailguard.io.reading import require_readable
+from tailguard.io.reading import refusing, require_readable
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.bars import timeframe
 from tailguard.market.data import source_parts
@@ -59,6 +60,15 @@ from tailguard.validation import build
 CONFIG, INFO, SELECTION, METRICS = "config.yaml", "run.json", "selection.json", "metrics.jsonl"
 # Entries of run.json that say where a run began, and not which run it is.
 PLACE = ("data", "versions", "conditions")
+# What everything else in a run relies on.
+FORM = {
+    "data": TEXT,
+    "fingerprint": TEXT,
+    "train": (COUNT, COUNT),
+    "test": (COUNT, COUNT),
+    "timeframe_seconds": Maybe(NUMBER),
+    "ensemble": Maybe([TEXT]),
+}
 # Settings that may change while a run is under way, if that is asked for. Of the training: names of the model's arguments.
 MODEL_SETTINGS = (
     *("learning_rate", "n_epochs", "gae_lambda", "clip_range", "max_grad_norm", "vf_coef", "microbatch_size"),
@@ -141,8 +151,12 @@ class Run:
         except OSError:
             raise ValueError(f"{path} is not a run: it has no readable {INFO}; `tailguard train` makes one") from None
         config = _recorded_config(path)
+        with refusing(path / INFO):
+            require_form({name: info.get(name) for name in FORM}, FORM, "")
+            FeatureScaler.from_state_dict(info["features"])
+            began = build(Config, info["config"]) if "config" in info else config
         run = cls(path, config, info)
-        run.changed = changed_settings(build(Config, info["config"]), config) if "config" in info else {}
+        run.changed = changed_settings(began, config)
         run._require_known_changes(allow_config_change)
         return run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tailguard.io.atomic import named
-from tailguard.io.reading import require_writable
+from tailguard.io.reading import refusing, require_writable
 
 SUM = "sum"
 # Hexadecimal digits of a checksum.
@@ -52,8 +52,9 @@ class Journal:
         """Yield the records, the oldest first."""
         with self.path.open("rb") as lines:
             for line in lines:
-                record = json.loads(line)
-                del record[SUM]
+                with refusing(self.path):
+                    record = json.loads(line)
+                    del record[SUM]
                 yield record
 
     def append(self, *records: Mapping[str, Any], sync: bool = True) -> None:

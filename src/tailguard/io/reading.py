@@ -2,7 +2,34 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+# What goes wrong with content that has the right checksums and is not what Tailguard writes.
+UNUSABLE = (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
+
+
+class UnusableFile(ValueError):
+    """A file cannot be used; the message names it."""
+
+
+@contextmanager
+def refusing(name: str | Path, error: type[UnusableFile] = UnusableFile) -> Iterator[None]:
+    """Turn errors about what a file holds into one of one line that names the file.
+
+    :param name: of the file.
+    :param error: what is raised.
+    """
+    try:
+        yield
+    except UnusableFile:
+        raise
+    except UNUSABLE as found:
+        reason = " ".join(str(found).split())
+        ours = type(found) is ValueError  # says in its own words what is wrong
+        why = reason if ours else f"holds what Tailguard does not write ({type(found).__name__}: {reason[:300]})"
+        raise error(f"{name}: {why}") from None
 
 
 def read_regular(path: str | Path, most: int) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tailguard.io.atomic import make_folder, named, sync_folder
-from tailguard.io.reading import read_regular, require_writable
+from tailguard.io.reading import read_regular, refusing, require_writable
 from tailguard.population.member import PopulationMember
 
 LINEAGE_VERSION = 1
@@ -53,10 +53,10 @@ class Lineage:
 def read(path: str | Path) -> list[dict[str, Any]]:
     """Return the events of a file. A last line without its end was never finished and is left out."""
     lines = read_regular(path, LARGEST).splitlines(keepends=True)
-    try:
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from None
+    with refusing(path):
+        events = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        replay(events)
+    return events
 
 
 def replay(events: Iterable[Event]) -> list[PopulationMember]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import fsspec  # type: ignore[import-untyped]
 
 from tailguard.io.atomic import atomic
-from tailguard.io.reading import read_regular
+from tailguard.io.reading import UnusableFile, read_regular
 from tailguard.io.sealed import LARGEST, sealed, unsealed
 from tailguard.population.member import MemberFailed
 
@@ -167,7 +167,7 @@ class FileStore:
         try:
             return unsealed(self._content(path, LARGEST), path)
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"{error}; without it the population cannot be resumed") from None
+            raise UnusableFile(f"{error}; without it the population cannot be resumed") from None
 
     def _content(self, path: str, most: int) -> bytes:
         """Return what a file holds.
