@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import yaml
+from forge_records import Record, forged, open_run, outcome
 from test_run import create, nobody
 
 from tailguard.config import changed_settings, load_config
@@ -71,6 +72,19 @@ def test_a_run_of_an_earlier_version_is_opened_and_trained_on(tmp_path, data):
     old = Run.open(run.path)
     assert train(old, nobody).num_timesteps == 512
     assert Run.open(run.path).trained_model().num_timesteps == 512
+
+
+def test_a_forged_record_is_refused_in_one_line_or_taken_as_it_is(folder):
+    """With the right checksum; `benchmarks/forge_records.py` does so with every file."""
+    record = Record("run", "run.json", open_run)
+    outcomes = []
+    for what, tree in forged(record.read(folder), 60, np.random.default_rng(0)):
+        record.write(folder, tree)
+        found, words = outcome(open_run, folder)
+        assert found in ("refused", "taken"), f"{what}: {found} {words}"
+        outcomes.append(found)
+    assert outcomes.count("refused") > 20
+    assert "taken" in outcomes
 
 
 def test_a_checkpoint_of_another_run_is_not_resumed(folder, tmp_path, data, caplog):
