@@ -78,12 +78,12 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("ppo/loss.py", "if abs(ratio - 1.0) > clip:", "if ratio - 1.0 > clip:"),
     ("ppo/loss.py", "weight * inverse[a] * grad_mean, weight * grad_log_std", "weight * grad_mean, weight * grad_log_std"),
     # ----------------------------------------------------------------------------------------------------------------- tail risk
-    ("ppo/risk.py", "(cap - running_return) / discount", "cap - running_return / discount"),
+    ("ppo/risk.py", "left / self.discount(columns).clamp(min=1e-30)", "left"),
     ("ppo/risk.py", "capped = torch.minimum(plain, budget) - budget.clamp(max=0.0)", "capped = torch.minimum(plain, budget)"),
     ("ppo/risk.py", "in_tail = np.clip(alpha - (upto - weights), 0.0, weights)", "in_tail = np.clip(alpha - upto, 0.0, weights)"),
     ("ppo/risk.py", "np.tile(masses, cut))) / (ended + cut)", "np.tile(masses, cut))) / ended"),
     ("ppo/risk.py", "self.rollouts.appendleft((totals[surplus:], atoms", "self.rollouts.appendleft((totals, atoms"),
-    ("ppo/risk.py", "return 1.0 - config.weight, config.weight / present", "return 1.0 - config.weight, config.weight"),
+    ("ppo/risk.py", "config.weight, config.weight / self._annealed(alpha)", "config.weight, config.weight"),
     ("ppo/risk.py", "missing = config.limit - metrics", "missing = -config.limit + metrics"),
     ("ppo/risk.py", "if recent[0] > best[0]:", "if recent[0] < best[0]:"),
     # --------------------------------------------------------------------------------------------------------------------- files
