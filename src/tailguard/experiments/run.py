@@ -291,12 +291,10 @@ class Run:
 
     def metrics(self) -> pd.DataFrame:
         """Return the metrics, a row per update; empty before the first."""
-        path = self.path / METRICS
-        try:
+        lines = metric_lines(self.path / METRICS)
+        with refusing(self.path / METRICS):
             # A process that was killed may have left half a line.
-            return pd.DataFrame([json.loads(line) for line in metric_lines(path) if line.endswith(b"\n")])
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged ({error})") from None
+            return pd.DataFrame([json.loads(line) for line in lines if line.endswith(b"\n")])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
