@@ -7,6 +7,7 @@ the end is the same to the last bit, and how many processes were left behind aft
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -117,15 +118,16 @@ def kill_one(subject: Subject, rng: np.random.Generator, tally: Tally) -> Child 
     return None
 
 
-def torment(name: str, folder: Path, kills: int, rng: np.random.Generator) -> Tally:
-    """Run a subject to its end, without faults and with so many kills."""
+def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.Generator) -> Tally:
+    """Run a subject to its end, without faults and with so many kills, or as many as there is time for."""
     tally, whole, faulty = Tally(), make(name, folder, "whole"), make(name, folder, "killed")
     begun = time.monotonic()
+    until = begun + seconds
     child = whole.start()
     if child.code(LONGEST) != 0:
         raise SystemExit(f"{name} without faults did not come to its end: {child.said()[-3:]}")
     tally.seconds = time.monotonic() - begun
-    while tally.drivers + tally.workers < kills:
+    while tally.drivers + tally.workers < kills and time.monotonic() < until:
         left = kill_one(faulty, rng, tally)
         if left is not None:
             if left.code(LONGEST) != 0:
@@ -147,6 +149,7 @@ def torment(name: str, folder: Path, kills: int, rng: np.random.Generator) -> Ta
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="in all, the same number for each subject")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="in all, after which nothing more is killed")
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -162,7 +165,7 @@ def main() -> int:
         )
         print("|---|---|---|---|---|---|---|")
         for subject in arguments.subjects:
-            tally = torment(subject, Path(name), each, rng)
+            tally = torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng)
             good = good and tally.same and not tally.left
             same = "yes" if tally.same else "**no**"
             row = (tally.drivers, tally.workers, same, tally.left, f"{tally.slowest:.1f} s")
