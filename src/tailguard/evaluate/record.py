@@ -27,6 +27,7 @@ from tailguard.io.sealed import LARGEST, digest, read_sealed, write_sealed
 from tailguard.validation import require
 
 RECORD_FOLDER = "evaluation"  # inside the folder of the run
+LARGEST_TABLE = 2**30  # bytes: all accounts over a million bars
 METRICS_FILE = "metrics.json"
 CHECKSUMS = "checksums.json"
 FORMAT = 1
@@ -394,7 +395,7 @@ def load_record(folder: Path) -> Evaluation:
         raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}; {advice}")
     for path in folder.iterdir():
         if path.suffix in (".csv", ".json", ".jsonl"):
-            require_readable(path, LARGEST)
+            require_readable(path, LARGEST if path.suffix == ".json" else LARGEST_TABLE)
     _require_unchanged(folder)
     with refusing(folder):
         return _load_record(folder)
