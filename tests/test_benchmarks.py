@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from all import BENCH, CHECK, Job, Outcome, document, fits, run, shown
 from learning import share_of_best
+from mutants import MUTANTS, TESTS
 from soak import Memory, Round, report
 from soak_faults import Finding, _spoil
 from soak_subjects import Child
@@ -162,6 +163,14 @@ def test_the_machine_is_described():
     text = "\n".join(everything.machine(2))
     assert f"torch {sys.modules['torch'].__version__}" in text
     assert "2 cores" in text
+
+
+def test_every_mutant_still_changes_one_place_of_the_code_and_has_tests():
+    source = BENCHMARKS.parent / "src" / "tailguard"
+    assert [mutant for mutant in MUTANTS if (source / mutant[0]).read_text().count(mutant[1]) != 1] == []
+    assert {mutant[0] for mutant in MUTANTS} == set(TESTS)
+    named = {word for tests in TESTS.values() for word in tests if word.startswith("tests/")}
+    assert [name for name in named if not (BENCHMARKS.parent / name).is_file()] == []
 
 
 # ------------------------------------------------------------------------------------------------------------------ soak
