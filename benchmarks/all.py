@@ -86,7 +86,7 @@ BENCH = (
     Job("Execution", "desk_execution.py --seeds 2 --workers 2 --only speed,frontier,signal", 10.0, 2),
     Job("Market making", "desk_making.py", 10.0, 2),
     Job("Hedging", "desk_hedging.py --seeds 2 --only speed,small --cases '5 dates on a tree, costs 0.5'", 4.0),
-    Job("Risk per period", "tail_agents.py --reduced --seeds 0 --agents 'neutral,mean-CVaR .2'", 8.0),
+    Job("Risk per period", "tail_agents.py --reduced --seeds 0 --agents 'neutral,mean-CVaR .1'", 8.0),
     Job("Robustness", "robustness.py --tasks cartpole-mlp --seeds 0 --episodes 5 --market-steps 0", 8.0),
     Job("Optimizers", "optim.py --only gradients", 1.0),
     Job("Optimizers", "optim.py --only quadratic", 1.0),

@@ -115,15 +115,18 @@ class AdversaryConfig(SAPPOConfig):
 
 
 # Defaults of agents that are averse to the tail of their periods, where they differ. A tail is learnt from few samples, so that
-# it takes more and larger steps. And it is the tail of an agent that explores: with positions drawn as widely as usual, what is
-# seen in the worst periods are the agent's own dice and what they cost.
-RISK_DEFAULTS: dict[str, Any] = {"steps": 131_072, "n_steps": 32, "learning_rate": 1e-3}
+# it takes more updates and larger steps. And it is the tail of an agent that explores: with positions drawn as widely as usual,
+# what is seen in the worst periods are the agent's own dice and what they cost. With small dice, though, the returns of the
+# bars after an action drown what it has changed, unless traces are short: critics know what a position is worth afterwards.
+RISK_DEFAULTS: dict[str, Any] = {"n_steps": 32, "learning_rate": 1e-3, "gae_lambda": 0.5}
 RISK_LOG_STD = -2.0
+# Weight of the CVaR: the more, the higher the Sharpe ratio below which cash is best.
+RISK_WEIGHT = 0.1
 
 
 class TrainingConfig(BaseModel):
-    """The training of an agent. With a ``risk`` that has a period, `steps`, `n_steps`, `learning_rate` and
-    ``network.log_std_init`` default to 131,072, 32, 1e-3 and -2.
+    """The training of an agent. With a ``risk`` that has a period, `n_steps`, `learning_rate`, `gae_lambda`,
+    ``network.log_std_init`` and ``risk.weight`` default to 32, 1e-3, 0.5, -2 and 0.1.
 
     :param steps: environment steps in all, at least 1; with a ``selection`` the most that it may choose. 65,536 take a second
         or two. More fit the training bars better, which is not always better on the bars that follow.
@@ -232,7 +235,7 @@ class TrainingConfig(BaseModel):
             return values
         if isinstance(network, dict):
             network = {"log_std_init": RISK_LOG_STD, **network}
-        return RISK_DEFAULTS | values | {"network": network}
+        return RISK_DEFAULTS | values | {"network": network, "risk": {"weight": RISK_WEIGHT, **risk}}
 
     @field_validator("normalize_obs", mode="before")
     @classmethod

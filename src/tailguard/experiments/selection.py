@@ -212,7 +212,7 @@ def select(
         mix_growth=float(np.concatenate(trials.mixes).mean()) * trials.periods,
         candidates=tuple(score.candidate for score in candidates),
         features={name: weight for name, weight in weights if weight > FLOOR},
-        criterion="" if risk is None else risk.words,
+        criterion="" if risk is None else risk.words(trials.periods),
         mix_objective=None if risk is None else risk.value(np.concatenate([risk.sums(returns) for returns in trials.mixes])),
     )
 
