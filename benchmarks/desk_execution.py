@@ -220,7 +220,9 @@ def table_tail(run: Runner) -> None:
 
 
 def table_speed(run: Runner) -> None:
-    run.head("Speed at 64 environments, one thread", "environment", "goal", "million steps per second of CPU time, best of five")
+    run.head(
+        "Speed at 64 environments, one thread", "environment", "goal", "million steps per second of CPU time, best of five"
+    )
     for name, settings in {"default": {}, "with a signal": SIGNALS["liquidity and drift"]}.items():
         env = OptimalExecution(64, seed=0, **settings)
         env.reset()

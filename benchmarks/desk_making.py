@@ -182,7 +182,9 @@ def table_tail(run: Runner) -> None:
 
 
 def table_speed(run: Runner) -> None:
-    run.head("Speed at 64 environments, one thread", "environment", "goal", "million steps per second of CPU time, best of five")
+    run.head(
+        "Speed at 64 environments, one thread", "environment", "goal", "million steps per second of CPU time, best of five"
+    )
     env = MarketMaking(64, seed=0)
     env.reset()
     actions = np.random.default_rng(0).uniform(-1.0, 1.0, (256, 64, 2)).astype(np.float32)

@@ -230,8 +230,7 @@ class TrainingConfig(BaseModel):
         risk, network = values.get("risk"), values.get("network", {})
         if isinstance(risk, RiskConfig):
             risk = risk.model_dump()
-        averse = isinstance(risk, dict) and risk.get("period") is not None and risk.get("objective", "neutral") != "neutral"
-        if not averse:
+        if not isinstance(risk, dict) or risk.get("period") is None or risk.get("objective", "neutral") == "neutral":
             return values
         if isinstance(network, dict):
             network = {"log_std_init": RISK_LOG_STD, **network}
