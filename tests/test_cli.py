@@ -426,5 +426,5 @@ def test_a_signal_ends_a_command_that_has_nothing_to_save_with_one_line(tmp_path
     )
     with (tmp_path / "bars.csv").open("w"):  # opens when the other end is open
         waiting.send_signal(number)
-        assert waiting.communicate(timeout=60.0)[1] == f"{word}\n"
+        assert waiting.communicate(timeout=200.0)[1] == f"{word}\n"
     assert waiting.returncode == 128 + number

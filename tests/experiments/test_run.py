@@ -85,7 +85,7 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path, dat
     assert [row["step"] for row in map(json.loads, content(whole)[1].splitlines())] == list(range(128, 2049, 128))
 
 
-def _wait_for(condition, seconds=60):
+def _wait_for(condition, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -93,7 +93,7 @@ def test_workers_end_with_their_parent(number, tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("parallel_tasks.py")), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     driver = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 200.0
     while len(list(tmp_path.iterdir())) < 2 or not all(path.read_text() for path in tmp_path.iterdir()):
         assert time.monotonic() < deadline
         assert driver.poll() is None
