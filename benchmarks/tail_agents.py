@@ -5,9 +5,13 @@ than twice as large, and from its ninth day on the market loses 8 % in a day wit
 average, so the mean gives no reason to leave. Volatility comes first, so the danger can be seen. Nothing else is known: every
 agent gets a CSV of bars, and the defaults of `tailguard walkforward`.
 
-Accounts are compared at equal mean exposure: weights times a constant, so that their mean absolute weight is that of the
-neutral agent. Returns over 21 bars, every window; worst 1 % and 5 % of them, as a share of the neutral agent's. Runs that
-exist already in the folder are not made again. Settings were chosen on markets 10 to 12.
+Accounts are compared at equal mean exposure: returns times a constant, so that their mean absolute weight is 1. Returns over 21
+bars, every window; worst 1 % and 5 % of them, as a share of those of holding, which is what a neutral agent ends up with. The
+row `rule` is the best that volatility alone can tell: hold while it is below a threshold that was best on the training bars.
+
+With ``--unselected`` agents are trained in this process, once, on the training bars of the first fold, and trade the bars
+after it: what the objective has taught, without the selection, which may trust an agent with a part of the account only.
+Otherwise runs that exist already in the folder are not made again. Settings were chosen on markets 10 to 14.
 """
 
 import argparse
@@ -18,15 +22,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tailguard.evaluate.record import load_record
+from tailguard.config import load_config
+from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.folds import longest_lookback, make_folds
+from tailguard.evaluate.record import AccountHistory, load_record
+from tailguard.experiments.decisions import trade_market
+from tailguard.experiments.prepared_market import Split, market_features, prepare_market
+from tailguard.experiments.training import build_model, train_model
+from tailguard.market.data import load_source
 
 PERIOD = 21
 TAIL = f"alpha: 0.05, period: {PERIOD}"
 AGENTS = {
     "neutral": "{objective: neutral}",
     "CVaR": f"{{objective: cvar, {TAIL}}}",
+    "mean-CVaR .1": f"{{objective: mean_cvar, weight: 0.1, {TAIL}}}",
     "mean-CVaR .2": f"{{objective: mean_cvar, weight: 0.2, {TAIL}}}",
-    "mean-CVaR .5": f"{{objective: mean_cvar, weight: 0.5, {TAIL}}}",
     "constrained -4 %": f"{{objective: constrained, limit: -0.04, {TAIL}}}",
 }
 REDUCED = (
@@ -79,85 +90,107 @@ def windows(returns: np.ndarray) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(np.log1p(returns), PERIOD).sum(axis=1)
 
 
-def figures(returns: np.ndarray, weights: np.ndarray, danger: np.ndarray, exposure: float) -> dict[str, float]:
-    """Return what an account did, and its tails at a mean exposure."""
-    sums, sharpe = windows(returns), returns.mean() / max(returns.std(), 1e-12) * 252**0.5
-    own = float(np.abs(weights).mean())
-    scaled = windows(np.maximum(returns * exposure / max(own, 1e-12), -0.99))
+def figures(account: AccountHistory, danger: np.ndarray) -> dict[str, float]:
+    """Return what an account did, and its tails at a mean exposure of 1."""
+    returns, weights = account.excess, account.weights[:, 0]
+    exposure = max(float(np.abs(weights).mean()), 1e-12)
+    scaled = windows(np.maximum(returns / exposure, -0.99))
     return {
         "calm": float(weights[~danger].mean()),
         "danger": float(weights[danger].mean()),
-        "mean": float(sums.mean()),
-        "CVaR 5 %": tail_mean(sums, 0.05),
-        "sharpe": float(sharpe),
-        "exposure": own,
-        "5 % at equal exposure": tail_mean(scaled, 0.05),
-        "1 % at equal exposure": tail_mean(scaled, 0.01),
+        "mean": float(windows(returns).mean()),
+        "CVaR 5 %": tail_mean(windows(returns), 0.05),
+        "Sharpe": float(returns.mean() / max(returns.std(), 1e-12) * 252**0.5),
+        "worst 5 %": tail_mean(scaled, 0.05),
+        "worst 1 %": tail_mean(scaled, 0.01),
     }
 
 
-def walked(folder: Path, market: Path, risk: str, settings: list[str]) -> Path:
-    """Run the command that anybody would, unless it was done before; return the folder of its results."""
-    if not (folder / "evaluation" / "metrics.json").is_file():
-        sets = [argument for setting in (f"training.risk={risk}", *settings) for argument in ("--set", setting)]
-        command = [sys.executable, "-m", "tailguard", "walkforward", "--data", str(market), "--run", str(folder), *sets]
-        command += ["--no-ledger", "--quiet"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder / "evaluation"
+class Market:
+    """A crash market as a CSV, and the accounts that trade it.
+
+    :param path: of the file.
+    :param bars: with the column ``danger``.
+    :param settings: of the configuration.
+    """
+
+    def __init__(self, path: Path, bars: pd.DataFrame, settings: list[str]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        bars.drop(columns="danger").to_csv(path)
+        self.path, self.settings, self.danger = path, settings, bars["danger"].to_numpy()
+        self.config = load_config(None, settings)
+        self.bars = load_source(str(path))
+        self.features = market_features(self.bars, self.config)
+        lookback = longest_lookback(self.config.features)
+        folds = make_folds(len(bars), self.features.warmup, lookback, self.config.walkforward)
+        self.first, self.tested = folds[0], (folds[0].span[0], folds[-1].span[1])
+
+    def traded(self, targets: np.ndarray, span: tuple[int, int] | None = None) -> dict[str, float]:
+        """Return the figures of target weights over a span, by default the tests of all folds."""
+        span = self.tested if span is None else span
+        return self.shown(BacktestWindow(self.bars, self.config.trading, span).trade("", targets))
+
+    def shown(self, account: AccountHistory) -> dict[str, float]:
+        """Return the figures of an account."""
+        times = pd.DatetimeIndex(self.bars.index)
+        return figures(account, self.danger[times.get_indexer(pd.DatetimeIndex(account.times))])
+
+    def rule(self) -> dict[str, float]:
+        """Hold while volatility is low. The threshold is the best for mean-CVaR .1 on the training bars."""
+        volatility = self.features.values[:, self.features.names.index("volatility_parkinson")]
+        first, last = max(self.first.train[0], self.features.warmup), self.first.train[1]
+        best: tuple[float, float] = (-np.inf, 0.0)
+        for share in np.arange(0.4, 1.0, 0.05):
+            threshold = float(np.quantile(volatility[first:last], share))
+            found = self.traded((volatility[first : last - 1, None] <= threshold).astype(float), (first, last))
+            best = max(best, (0.9 * found["mean"] + 0.1 * found["CVaR 5 %"], threshold))
+        return self.traded((volatility[self.tested[0] : self.tested[1] - 1, None] <= best[1]).astype(float))
+
+    def walked(self, folder: Path, risk: str) -> dict[str, float]:
+        """Run the command that anybody would, unless it was done before."""
+        if not (folder / "evaluation" / "metrics.json").is_file():
+            sets = [argument for setting in (f"training.risk={risk}", *self.settings) for argument in ("--set", setting)]
+            command = [sys.executable, "-m", "tailguard", "walkforward", "--data", str(self.path), "--run", str(folder), *sets]
+            subprocess.run([*command, "--no-ledger", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+        return self.shown(load_record(folder / "evaluation").agent)
+
+    def trained(self, risk: str) -> dict[str, float]:
+        """Train an agent as the first fold does without a selection, and trade its test."""
+        config = load_config(None, [f"training.risk={risk}", "training.tensorboard=null", *self.settings])
+        prepared = prepare_market(self.bars, config, Split(self.first.train, self.first.test), self.features)
+        model = build_model(prepared, config.training)
+        train_model(model, config.training.steps)
+        ((targets, _),) = trade_market(model, prepared, [self.tested], config.walkforward.warmup)
+        return self.traded(targets)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0,1,2", help="of the markets")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="of the markets")
     parser.add_argument("--bars", type=int, default=8000)
     parser.add_argument("--reduced", action="store_true", help="one fold and seed, without memory: a tenth of the time")
+    parser.add_argument("--unselected", action="store_true", help="as --reduced, and without the selection: a fiftieth")
     parser.add_argument("--agents", default=",".join(AGENTS), help=f"of {', '.join(AGENTS)}")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/tail_agents"))
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as of the command, for all agents")
     options = parser.parse_args()
-    settings = [*(REDUCED if options.reduced else ()), *options.settings]
-    columns = (
-        "market",
-        "agent",
-        "calm",
-        "danger",
-        "exposure",
-        "mean",
-        "CVaR 5 %",
-        "Sharpe",
-        "5 %, of neutral",
-        "1 %, of neutral",
-    )
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    settings = [*(REDUCED if options.reduced or options.unselected else ()), *options.settings]
+    columns = ("calm", "danger", "mean", "CVaR 5 %", "Sharpe", "worst 5 %, of holding", "worst 1 %, of holding")
+    print(f"| market | agent | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 2)}", flush=True)
     for seed in map(int, options.seeds.split(",")):
-        bars = crash_market(options.bars, seed)
-        market = options.folder / f"crash-{seed}.csv"
-        market.parent.mkdir(parents=True, exist_ok=True)
-        bars.drop(columns="danger").to_csv(market)
-        neutral: dict[str, float] = {}
-        for name in options.agents.split(","):
-            place = options.folder / f"{seed}-{name.replace(' ', '').replace('%', '')}"
-            record = load_record(walked(place, market, AGENTS[name], settings))
-            account = record.agent
-            danger = bars["danger"].to_numpy()[bars.index.tz_localize(None).get_indexer(account.times.tz_localize(None))]
-            found = figures(
-                account.excess, account.weights[:, 0], danger, neutral.get("exposure", float(np.abs(account.weights).mean()))
-            )
-            neutral = neutral or found
-            ratios = [found[f"{level} at equal exposure"] / neutral[f"{level} at equal exposure"] for level in ("5 %", "1 %")]
-            shown = [f"{found[column]:+.2f}" for column in ("calm", "danger", "exposure")]
-            shown += [
-                f"{found['mean']:+.2%}",
-                f"{found['CVaR 5 %']:+.2%}",
-                f"{found['sharpe']:.2f}",
-                *(f"{r:.2f}" for r in ratios),
-            ]
-            print(f"| {seed} | {name} | {' | '.join(shown)} |", flush=True)
-        held = bars["close"].pct_change().to_numpy()[-len(account.times) :]
-        found = figures(held, np.ones(len(held)), bars["danger"].to_numpy()[-len(held) :], neutral["exposure"])
-        ratios = [found[f"{level} at equal exposure"] / neutral[f"{level} at equal exposure"] for level in ("5 %", "1 %")]
-        tail = f"{found['mean']:+.2%} | {found['CVaR 5 %']:+.2%} | {found['sharpe']:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f}"
-        print(f"| {seed} | holding | +1.00 | +1.00 | +1.00 | {tail} |", flush=True)
+        market = Market(options.folder / f"crash-{seed}.csv", crash_market(options.bars, seed), settings)
+        holding = market.traded(np.ones((market.tested[1] - market.tested[0] - 1, 1)))
+
+        def show(name: str, found: dict[str, float], seed: int = seed, holding: dict[str, float] = holding) -> None:
+            shares = " | ".join(f"{found[level] / holding[level]:.2f}" for level in ("worst 5 %", "worst 1 %"))
+            held = f"{found['calm']:+.2f} | {found['danger']:+.2f} | {found['mean']:+.2%} | {found['CVaR 5 %']:+.2%}"
+            print(f"| {seed} | {name} | {held} | {found['Sharpe']:.2f} | {shares} |", flush=True)
+
+        show("holding", holding)
+        show("rule", market.rule())
+        for name in filter(None, options.agents.split(",")):
+            folder = options.folder / f"{seed}-{name.replace(' ', '').replace('%', '')}"
+            show(name, market.trained(AGENTS[name]) if options.unselected else market.walked(folder, AGENTS[name]))
 
 
 if __name__ == "__main__":

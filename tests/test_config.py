@@ -347,10 +347,16 @@ class TestLimits:
 def test_agents_that_are_averse_to_tails_have_defaults_of_their_own():
     plain, averse = (load_config(None, [f"training.risk={risk}"]).training for risk in ("{}", "{objective: cvar, period: 21}"))
     assert (plain.steps, plain.n_steps, plain.learning_rate, plain.network.log_std_init) == (65_536, 128, 3e-4, 0.0)
-    assert (averse.steps, averse.n_steps, averse.learning_rate, averse.network.log_std_init) == (131_072, 32, 1e-3, -2.0)
-    own = ["training.risk={objective: cvar, period: 21}", "training.steps=4096", "training.network.log_std_init=0.5"]
+    assert (averse.steps, averse.n_steps, averse.learning_rate, averse.network.log_std_init) == (65_536, 32, 1e-3, -2.0)
+    assert (plain.gae_lambda, averse.gae_lambda, averse.risk.weight) == (0.95, 0.5, 0.1)
+    own = [
+        "training.risk={objective: mean_cvar, period: 21, weight: 0.3}",
+        "training.steps=4096",
+        "training.network.log_std_init=0.5",
+    ]
     changed = load_config(None, own).training
-    assert (changed.steps, changed.n_steps, changed.network.log_std_init) == (4096, 32, 0.5)
+    assert (changed.steps, changed.n_steps, changed.network.log_std_init, changed.risk.weight) == (4096, 32, 0.5, 0.3)
+    assert load_config(None, ["training.risk={objective: mean_cvar}"]).training.risk.weight == 0.5
     assert changed.network.net_arch == plain.network.net_arch
     for risk in ("{objective: neutral, period: 21}", "{objective: cvar}"):  # episodes as before
         assert load_config(None, [f"training.risk={risk}"]).training.steps == 65_536

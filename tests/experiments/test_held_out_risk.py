@@ -58,6 +58,19 @@ def test_the_constant_exposure_with_the_best_tail_is_none_or_all(mean, exposure)
     assert scored().best_exposure(returns, 1.0) == exposure
 
 
+@pytest.mark.parametrize("weight", [0.1, 0.4, 1.0])
+def test_cash_is_best_below_the_sharpe_ratio_that_an_objective_asks_for(weight):
+    """Normal returns of periods of one bar, standardised, so that their Sharpe ratio is known: the sign of the objective."""
+    risk = HeldOutRisk(RiskConfig(objective="mean_cvar", weight=weight, alpha=0.05, period=1), 1)
+    least = risk.least_sharpe(252.0) / 252.0**0.5
+    draws = np.random.default_rng(5).normal(size=200_000)
+    draws = (draws - draws.mean()) / draws.std()
+    assert risk.value(draws + 0.97 * least) < 0.0 < risk.value(draws + 1.03 * least)
+    monthly = HeldOutRisk(risk.risk, 21)
+    assert monthly.least_sharpe(252.0) == pytest.approx(least * 12.0**0.5)
+    assert f"below {monthly.least_sharpe(252.0):.1f}" in monthly.words(252.0)
+
+
 def test_a_limit_is_used_up_by_the_constant_exposure():
     returns = np.random.default_rng(4).normal(0.001, 0.01, 4000)
     risk = scored("constrained", limit=-0.02)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 from test_algorithm import B, D, Script, T, collect, make, mlp_and_lstm, prepared, weights
 
@@ -325,6 +326,36 @@ def test_a_loaded_agent_brings_caps_and_remembered_returns(tmp_path):
     loaded.set_env(Script(ends=0.4))
     loaded.learn(T * B)
     assert not torch.equal(loaded.policy.budget.caps, model.policy.budget.caps)
+
+
+class Tails(BaseCallback):
+    """Write down the tail that is served, and whether the search for the cap is over, before every rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def _on_rollout_start(self):
+        self.seen.append((self.model.objective._annealed(0.2), self.model.objective._searched))
+
+    def _on_step(self):
+        return True
+
+
+@pytest.mark.parametrize("anneal", [0.3, 0.8, 1.0])
+def test_the_tail_of_an_agent_shrinks_to_its_end_and_stays_there(tmp_path, anneal):
+    """Also through a second training, which begins its progress again, and through a file."""
+    risk = {"objective": "cvar", "alpha": 0.2, "anneal": anneal}
+    model, tails = make(env=Script(ends=0.4, steps=14 * T), risk=risk), Tails()
+    model.learn(10 * T * B, callback=tails)
+    served = [tail for tail, _ in tails.seen] + [model.objective._annealed(0.2)]
+    assert served[0] == pytest.approx(0.5)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(served))
+    model.save(tmp_path / "model")
+    for again in (model, DistributionalPPO.load(tmp_path / "model", env=Script(ends=0.4))):
+        tails = Tails()
+        again.learn(3 * T * B, callback=tails)
+        assert tails.seen == [(0.2, True)] * 3
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, VecMonitor], ids=["plain", "monitored"])

@@ -16,6 +16,7 @@ and the agent that holds least would win, whatever it does with it. So agents ar
 hold is what they have learnt from the same objective.
 """
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -43,12 +44,33 @@ class HeldOutRisk(NamedTuple):
     risk: RiskConfig
     bars: int
 
-    @property
-    def words(self) -> str:
-        """The objective in words."""
+    def words(self, bars_per_year: float) -> str:
+        """Return the objective in words, and what it asks of an account to be better than cash.
+
+        :param bars_per_year: of the market.
+        """
         tail = f"the average of the worst {self.alpha:.0%} of returns over {self.bars} bars"
-        names = {"cvar": tail, "mean_cvar": f"the mean mixed with {tail}", "constrained": f"the mean, with a limit to {tail}"}
-        return names[self.risk.objective]
+        if self.risk.objective == "constrained":
+            return f"the mean, with a limit to {tail}"
+        name = tail if self.risk.objective == "cvar" else f"the mean mixed with {self.weight:.0%} of {tail}"
+        return f"{name}, for which cash is better than a Sharpe ratio below {self.least_sharpe(bars_per_year):.1f}"
+
+    @property
+    def weight(self) -> float:
+        """Weight of the CVaR against the mean; 0 for a constraint, which leaves the mean alone as long as it is met."""
+        return {"cvar": 1.0, "mean_cvar": self.risk.weight}.get(self.risk.objective, 0.0)
+
+    def least_sharpe(self, bars_per_year: float) -> float:
+        """Return the Sharpe ratio per year below which cash is better than an account of normal returns.
+
+        Their CVaR is mean - std phi(z) / alpha with z the quantile of alpha, so that the objective of a position is above 0 if
+        mean / std of a period is above weight phi(z) / alpha, which is 2.06 times the weight at 5 %.
+
+        :param bars_per_year: of the market.
+        """
+        normal = NormalDist()
+        of_period = self.weight * normal.pdf(normal.inv_cdf(self.alpha)) / self.alpha if self.alpha < 1.0 else 0.0
+        return of_period * float(np.sqrt(bars_per_year / self.bars))
 
     @property
     def alpha(self) -> float:

@@ -50,7 +50,7 @@ PREMIUM, PREMIUM_SPREAD = 0.3, 0.3
 # From the simplest on: a later one must be better by more than one standard error.
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
 # Standard errors of alpha that a forecast can make up for: an agent that has lost more than one of them steers nothing.
-BENEFIT = 2.0
+BENEFIT = 1.5
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def select(
         mix_growth=float(np.concatenate(trials.mixes).mean()) * trials.periods,
         candidates=tuple(score.candidate for score in candidates),
         features={name: weight for name, weight in weights if weight > FLOOR},
-        criterion="" if risk is None else risk.words,
+        criterion="" if risk is None else risk.words(trials.periods),
         mix_objective=None if risk is None else risk.value(np.concatenate([risk.sums(returns) for returns in trials.mixes])),
     )
 
