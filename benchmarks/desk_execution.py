@@ -45,8 +45,8 @@ SIGNALS: dict[str, dict[str, Any]] = {
     "liquidity and drift": {"transition": CHAIN, "impact_factors": [0.4, 1.0, 2.5], "drifts": [-60.0, 0.0, 60.0]},
 }
 SIGNAL_AVERSION = 0.003
-MEAN_ENVS = 128
-STEPS, SIGNAL_STEPS, TAIL_STEPS = 600_000, 1_000_000, 3_000_000
+FRONTIER_ENVS = 128  # without noise, small batches are enough
+STEPS, SIGNAL_STEPS, TAIL_STEPS = 600_000, 3_000_000, 3_000_000
 
 
 # ------------------------------------------------------------------------------------------------------------ frontier
@@ -54,7 +54,7 @@ STEPS, SIGNAL_STEPS, TAIL_STEPS = 600_000, 1_000_000, 3_000_000
 
 def frontier(market: dict[str, Any], aversions: tuple[float, ...], seed: int, steps: int) -> Arrays:
     """The trades of one agent at several risk aversions, and the CPU seconds of its training."""
-    env = OptimalExecution(MEAN_ENVS, risk_aversion=AVERSIONS, expected_rewards=True, seed=seed, **market)
+    env = OptimalExecution(FRONTIER_ENVS, risk_aversion=AVERSIONS, expected_rewards=True, seed=seed, **market)
     start = time.process_time()
     model = train_seller(env, alpha=None, steps=steps, seed=seed)
     seconds = time.process_time() - start
@@ -134,7 +134,7 @@ def returns_of(env: Any, steps: int, act: Callable[[np.ndarray, int], np.ndarray
 
 def signal_costs(signal: dict[str, Any], seed: int, steps: int) -> Arrays:
     """Costs of an agent on the common episodes."""
-    market = OptimalExecution(MEAN_ENVS, risk_aversion=SIGNAL_AVERSION, expected_rewards=True, seed=seed, **signal)
+    market = OptimalExecution(ENVS, risk_aversion=SIGNAL_AVERSION, seed=seed, **signal)
     model = train_seller(market, alpha=None, steps=steps, seed=seed)
     env = OptimalExecution(EPISODES, risk_aversion=SIGNAL_AVERSION, **signal)
     return {"costs": costs_of(env, lambda obs, step: model.predict(obs, deterministic=True)[0])}

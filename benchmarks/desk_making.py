@@ -31,7 +31,7 @@ MARKETS: dict[str, dict[str, Any]] = {
 # For tails, wealth alone is paid for: the tail itself has to teach the agent to hold little.
 WEALTH = {"steps": 100, "arrival_rate": 70.0, "volatility": 6.0, "inventory_aversion": 0.0}
 MEAN_ENVS = 64
-STEPS, TAIL_STEPS = 1_500_000, 4_000_000
+STEPS, TAIL_STEPS = 3_000_000, 4_000_000
 
 
 # --------------------------------------------------------------------------------------------------------------- value
@@ -39,7 +39,7 @@ STEPS, TAIL_STEPS = 1_500_000, 4_000_000
 
 def learnt_quotes(market: dict[str, Any], seed: int, steps: int) -> Arrays:
     """The most likely quotes for each step and inventory, and the CPU seconds of the training."""
-    start, env = time.process_time(), MarketMaking(MEAN_ENVS, seed=seed, expected_rewards=True, **market)
+    start, env = time.process_time(), MarketMaking(MEAN_ENVS, seed=seed, **market)
     quotes = agent_quotes(train_maker(env, steps=steps, seed=seed), env)
     return {"ask": quotes.ask, "bid": quotes.bid, "seconds": np.array(time.process_time() - start)}
 

@@ -11,7 +11,7 @@ MARKET = {"steps": 20, "horizon": 0.1, "inventory_limit": 3, "inventory_aversion
 
 def test_a_short_training_beats_fixed_quotes_and_is_worth_what_it_earns():
     env = MarketMaking(4_000, **MARKET)
-    model = train_maker(MarketMaking(32, seed=0, expected_rewards=True, **MARKET), steps=32_000, seed=0)
+    model = train_maker(MarketMaking(32, seed=0, **MARKET), steps=32_000, seed=0)
     value = env.evaluate(agent_quotes(model, env)).value
     assert env.evaluate(env.best_fixed()).value < value <= env.evaluate(env.solve()).value
     obs, _ = env.reset(seed=1)

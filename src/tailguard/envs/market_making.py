@@ -105,9 +105,6 @@ class MarketMaking(StreamedEnv):
         for the mean wealth alone.
     :param liquidation_cost: price of closing one unit at the end, such as half a spread.
     :param max_distance: of a quote; ``None`` is 4 / k.
-    :param expected_rewards: pay the mean over the move of the mid price, which is 0, instead of the inventory times the move.
-        Every policy has the same mean reward as before, with less noise, so an agent for the mean learns from fewer steps. The
-        rewards then no longer add up to the wealth, so it is not for tails.
     :param seed: random seed of the first copy; the others count on from it.
     """
 
@@ -126,7 +123,6 @@ class MarketMaking(StreamedEnv):
         inventory_aversion: float = 2.0,
         liquidation_cost: float = 1.0,
         max_distance: float | None = None,
-        expected_rewards: bool = False,
         seed: int | None = None,
     ) -> None:
         """Check the parameters, which the class explains."""
@@ -145,7 +141,7 @@ class MarketMaking(StreamedEnv):
         require(0.0 < self.max_distance < math.inf, "max_distance", max_distance, "positive and finite")
         self.volatility, self.arrival_rate, self.fill_decay = volatility, arrival_rate, fill_decay
         self.inventory_limit, self.inventory_aversion = inventory_limit, inventory_aversion
-        self.liquidation_cost, self.expected_rewards = liquidation_cost, expected_rewards
+        self.liquidation_cost = liquidation_cost
         low = np.array([-1.0, 0.0], np.float32)
         super().__init__(num_envs, Box(low, np.ones(2, np.float32)), Box(-1.0, 1.0, (2,)), seed)
         self._inventory = np.zeros(num_envs, dtype=np.int64)
@@ -297,8 +293,6 @@ class MarketMaking(StreamedEnv):
     def _advance(self, actions: Floats) -> StepOutcome:
         rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
         normals, uniforms = self._draws(2)
-        if self.expected_rewards:
-            normals = np.zeros(self.num_envs)
         step_makers(actions, normals, uniforms, *self._market, self._inventory, self._played, rewards, terminated)
         return rewards, terminated, np.zeros(self.num_envs, np.bool_)
 
