@@ -45,8 +45,9 @@ bench-quick: $(VENV)/.bench  # three minutes: does everything run?
 soak: $(VENV)/.runtime  # an hour of training under faults
 	$(BIN)/python benchmarks/soak.py --minutes 60
 
-forge: $(VENV)/.runtime  # 2,000 damaged and 500 forged checkpoints: none loads wrong, hangs or takes all memory
+forge: $(VENV)/.runtime  # 2,000 damaged and 500 forged checkpoints, 800 forged records: none loads wrong, hangs or takes all memory
 	$(BIN)/python benchmarks/forge.py
+	$(BIN)/python benchmarks/forge_records.py
 
 mutants: $(VENV)/.dev  # mistakes put into the code one by one: do the tests notice? Takes half an hour, and can be resumed
 	$(BIN)/python benchmarks/mutants.py

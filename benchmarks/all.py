@@ -68,7 +68,12 @@ class Outcome:
 # Seeds are the first ones of each benchmark, from 0. Two of them where training takes long: every seed is in the tables.
 BENCH = (
     Job("Environment speed", "env_speed.py", 2.0, 0),
-    Job("Training speed", "speed.py --rounds 5", 6.0, 0),
+    Job("Training speed", "speed.py --isa native avx2 --rounds 4", 8.0, 0),
+    Job("Training speed", "speed.py --defaults --rounds 2", 3.0, 0),
+    Job("Training speed", "threads.py", 3.0, 0),
+    Job("Training speed", "products.py", 2.0, 0),
+    Job("Training speed", "lstm_sizes.py --rounds 5 --sizes 16 64 256 --sequences 1 8 64", 3.0, 0),
+    Job("Scale", "scale.py --most 10000", 8.0, 0),
     Job("Optimizer speed", "optim.py --only speed", 2.0, 0),
     Job("Cost of the tail objective", "risk.py --only cost --seeds 2 --workers 1", 2.0, 0),
     Job("Population engines", "population.py pause throughput", 3.0, 0),
@@ -93,6 +98,9 @@ BENCH = (
 CHECK = (
     Job("Environment speed", "env_speed.py --rounds 2 --seconds 0.1", 5.0, 0),
     Job("Training speed", "speed.py --rounds 1 --only MLP", 5.0, 0),
+    Job("Training speed", "products.py --repetitions 3", 5.0, 0),
+    Job("Training speed", "lstm_sizes.py --rounds 1 --sizes 16 --sequences 1 8", 5.0, 0),
+    Job("Scale", "scale.py --axes assets:step bars:backtest --most 1000", 5.0, 0),
     Job("Optimizer speed", "optim.py --only speed --rounds 3", 5.0, 0),
     Job("Learning", "learning.py --seeds 1 --only BettingGame", 5.0),
     Job("Risk", "risk.py --quick --seeds 1 --workers 1 --only crash", 5.0),

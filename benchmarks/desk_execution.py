@@ -1,7 +1,8 @@
 """Agents that sell a large order, against closed forms and dynamic programs: `python benchmarks/desk_execution.py`.
 
 Costs of fixed schedules are exact. Where a policy reacts to prices or regimes, it is played on the same 100,000 episodes as its
-rivals, and the interval is that of the paired difference. One thread per process; settings were chosen on seeds 10 and 11.
+rivals, and the interval is that of the paired difference. One thread per process. Agents are trained by
+``tailguard.experiments.execution``, whose settings were chosen on seeds 10 and 11.
 """
 
 import argparse
@@ -17,13 +18,12 @@ import torch
 from risk import Runner, alone, each, share_of
 from scipy.stats import norm
 
-from tailguard import DistributionalPPO, ReturnObserver
+from tailguard import ReturnObserver
 from tailguard.envs import OptimalExecution
 from tailguard.envs.optimal_execution import Schedule
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.execution import tail_terms
-from tailguard.experiments.execution import schedule_actions, schedule_for_tail
-from tailguard.ppo.schedules import LinearSchedule
+from tailguard.experiments.execution import ENVS, agent_schedules, schedule_actions, schedule_for_tail, train_seller
 
 Arrays = dict[str, np.ndarray]
 
@@ -45,57 +45,21 @@ SIGNALS: dict[str, dict[str, Any]] = {
     "liquidity and drift": {"transition": CHAIN, "impact_factors": [0.4, 1.0, 2.5], "drifts": [-60.0, 0.0, 60.0]},
 }
 SIGNAL_AVERSION = 0.003
-STEPS, SIGNAL_STEPS, TAIL_STEPS = 8_000_000, 3_000_000, 3_000_000
-
-
-def train(
-    env: OptimalExecution, seed: int, steps: int, log_std: float, risk: dict[str, Any] | None = None
-) -> DistributionalPPO:
-    """One set of settings for every market and every objective, but for the exploration.
-
-    Costs grow with the square of an error, and not evenly to both sides: with little noise the best mean action is the best
-    action. It is enough to find smooth schedules near TWAP; regimes and tails ask for actions that are farther away.
-    """
-    settings = {"n_steps": 2 * env.steps, "batch_size": 10 * env.num_envs, "n_epochs": 4, "gamma": 1.0, "gae_lambda": 0.95}
-    model = DistributionalPPO(
-        "MlpPolicy",
-        env,
-        seed=seed,
-        learning_rate=LinearSchedule(3e-3, 0.0),
-        ent_coef=0.0,
-        policy_kwargs={"log_std_init": log_std, "net_arch": [32, 32]},
-        critic={"twin": False},
-        risk=risk or {"objective": "neutral"},
-        **settings,
-    )
-    return model.learn(steps)
+MEAN_ENVS = 128
+STEPS, SIGNAL_STEPS, TAIL_STEPS = 600_000, 1_000_000, 3_000_000
 
 
 # ------------------------------------------------------------------------------------------------------------ frontier
 
 
-def trades_of(model: DistributionalPPO, env: OptimalExecution, aversions: np.ndarray) -> np.ndarray:
-    """The trades of the most likely actions, [aversions, N]: they depend on nothing random, so their costs are exact."""
-    low, high = env.aversion_range
-    left, trades = np.ones(len(aversions)), []
-    for step in range(env.steps):
-        time_left = np.full(len(aversions), 1.0 - step / env.steps)
-        obs = np.column_stack((left, time_left, 2.0 * np.log(aversions / low) / np.log(high / low) - 1.0))
-        action = np.clip(model.predict(obs.astype(np.float32), deterministic=True)[0][:, 0].astype(float), -1.0, 1.0)
-        even = 1.0 / (env.steps - step)
-        share = np.where(action < 0.0, even * (1.0 + action), even ** (1.0 - action))
-        trades.append(left if step == env.steps - 1 else share * left)
-        left = left - trades[-1]
-    return np.stack(trades, axis=1)
-
-
 def frontier(market: dict[str, Any], aversions: tuple[float, ...], seed: int, steps: int) -> Arrays:
     """The trades of one agent at several risk aversions, and the CPU seconds of its training."""
-    env = OptimalExecution(512, risk_aversion=AVERSIONS, seed=seed, **market)
+    env = OptimalExecution(MEAN_ENVS, risk_aversion=AVERSIONS, expected_rewards=True, seed=seed, **market)
     start = time.process_time()
-    model = train(env, seed, steps, log_std=-2.5)
+    model = train_seller(env, alpha=None, steps=steps, seed=seed)
     seconds = time.process_time() - start
-    return {"trades": trades_of(model, env, np.array(aversions)), "seconds": np.array(seconds)}
+    schedules = agent_schedules(model, env, aversions)
+    return {"trades": np.stack([schedule.trades for schedule in schedules]), "seconds": np.array(seconds)}
 
 
 def table_frontier(run: Runner) -> None:
@@ -170,7 +134,8 @@ def returns_of(env: Any, steps: int, act: Callable[[np.ndarray, int], np.ndarray
 
 def signal_costs(signal: dict[str, Any], seed: int, steps: int) -> Arrays:
     """Costs of an agent on the common episodes."""
-    model = train(OptimalExecution(512, risk_aversion=SIGNAL_AVERSION, seed=seed, **signal), seed, steps, log_std=-1.5)
+    market = OptimalExecution(MEAN_ENVS, risk_aversion=SIGNAL_AVERSION, expected_rewards=True, seed=seed, **signal)
+    model = train_seller(market, alpha=None, steps=steps, seed=seed)
     env = OptimalExecution(EPISODES, risk_aversion=SIGNAL_AVERSION, **signal)
     return {"costs": costs_of(env, lambda obs, step: model.predict(obs, deterministic=True)[0])}
 
@@ -223,8 +188,8 @@ def tail_of(costs: np.ndarray, alpha: float) -> tuple[float, float]:
 
 def tail_costs(seed: int, steps: int) -> Arrays:
     """Costs of one alpha-conditioned agent on the common episodes, at each of the tails."""
-    risk = {"objective": "cvar", "alpha": (min(ALPHAS), max(ALPHAS)), "levels": len(ALPHAS), "window": 4000}
-    model = train(OptimalExecution(512, risk_aversion=0.0, seed=seed), seed, steps, -1.5, risk)
+    market = OptimalExecution(ENVS, risk_aversion=0.0, seed=seed)
+    model = train_seller(market, alpha=(min(ALPHAS), max(ALPHAS)), steps=steps, seed=seed)
     costs = []
     for alpha in ALPHAS:
         model.set_risk(alpha)
@@ -255,7 +220,9 @@ def table_tail(run: Runner) -> None:
 
 
 def table_speed(run: Runner) -> None:
-    run.head("Speed at 64 environments, one thread", "environment", "goal", "million steps per second, best of five")
+    run.head(
+        "Speed at 64 environments, one thread", "environment", "goal", "million steps per second of CPU time, best of five"
+    )
     for name, settings in {"default": {}, "with a signal": SIGNALS["liquidity and drift"]}.items():
         env = OptimalExecution(64, seed=0, **settings)
         env.reset()
@@ -266,10 +233,10 @@ def table_speed(run: Runner) -> None:
 def steps_per_second(env: Any, actions: np.ndarray) -> float:
     best = 0.0
     for _ in range(6):  # the first one compiles
-        start = time.perf_counter()
+        start = time.process_time()
         for batch in actions:
             env.step(batch)
-        best = max(best, len(actions) * env.num_envs / (time.perf_counter() - start))
+        best = max(best, len(actions) * env.num_envs / (time.process_time() - start))
     return best
 
 

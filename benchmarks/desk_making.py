@@ -1,7 +1,7 @@
 """Agents that quote both sides of a market, against the exact optimum: `python benchmarks/desk_making.py`.
 
 The value of quotes that depend on step and inventory is exact. Tails are those of 20,000 episodes, the same for all rivals. One
-thread per process; settings were chosen on seed 10.
+thread per process. Agents are trained by ``tailguard.experiments.making``, whose settings were chosen on seed 10.
 """
 
 import time
@@ -13,11 +13,12 @@ import numpy as np
 from desk_execution import Arrays, main, steps_per_second, tail_of
 from risk import Runner, each, share_of
 
-from tailguard import DistributionalPPO, ReturnObserver
+from tailguard import ReturnObserver
 from tailguard.envs import MarketMaking
 from tailguard.envs.market_making import Quotes
+from tailguard.envs.market_making_tail import TailQuotes
 from tailguard.envs.vec_env import GymVectorAdapter
-from tailguard.ppo.schedules import LinearSchedule
+from tailguard.experiments.making import ENVS, agent_quotes, train_maker
 
 PICTURE = Path(__file__).parents[1] / "docs" / "market-making.svg"
 ALPHAS = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -29,37 +30,18 @@ MARKETS: dict[str, dict[str, Any]] = {
 }
 # For tails, wealth alone is paid for: the tail itself has to teach the agent to hold little.
 WEALTH = {"steps": 100, "arrival_rate": 70.0, "volatility": 6.0, "inventory_aversion": 0.0}
-STEPS, TAIL_STEPS = 3_000_000, 4_000_000
-
-
-def train(env: MarketMaking, seed: int, steps: int, risk: dict[str, Any] | None = None) -> DistributionalPPO:
-    """One set of settings for every market and every objective."""
-    settings = {"n_steps": env.steps, "batch_size": env.steps * env.num_envs // 4, "n_epochs": 4, "gamma": 1.0}
-    model = DistributionalPPO(
-        "MlpPolicy",
-        env,
-        seed=seed,
-        gae_lambda=0.8,
-        learning_rate=LinearSchedule(3e-3, 0.0),
-        ent_coef=0.0,
-        policy_kwargs={"log_std_init": -1.0, "net_arch": [32, 32]},
-        critic={"twin": False},
-        risk=risk or {"objective": "neutral"},
-        **settings,
-    )
-    return model.learn(steps)
+MEAN_ENVS = 64
+STEPS, TAIL_STEPS = 1_500_000, 4_000_000
 
 
 # --------------------------------------------------------------------------------------------------------------- value
 
 
-def agent_quotes(market: dict[str, Any], seed: int, steps: int) -> Arrays:
-    """The most likely actions for each step and inventory, and the CPU seconds of the training."""
-    start, env = time.process_time(), MarketMaking(64, seed=seed, **market)
-    model = train(env, seed, steps)
-    obs = env.observations()
-    actions = model.predict(obs.reshape(-1, 2), deterministic=True)[0].reshape(obs.shape)
-    return {"actions": actions, "seconds": np.array(time.process_time() - start)}
+def learnt_quotes(market: dict[str, Any], seed: int, steps: int) -> Arrays:
+    """The most likely quotes for each step and inventory, and the CPU seconds of the training."""
+    start, env = time.process_time(), MarketMaking(MEAN_ENVS, seed=seed, expected_rewards=True, **market)
+    quotes = agent_quotes(train_maker(env, steps=steps, seed=seed), env)
+    return {"ask": quotes.ask, "bid": quotes.bid, "seconds": np.array(time.process_time() - start)}
 
 
 def table_value(run: Runner) -> None:
@@ -71,8 +53,8 @@ def table_value(run: Runner) -> None:
         gamma = 2.0 * env.inventory_aversion / env.volatility**2  # the utility with the same price of inventory
         quotes = (env.best_fixed(), env.avellaneda_stoikov(gamma), env.linear_system())
         best = env.evaluate(env.solve()).value
-        found = run.seeds(agent_quotes, market, steps=share_of(STEPS, run.quick))
-        agents = [env.quotes_of_actions(agent["actions"]) for agent in found]
+        found = run.seeds(learnt_quotes, market, steps=share_of(STEPS, run.quick))
+        agents = [Quotes(agent["ask"], agent["bid"]) for agent in found]
         seconds += [float(agent["seconds"]) for agent in found]
         shares = (f"{env.evaluate(rival).value / best:.4f}" for rival in quotes)
         values = ", ".join(f"{env.evaluate(agent).value / best:.4f}" for agent in agents)
@@ -150,8 +132,7 @@ def quoted_wealth(quotes: Quotes) -> tuple[np.ndarray, np.ndarray]:
 
 def tail_wealth(seed: int, steps: int) -> Arrays:
     """Wealth and largest inventory of one alpha-conditioned agent, at each of the tails."""
-    risk = {"objective": "cvar", "alpha": (min(ALPHAS), max(ALPHAS)), "levels": len(ALPHAS)}
-    model = train(MarketMaking(128, seed=seed, **WEALTH), seed, steps, risk)
+    model = train_maker(MarketMaking(ENVS, seed=seed, **WEALTH), alpha=(min(ALPHAS), max(ALPHAS)), steps=steps, seed=seed)
     results = []
     for alpha in ALPHAS:
         model.set_risk(alpha)
@@ -161,31 +142,49 @@ def tail_wealth(seed: int, steps: int) -> Arrays:
     return {"wealth": np.stack([wealth for wealth, _ in results]), "peak": np.stack([peak for _, peak in results])}
 
 
+def best_wealth(quotes: TailQuotes) -> tuple[np.ndarray, np.ndarray]:
+    """Wealth and largest inventory of the exact optimum for a tail."""
+    maker, total, largest = MarketMaking(EPISODES, **WEALTH), np.zeros(EPISODES), np.zeros(EPISODES, np.int64)
+    maker.reset(seed=1000)
+    for step in range(maker.steps):
+        np.maximum(largest, np.abs(maker.inventory), out=largest)
+        total += maker.step(maker.action(quotes.at(maker.inventory, step, total)))[1]
+    return total, largest
+
+
 def table_tail(run: Runner) -> None:
     head = (
         "alpha",
+        "optimum",
         "optimum of the mean",
         "best fixed",
         "best inventory aversion",
         "agent, each seed [95 %]",
-        "mean inventory peak",
+        "mean inventory peak of the optimum",
+        "of the agents",
     )
     run.head("CVaR of the final wealth, one alpha-conditioned agent; the rivals' best of a grid for each alpha", *head)
+    table = MarketMaking(**WEALTH).solve_tail()
     neutral = quoted_wealth(MarketMaking(**WEALTH).solve())[0]
     fixed = [quoted_wealth(MarketMaking(**WEALTH).fixed(d))[0] for d in np.linspace(0.2, 2.0, 10)]
     averse = ({**WEALTH, "inventory_aversion": float(aversion)} for aversion in np.geomspace(0.3, 300.0, 13))
     careful = [quoted_wealth(MarketMaking(**market).solve())[0] for market in averse]
     agents = run.seeds(tail_wealth, steps=share_of(TAIL_STEPS, run.quick))
     for i, alpha in enumerate(ALPHAS):
+        best = table.quotes(alpha)
+        wealth, peak = best_wealth(best)
         mean, constant, family = (max(-tail_of(-w, alpha)[0] for w in rivals) for rivals in ([neutral], fixed, careful))
         tails = [tail_of(-agent["wealth"][i], alpha) for agent in agents]
         cells = ", ".join(f"{-tail:.2f} ± {width:.2f}" for tail, width in tails)
         peaks = each(agent["peak"][i].mean() for agent in agents)
-        run.row(alpha, f"{mean:.2f}", f"{constant:.2f}", f"{family:.2f}", cells, peaks)
+        shown = f"{best.objective:.2f}, played {-tail_of(-wealth, alpha)[0]:.2f}"
+        run.row(alpha, shown, f"{mean:.2f}", f"{constant:.2f}", f"{family:.2f}", cells, f"{peak.mean():.2f}", peaks)
 
 
 def table_speed(run: Runner) -> None:
-    run.head("Speed at 64 environments, one thread", "environment", "goal", "million steps per second, best of five")
+    run.head(
+        "Speed at 64 environments, one thread", "environment", "goal", "million steps per second of CPU time, best of five"
+    )
     env = MarketMaking(64, seed=0)
     env.reset()
     actions = np.random.default_rng(0).uniform(-1.0, 1.0, (256, 64, 2)).astype(np.float32)

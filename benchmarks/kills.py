@@ -7,6 +7,7 @@ the end is the same to the last bit, and how many processes were left behind aft
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 from soak_subjects import (
-    DATA,
     POPULATION,
     TRAINING,
     UPDATE,
@@ -31,11 +31,8 @@ from soak_subjects import (
     Subject,
     Training,
     Walkforward,
+    train_paper_agent,
 )
-
-from tailguard.config import load_config
-from tailguard.experiments.prepared_market import load_market
-from tailguard.experiments.run import Run, train
 
 LONGEST = 3600.0  # seconds for a run; far more than it takes
 GRACE = 60.0  # seconds in which everything must end after its driver has, on a machine that others use as well
@@ -50,7 +47,7 @@ class Tally:
     :param kills: of drivers, and of workers.
     :param same: whether it ended as the one without faults.
     :param left: processes that were still there after their driver.
-    :param seconds: of the run without faults.
+    :param seconds: of a run without faults; the shortest known.
     :param slowest: seconds after which the last process had ended, at most.
     """
 
@@ -103,10 +100,12 @@ def count_left(tally: Tally) -> None:
             continue
 
 
-def kill_one(subject: Subject, rng: np.random.Generator, seconds: float, tally: Tally) -> Child | None:
+def kill_one(subject: Subject, rng: np.random.Generator, tally: Tally) -> Child | None:
     """Start the subject and kill it or one of its workers; return it if it still runs, None if it has to be started again."""
-    child = subject.start()
-    if child.code(float(rng.uniform(0.1, 0.8)) * seconds) is not None:
+    begun, child = time.monotonic(), subject.start()
+    if child.code(float(rng.uniform(0.1, 0.8)) * tally.seconds) is not None:
+        # The first one compiled what the others find compiled, or the machine was busier.
+        tally.seconds = min(tally.seconds, time.monotonic() - begun)
         return child
     workers = child.members()
     if workers and rng.random() < 0.4:
@@ -119,16 +118,17 @@ def kill_one(subject: Subject, rng: np.random.Generator, seconds: float, tally: 
     return None
 
 
-def torment(name: str, folder: Path, kills: int, rng: np.random.Generator) -> Tally:
-    """Run a subject to its end, without faults and with so many kills."""
+def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.Generator) -> Tally:
+    """Run a subject to its end, without faults and with so many kills, or as many as there is time for."""
     tally, whole, faulty = Tally(), make(name, folder, "whole"), make(name, folder, "killed")
     begun = time.monotonic()
+    until = begun + seconds
     child = whole.start()
     if child.code(LONGEST) != 0:
         raise SystemExit(f"{name} without faults did not come to its end: {child.said()[-3:]}")
     tally.seconds = time.monotonic() - begun
-    while tally.drivers + tally.workers < kills:
-        left = kill_one(faulty, rng, tally.seconds, tally)
+    while tally.drivers + tally.workers < kills and time.monotonic() < until:
+        left = kill_one(faulty, rng, tally)
         if left is not None:
             if left.code(LONGEST) != 0:
                 raise SystemExit(f"{name} did not come to its end after a worker was killed: {left.said()[-3:]}")
@@ -146,19 +146,10 @@ def torment(name: str, folder: Path, kills: int, rng: np.random.Generator) -> Ta
     return tally
 
 
-def agent(folder: Path) -> None:
-    """Train an agent to trade on paper, and write its bars to a file."""
-    config = load_config(
-        None, [*TRAINING, "selection=null", "training.steps=4096", "trading.fee=0.001", "trading.stop_loss=0.03"]
-    )
-    run = Run.create(folder / "agent", config, DATA, load_market(DATA, config))
-    train(run, lambda *_: None)
-    run.market().bars.to_csv(folder / "bars.csv")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="in all, the same number for each subject")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="in all, after which nothing more is killed")
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -166,7 +157,7 @@ def main() -> int:
     good = True
     with tempfile.TemporaryDirectory() as name:
         if "paper" in arguments.subjects:
-            agent(Path(name))
+            train_paper_agent(Path(name))
         os.environ[MARK] = uuid.uuid4().hex
         print(f"seed {arguments.seed}, {os.cpu_count()} cores, thread variables unset")
         print(
@@ -174,7 +165,7 @@ def main() -> int:
         )
         print("|---|---|---|---|---|---|---|")
         for subject in arguments.subjects:
-            tally = torment(subject, Path(name), each, rng)
+            tally = torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng)
             good = good and tally.same and not tally.left
             same = "yes" if tally.same else "**no**"
             row = (tally.drivers, tally.workers, same, tally.left, f"{tally.slowest:.1f} s")

@@ -3,6 +3,9 @@
     make bench-published                        # everything that is missing, one process per core; many hours
     python benchmarks/published.py --rows cartpole-novel acrobot --seeds 3 --minutes 60
     python benchmarks/published.py --table      # print what is finished, without running anything
+    python benchmarks/published.py --out docs/published.md
+    python benchmarks/published.py --engines tailguard --first-seed 10 --folder artifacts/scalar \
+        --settings '{"critic": {"num_quantiles": 1, "twin": false}}'   # ablate, on seeds that are not reported
 
 A run is a row, an engine and a seed, and a file in the folder once it is finished: whatever stops this script, it continues
 where it was. A run's score is the mean return of 50 episodes after the training, with the most likely actions; a row has
@@ -10,24 +13,27 @@ the interquartile mean over seeds with a 95 % bootstrap interval. Runs that are 
 """
 
 import argparse
+import dataclasses
 import json
 import os
-import platform
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import torch
+from all import machine
 from scipy.stats import trim_mean
 from stable_baselines3.common.evaluation import evaluate_policy
 from zoo import PEERS, zoo_settings
 
 from tailguard import DistributionalPPO
 
+FOLDER = Path("artifacts/published")
 EPISODES, TEST_ENVS = 50, 5
 RESAMPLES = 10_000
 
@@ -40,23 +46,30 @@ class Row:
     :param env_id: environment that is run here.
     :param published: its figure, with the version that it is for where that is another one.
     :param entry: name of the settings in the zoo's file, where that is another one.
+    :param bar: least score that counts as the published one: its mean less its standard deviation, where both are known.
+    :param steps: of the training, where they are not those of the zoo.
     """
 
     algorithm: str
     env_id: str
     published: str
     entry: str | None = None
+    bar: float | None = None
+    steps: int | None = None
 
 
 ROWS = {
-    "cartpole-novel": Row("ppo_lstm", "CartPoleNoVel-v1", "500 ± 0"),
-    "pendulum-novel": Row("ppo_lstm", "PendulumNoVel-v1", "-217.9 ± 140"),
-    "mountaincar-novel": Row("ppo_lstm", "MountainCarContinuousNoVel-v0", "91.5 ± 1.8"),
-    "acrobot": Row("ppo", "Acrobot-v1", "-73.5"),
-    "lunarlander": Row("ppo", "LunarLander-v3", "242 (v2)"),
-    "hopper": Row("ppo", "Hopper-v5", "2410 (v3); CleanRL 2383 ± 272 (v4); Tianshou 2609 ± 701", "Hopper-v4"),
-    "walker2d": Row("ppo", "Walker2d-v5", "3479 (v3); CleanRL 2288 ± 572 (v4); Tianshou 3589 ± 757", "Walker2d-v4"),
-    "halfcheetah": Row("ppo", "HalfCheetah-v5", "5819 (v3); CleanRL 1443 ± 46 (v4); Tianshou 5784 ± 1244", "HalfCheetah-v4"),
+    "cartpole-novel": Row("ppo_lstm", "CartPoleNoVel-v1", "500 ± 0", bar=500.0),
+    "pendulum-novel": Row("ppo_lstm", "PendulumNoVel-v1", "-217.9 ± 140", bar=-217.9 - 140.0),
+    "mountaincar-novel": Row("ppo_lstm", "MountainCarContinuousNoVel-v0", "91.5 ± 1.8", bar=91.5 - 1.8),
+    "acrobot": Row("ppo", "Acrobot-v1", "-73.5 ± 18.2", bar=-73.5 - 18.2),
+    "lunarlander": Row("ppo", "LunarLander-v3", "242.1 ± 31.8 (v2)", bar=242.1 - 31.8),
+    "hopper": Row("ppo", "Hopper-v5", "2410 ± 10 (v3); CleanRL 2383 ± 272 (v4); Tianshou 2609 ± 701", "Hopper-v4"),
+    "hopper-200k": Row("ppo", "Hopper-v5", "none at 200,000 steps", "Hopper-v4", steps=200_000),
+    "walker2d": Row("ppo", "Walker2d-v5", "3479 ± 822 (v3); CleanRL 2288 ± 572 (v4); Tianshou 3589 ± 757", "Walker2d-v4"),
+    "halfcheetah": Row(
+        "ppo", "HalfCheetah-v5", "5819 ± 664 (v3); CleanRL 1443 ± 46 (v4); Tianshou 5784 ± 1244", "HalfCheetah-v4"
+    ),
 }
 # Tables that have no settings in the zoo; scripts of their own, or nobody, run them.
 ELSEWHERE = {
@@ -66,6 +79,21 @@ ELSEWHERE = {
     "Walker2d under attack, eps .05 (SA-PPO, ATLA)": "PPO 1086, SA-PPO 2908, ATLA-LSTM-SA 3663; not run",
 }
 ENGINES = ("tailguard", "peer")
+INTRODUCTION = f"""# Published tables
+
+Written by `benchmarks/published.py --out docs/published.md`; `make bench-published` runs what is missing and continues where
+it was stopped.
+
+Tables of [rl-baselines3-zoo](https://github.com/DLR-RM/rl-baselines3-zoo) and others, run again with the zoo's tuned settings,
+read from its files and not changed, for ours and for the class that they were tuned for (`PPO`, or sb3-contrib's
+`RecurrentPPO`). What the files leave out has the peer's default. The one difference: `VecNormalize` scales observations as the
+zoo says and leaves rewards alone, since [PopArt](concepts/popart.md) does this part.
+
+A run's score is the mean return of {EPISODES} episodes after the training, with the most likely actions. A row has the
+interquartile mean over seeds 0, 1, ... with its 95 % bootstrap interval, and in parentheses every seed with the standard
+deviation over its episodes, which is also what the zoo publishes, of one run. *Reached*: the interquartile mean is not below
+the published mean less the published standard deviation. Runs that nobody has made are listed as not run.
+"""
 
 
 def main():
@@ -73,19 +101,28 @@ def main():
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--settings", type=json.loads, default={}, help="changes to ours, as JSON; needs a folder of its own")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
-    parser.add_argument("--folder", type=Path, default=Path("artifacts/published"))
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--table", action="store_true", help="print what is finished")
+    parser.add_argument("--out", type=Path, help="write what is finished into this page, and run nothing")
     options = parser.parse_args()
+    if options.out:
+        options.out.write_text(page(options.folder), encoding="utf-8")
+        return
+    if options.settings and options.folder == FOLDER:
+        parser.error("--settings needs --folder: these runs are not those of the table")
     if not options.table:
         options.folder.mkdir(parents=True, exist_ok=True)
         # Seeds last, so that a script that was stopped has something to say about every row.
-        tasks = [(row, engine, seed) for seed in range(options.seeds) for row in options.rows for engine in options.engines]
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        tasks = [(row, engine, seed) for seed in seeds for row in options.rows for engine in options.engines]
         waiting = [task for task in tasks if not file_of(options.folder, *task).exists()]
         with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
             deadline = time.time() + 60.0 * options.minutes
-            list(pool.map(finish, waiting, [options.folder] * len(waiting), [deadline] * len(waiting)))
+            list(pool.map(partial(finish, folder=options.folder, deadline=deadline, changes=options.settings), waiting))
     print(table(options.folder))
 
 
@@ -93,28 +130,31 @@ def file_of(folder, row, engine, seed):
     return folder / f"{row}-{engine}-{seed}.json"
 
 
-def finish(task, folder, deadline):
+def finish(task, folder, deadline, changes):
     """Run one task and keep its result, unless the time is over."""
     if time.time() > deadline:
         return
     path = file_of(folder, *task)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(run(*task)), encoding="utf-8")
+    unfinished.write_text(json.dumps(run(*task, changes)), encoding="utf-8")
     unfinished.replace(path)
     print(path.stem, path.read_text(encoding="utf-8"), flush=True)
 
 
-def run(row, engine, seed):
-    """Train and test once; return the score, and what else belongs to it."""
+def run(row, engine, seed, changes):
+    """Train and test once, with these changes of our settings; return the score, and what else belongs to it."""
     torch.set_num_threads(1)
     source = ROWS[row]
     settings = zoo_settings(source.algorithm, source.env_id, source.entry)
+    if source.steps is not None:
+        settings = dataclasses.replace(settings, steps=source.steps)
     algorithm = DistributionalPPO if engine == "tailguard" else PEERS[source.algorithm]
     if engine == "tailguard" and settings.normalize is not None:
         settings.normalize["norm_reward"] = False  # PopArt has this part
     env = settings.environment(seed)
     started = time.process_time()
-    model = algorithm(env=env, seed=seed, device="cpu", **settings.arguments).learn(settings.steps)
+    arguments = settings.arguments | (changes if engine == "tailguard" else {})
+    model = algorithm(env=env, seed=seed, device="cpu", **arguments).learn(settings.steps)
     seconds = time.process_time() - started
     test = settings.test_environment(env, TEST_ENVS, seed=seed + 1000)
     mean, std = evaluate_policy(model, test, EPISODES, deterministic=True)
@@ -129,25 +169,26 @@ def interquartile_mean(scores):
     return float(trim_mean(scores, 0.25)), float(low), float(high)
 
 
+def page(folder):
+    """Return the page of the documentation, as Markdown."""
+    about = machine(os.cpu_count() or 1)[:2]
+    peers = f"- Settings of rl_zoo3 {version('rl_zoo3')}. One thread per run."
+    return "\n".join([INTRODUCTION, table(folder), "", *about, peers, ""])
+
+
 def table(folder):
-    lines = [
-        "| environment | published | ours: interquartile mean [95 %] (all seeds) | peer: the same | CPU time, ours / peer |",
-        "|---|---|---|---|---|",
-    ]
+    columns = ("environment", "published", "ours: interquartile mean [95 %] (seeds)", "reached", "peer: the same")
+    lines = [f"| {' | '.join(columns)} | CPU minutes per run: ours, peer |", "|---" * 6 + "|"]
     for name, row in ROWS.items():
-        found = {engine: results(folder, name, engine) for engine in ENGINES}
-        seconds = [
-            np.median([result["cpu_seconds"] for result in found[engine]]) if found[engine] else None for engine in ENGINES
-        ]
-        cost = f"{seconds[0] / seconds[1]:.2f}" if None not in seconds else ""
-        cells = [row.env_id, row.published, *(cell(found[engine]) for engine in ENGINES), cost]
+        runs = {engine: results(folder, name, engine) for engine in ENGINES}
+        minutes = [f"{np.median([run['cpu_seconds'] for run in of]) / 60.0:.1f}" if of else "-" for of in runs.values()]
+        reached = ""
+        if row.bar is not None and runs["tailguard"]:
+            reached = "yes" if interquartile_mean([run["score"] for run in runs["tailguard"]])[0] >= row.bar else "no"
+        title = row.env_id if row.steps is None else f"{row.env_id}, {row.steps:,} steps"
+        cells = [title, row.published, cell(runs["tailguard"]), reached, cell(runs["peer"]), ", ".join(minutes)]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [f"| {name} | {published} | | | |" for name, published in ELSEWHERE.items()]
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "stable-baselines3", "sb3-contrib", "gymnasium"))
-    lines += [
-        "",
-        f"{EPISODES} episodes per run; {libraries}; {platform.processor() or platform.machine()}, one thread per run.",
-    ]
+    lines += [f"| {name} | {published} | | | | |" for name, published in ELSEWHERE.items()]
     return "\n".join(lines)
 
 
@@ -160,7 +201,8 @@ def cell(runs):
         return "not run"
     scores = [result["score"] for result in runs]
     mean, low, high = interquartile_mean(scores)
-    return f"{mean:.1f} [{low:.1f}, {high:.1f}] ({', '.join(f'{score:.0f}' for score in scores)})"
+    interval = f" [{low:.1f}, {high:.1f}]" if len(runs) > 1 else ""
+    return f"{mean:.1f}{interval} ({', '.join('{score:.0f} ± {spread:.0f}'.format(**run) for run in runs)})"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """An hour of training under random faults: `python benchmarks/soak.py --minutes 60 [--seed 0] [--output FILE]`. Linux only.
 
-In rounds: a training or a population is run without any fault through the command line, then the same again with faults at
-random moments, each followed by a resumption, until it has come to its end. The end must be the same to the last bit: the last
-checkpoint and every figure of a training, the winner and the lineage of a population. The faults, and what is expected after
-each, stand in soak_faults.py. Now and then a population meets faults after which something else is learnt (a member that sees
+In rounds: a walk-forward, paper trading, a training or a population is run without any fault through the command line, then the
+same again with faults at random moments, each followed by a resumption, until it has come to its end. The end must be the same
+to the last bit: the last checkpoint and every figure of a training, the winner and the lineage of a population, every
+selection, agent and decision of a walk-forward, every order and account on paper. The faults, and what is expected after each,
+stand in soak_faults.py. Now and then a population meets faults after which something else is learnt (a member that sees
 NaN, a member whose state is lost): it must come to its end.
 
 Beside that one training runs from the first minute to the last under a clock that jumps; its memory is read every two seconds.
@@ -28,11 +29,26 @@ import numpy as np
 import torch
 from scipy import stats
 from soak_faults import ENDED, INTERRUPTED, PATIENCE, Finding, Tormentor
-from soak_subjects import CHILDREN, POPULATION, TRAINING, UPDATE, VARIANTS, Child, Population, Subject, Training
+from soak_subjects import (
+    CHILDREN,
+    POPULATION,
+    TRAINING,
+    UPDATE,
+    VARIANTS,
+    WALKFORWARD,
+    Child,
+    Paper,
+    Population,
+    Subject,
+    Training,
+    Walkforward,
+    train_paper_agent,
+)
 
 ENDLESS = 10**12  # steps
 LONGEST = 3600.0  # seconds for a run without faults; far more than it takes
 BLOCKS = 12
+KINDS = (Walkforward, Paper, Training, Population)
 MIB = 2**20
 LINE = 240
 
@@ -88,9 +104,15 @@ class Memory:
 
 
 def draw_subject(folder: Path, rng: np.random.Generator, size: float, number: int) -> tuple[str, Subject, Subject]:
-    """A population and then two trainings, again and again; each of them twice."""
-    seed = int(rng.integers(1000))
-    if number % 3 == 0:
+    """Draw the settings of the next kind of subject, for the run without faults and for the one with them."""
+    seed, kind = int(rng.integers(1000)), KINDS[number % len(KINDS)]
+    if kind is Walkforward:
+        settings = [*WALKFORWARD, f"training.seed={seed}"]
+        return "walk-forward", Walkforward(folder / "whole", settings), Walkforward(folder / "faulty", settings)
+    if kind is Paper:
+        agent = train_paper_agent(folder)
+        return "paper", Paper(folder / "whole", *agent), Paper(folder / "faulty", *agent)
+    if kind is Population:
         settings = [*POPULATION, f"training.seed={seed}", f"population.seed={seed}"]
         return "population", Population(folder / "whole", settings), Population(folder / "faulty", settings)
     variant = list(VARIANTS)[int(rng.integers(len(VARIANTS)))]
@@ -102,7 +124,7 @@ def draw_subject(folder: Path, rng: np.random.Generator, size: float, number: in
 def play(folder: Path, rng: np.random.Generator, size: float, number: int, until: float) -> Round:
     """One round; after `until` no more faults happen in it."""
     what, whole, faulty = draw_subject(folder, rng, size, number)
-    harmless = not isinstance(faulty, Population) or number % 2 == 0
+    harmless = not isinstance(faulty, Population) or number // len(KINDS) % 2 == 0
     if harmless and whole.start().code(LONGEST) != ENDED:
         return Round(what, [Finding("none", whole.name, "did not come to its end", False)], None, False)
     sys.stderr.write(f"{_clock()} {what}: {'as it should end is known' if harmless else 'will be harmed'}\n")
@@ -152,7 +174,7 @@ def report(minutes: float, seed: int, rounds: list[Round], memory: Memory, stopp
         alike = [finding for finding in findings if (finding.fault, finding.subject) == (fault, subject)]
         outcomes = ", ".join(sorted({finding.outcome for finding in alike}))
         words = next((finding.words for finding in alike if finding.words), "")
-        unit = "steps" if subject == "training" else "decisions"
+        unit = next(kind.unit for kind in KINDS if kind.name == subject)
         lines.append(
             f"| {fault} | {subject} | {times} | {sum(finding.expected for finding in alike)} | {outcomes} | "
             f"{max(finding.lost for finding in alike):,} {unit} | {_example(words)} |"

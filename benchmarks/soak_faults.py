@@ -1,4 +1,4 @@
-"""The faults that soak.py injects into a training or a population, and what it expects. A fault starts the process it acts on.
+"""The faults that soak.py injects into its subjects, and what it expects. A fault starts the process it acts on.
 
 Every fault ends with a finding: what happened, whether that is what was promised, and the words of the child. Expected is that
 it continues, or that it stops with an exit code that says so and one line that tells what is wrong; a traceback never is.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from soak_subjects import Child, Population, Subject, Training, wait_for_step
+from soak_subjects import Child, Paper, Population, Subject, Training, Walkforward, wait_for_step
 
 ENDED, USER_ERROR, INTERRUPTED = 0, 2, 128 + signal.SIGTERM
 PATIENCE = 900.0  # seconds for anything that should happen soon, on a machine that others use as well
@@ -26,11 +26,11 @@ class Finding:
     """The result of one fault.
 
     :param fault: its name.
-    :param subject: a training or a population.
+    :param subject: what it happened to.
     :param outcome: in a few words.
     :param expected: whether it was as promised.
     :param words: the last line that the child said.
-    :param lost: progress that has to be made again: steps, or decisions.
+    :param lost: progress that has to be made again: steps, decisions, pairs or orders.
     """
 
     fault: str
@@ -44,7 +44,7 @@ class Finding:
 class Tormentor:
     """Injects random faults into one subject.
 
-    :param subject: a training or a population.
+    :param subject: what is to be tormented.
     :param rng: decides what and when.
     """
 
@@ -78,7 +78,7 @@ class Tormentor:
         right = ended == ENDED or (ended == code and words in (child.said() or [""])[-1])
         return self.finding(fault, f"exit code {ended}", right, child)
 
-    # ------------------------------------------------------------------------------------------------------- for both
+    # -------------------------------------------------------------------------------------------------------- for all
 
     def kill(self, child: Child) -> Finding:
         child.kill()
@@ -115,21 +115,21 @@ class Tormentor:
         """A second process in the same folder is refused, and the first continues."""
         second = self.subject.child(self.subject.arguments(), None, self.subject.errors.with_suffix(".second"))
         code = second.code(PATIENCE)
-        refused = code == USER_ERROR and "is being trained by another process" in (second.said() or [""])[-1]
+        refused = code == USER_ERROR and self.subject.busy in (second.said() or [""])[-1]
         over = child.code(0.0) == ENDED
         finding = self.finding("second process", f"exit code {code}", refused or over, second)
         second.kill()
         child.kill()
         return finding
 
-    # --------------------------------------------------------------------------------------------------- of a training
-
     def terminate(self, child: Child) -> Finding:
         """It saves and stops; nothing at all is lost."""
         child.process.send_signal(signal.SIGTERM)
-        finding = self.stopped("asked to stop", child, INTERRUPTED, "stopped and saved")
+        finding = self.stopped("asked to stop", child, INTERRUPTED, "stopped")
         whole = self.subject.safe() == self.subject.progress()
         return finding if whole else self.finding("asked to stop", "did not save", False, child)
+
+    # --------------------------------------------------------------------------------------------------- of a training
 
     def nan(self, child: Child) -> Finding:
         what = str(self.rng.choice(["reward", "observation"]))
@@ -175,7 +175,43 @@ class Tormentor:
         shutil.move(spare, paths[0].parent)
         return self.finding("all checkpoints damaged", f"exit code {ended}", right, again)
 
-    # ------------------------------------------------------------------------------------------------- of a population
+    # ------------------------------------------------------------------------- of a walk-forward and of paper trading
+
+    def damage_pair(self, child: Child) -> Finding:
+        """The file of a finished pair is damaged: it is named, and the pair is trained again."""
+        child.kill()
+        assert isinstance(self.subject, Walkforward)
+        pairs = self.subject.pairs()
+        if not pairs:
+            return self.finding("killed", "killed", True, child)
+        victim = pairs[int(self.rng.integers(len(pairs)))]
+        before, how = victim.read_bytes(), _spoil(victim, self.rng)
+        again = self.subject.start()
+        begun = time.monotonic()
+        while victim.read_bytes() != before and again.code(0.2) is None and time.monotonic() < begun + PATIENCE:
+            continue
+        named = any(f"{victim.stem} is trained again" in line for line in again.said())
+        right = named and victim.read_bytes() == before
+        again.kill()
+        return self.finding(f"finished pair {how}", "trained again" if right else "not noticed", right, again)
+
+    def damage_ledger(self, child: Child) -> Finding:
+        """A bit of the ledger is flipped: nothing is ordered on top of it. It is put back afterwards."""
+        child.kill()
+        assert isinstance(self.subject, Paper)
+        ledger = self.subject.record()
+        before = ledger.read_bytes()
+        broken = bytearray(before)
+        broken[int(self.rng.integers(len(before) // 2))] ^= 1 << int(self.rng.integers(8))
+        ledger.write_bytes(broken)
+        again = self.subject.start()
+        ended = again.code(PATIENCE)
+        right = ended == USER_ERROR and "is damaged" in (again.said() or [""])[-1] and ledger.read_bytes() == broken
+        again.kill()
+        ledger.write_bytes(before)
+        return self.finding("ledger flipped", f"exit code {ended}", right, again)
+
+    # ------------------------------------------------------------------------- of a population, and of a walk-forward
 
     def kill_member(self, child: Child) -> Finding:
         """It is made again and repeats its interval; nobody else notices."""
@@ -220,11 +256,16 @@ class Tormentor:
 
         :param harmless: those after which the same is learnt as without them; else the others.
         """
+        if not harmless:
+            return [self.member_nan, self.damage_member]
+        common = [self.kill, self.stall, self.full_disk, self.intruder]
         if isinstance(self.subject, Training):
-            own = [self.terminate, self.nan, self.damage, self.damage_all]
-            return [self.kill, self.kill, self.stall, self.full_disk, self.intruder, *own] if harmless else []
-        both = [self.kill, self.kill_member, self.kill_member, self.stall, self.full_disk, self.intruder]
-        return both if harmless else [self.member_nan, self.damage_member]
+            return [*common, self.kill, self.terminate, self.nan, self.damage, self.damage_all]
+        if isinstance(self.subject, Walkforward):
+            return [*common, self.kill_member, self.terminate, self.damage_pair]
+        if isinstance(self.subject, Paper):
+            return [*common, self.kill, self.terminate, self.damage_ledger]
+        return [*common, self.kill_member, self.kill_member]
 
 
 def _spoil(path: Path, rng: np.random.Generator) -> str:

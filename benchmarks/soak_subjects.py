@@ -8,6 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from tailguard.config import load_config
+from tailguard.experiments.prepared_market import load_market
+from tailguard.experiments.run import Run, train
 from tailguard.io.checkpoint import CheckpointError, load
 from tailguard.population.lineage import read
 from tailguard.ppo.serialization import KIND
@@ -37,19 +40,21 @@ WALKFORWARD = [
     *TRAINING,
     "training.steps=4096",
     "selection={blocks: 2, seeds: 1, stops: [1.0]}",
-    "walkforward={folds: 2, seeds: 2}",
+    "walkforward={folds: 2, seeds: 2, jobs: 2}",  # processes on any machine, also where there is one core
 ]
 CHILDREN: "list[Child]" = []  # all that were ever started
 
 
 class Subject:
-    """Something that trains in a folder.
+    """Something that trains or trades in a folder.
 
     :param folder: of the run.
     :param settings: overrides of the configuration.
     """
 
     name = ""
+    unit = "steps"  # of progress
+    busy = "is being trained by another process"  # said to a second process in the folder
 
     def __init__(self, folder: Path, settings: list[str]) -> None:
         self.folder, self.settings = folder, settings
@@ -132,6 +137,7 @@ class Population(Subject):
     """`tailguard population` with members in processes of their own."""
 
     name = "population"
+    unit = "decisions"
     allowance = 1
 
     def arguments(self) -> list[str]:
@@ -170,6 +176,10 @@ class Walkforward(Subject):
     """`tailguard walkforward` with a selection per fold and pairs, in processes of their own."""
 
     name = "walk-forward"
+    unit = "pairs"
+
+    def pairs(self) -> list[Path]:
+        return sorted(self.record().glob("fold*"))
 
     def arguments(self) -> list[str]:
         return ["walkforward", "--data", DATA, "--run", str(self.folder), "--no-ledger", *self.overrides()]
@@ -182,7 +192,7 @@ class Walkforward(Subject):
         return {f"{kind} {path.name}": path.read_bytes() for kind in kinds for path in sorted((self.folder / kind).iterdir())}
 
     def progress(self) -> int:
-        return len(list(self.record().glob("fold*"))) if self.record().exists() else 0
+        return len(self.pairs())
 
     safe = progress
 
@@ -204,6 +214,8 @@ class Paper(Subject):
     """
 
     name = "paper"
+    unit = "orders"
+    busy = "is in use by another process"
 
     def __init__(self, folder: Path, run: Path, bars: Path) -> None:
         super().__init__(folder, [])
@@ -225,6 +237,16 @@ class Paper(Subject):
         return self.record().read_bytes().count(b'"kind":"order"') if self.record().exists() else 0
 
     safe = progress
+
+
+def train_paper_agent(folder: Path) -> tuple[Path, Path]:
+    """Train an agent that trades on paper; return its run, and the file of its bars."""
+    settings = [*TRAINING, "selection=null", "training.steps=4096", "trading.fee=0.001", "trading.stop_loss=0.03"]
+    config = load_config(None, settings)
+    run = Run.create(folder / "agent", config, DATA, load_market(DATA, config))
+    train(run, lambda *_: None)
+    run.market().bars.to_csv(folder / "bars.csv")
+    return run.path, folder / "bars.csv"
 
 
 class Child:

@@ -1,12 +1,17 @@
-"""The work that the speed benchmark measures: a batched random-walk market, cheap to step, with staggered episode ends.
+"""The work that the speed benchmark measures: a batched random-walk market, cheap to step, with staggered episode ends, and
+observations of other spaces that cost nothing to make.
 
 64 environments share one series of 20,000 bars; an observation is 31 momentum features and the position; the action is the
 next position in [-1, 1]; an episode is 512 steps, and the first one of each environment starts at a random age, so that ends
 are spread over time as in any real task.
 """
 
+import copy
+
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tailguard.envs.vec_env import ArrayVecEnv, StepArrays
 
@@ -53,3 +58,34 @@ class WorkEnv(ArrayVecEnv):
         obs = np.empty((self.num_envs, N_FEATURES + 1), np.float32)
         obs[:, :-1], obs[:, -1] = self.features[self.bar], self.position
         return obs
+
+
+NUMBERS, FRAMES = spaces.Box(-1.0, 1.0, (10,), np.float32), 64
+# By name: images as Atari's, an image with numbers beside it, and what goal environments observe.
+SPACES = {
+    "images": spaces.Box(0, 255, (4, 84, 84), np.uint8),
+    "image and numbers": spaces.Dict({"image": spaces.Box(0, 255, (3, 36, 36), np.uint8), "numbers": NUMBERS}),
+    "goals": spaces.Dict({"observation": NUMBERS, "achieved_goal": NUMBERS, "desired_goal": NUMBERS}),
+}
+
+
+class FramesEnv(gym.Env):
+    """Observations of any space, drawn beforehand; four actions, of which the first pays; 64 steps an episode."""
+
+    def __init__(self, space, first=0):
+        self.observation_space, self.action_space, self.t = copy.deepcopy(space), spaces.Discrete(4), first
+        self.observation_space.seed(first)
+        self.frames = [self.observation_space.sample() for _ in range(FRAMES)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.frames[self.t % FRAMES], {}
+
+    def step(self, action):
+        self.t += 1
+        return self.frames[self.t % FRAMES], float(action == 0), False, self.t % FRAMES == 0, {}
+
+
+def frames_env(name, n_envs):
+    """Return SB3's environments with observations of one of :data:`SPACES`."""
+    return DummyVecEnv([lambda first=first: FramesEnv(SPACES[name], first) for first in range(n_envs)])

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -413,3 +414,17 @@ def test_a_lack_of_memory_is_one_line(monkeypatch, capsys):
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: out of memory: ")
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_ends_a_command_that_has_nothing_to_save_with_one_line(tmp_path, number, word):
+    """It waits for somebody who writes into its data."""
+    os.mkfifo(tmp_path / "bars.csv")
+    command = [sys.executable, "-c", "from tailguard.cli import main; main()", "data", "check", str(tmp_path / "bars.csv")]
+    waiting = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    with (tmp_path / "bars.csv").open("w"):  # opens when the other end is open
+        waiting.send_signal(number)
+        assert waiting.communicate(timeout=200.0)[1] == f"{word}\n"
+    assert waiting.returncode == 128 + number

@@ -243,7 +243,7 @@ def test_act_reads_what_train_reads(name, agent, folder, capsys):
     np.testing.assert_allclose([weight for _, weight in found], [weight for _, weight in expected], atol=1e-5)
     command = [sys.executable, "-m", "tailguard", "act", str(agent)]
     if name in ("bars.parquet", "latin.csv"):  # through a pipe as well
-        piped = subprocess.run(command, input=(folder / name).read_bytes(), capture_output=True, check=True, timeout=60)
+        piped = subprocess.run(command, input=(folder / name).read_bytes(), capture_output=True, check=True, timeout=200)
         assert decisions(piped.stdout.decode()) == found
 
 

@@ -1,12 +1,14 @@
 """The settings of rl-baselines3-zoo, translated; needs sb3-contrib, of the extra `bench`."""
 
+import json
+
 import numpy as np
 import pytest
 import yaml
 
 pytest.importorskip("sb3_contrib")
 
-from published import interquartile_mean
+from published import ENGINES, ROWS, file_of, interquartile_mean, table
 from zoo import literal, make, schedule, translated
 
 ENTRY = """
@@ -57,3 +59,16 @@ def test_the_interquartile_mean_leaves_out_the_quarters_at_the_ends() -> None:
     mean, low, high = interquartile_mean(scores)
     assert mean == pytest.approx(3.5)
     assert low < mean < high
+
+
+def test_the_table_says_what_was_reached_and_what_was_not_run(tmp_path):
+    bar = ROWS["pendulum-novel"].bar
+    for row, score in (("cartpole-novel", 499.0), ("pendulum-novel", bar)):
+        for seed in range(2):
+            result = {"score": score, "spread": 3.0, "cpu_seconds": 90.0}
+            file_of(tmp_path, row, ENGINES[0], seed).write_text(json.dumps(result), encoding="utf-8")
+    lines = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in table(tmp_path).splitlines() if "|" in line}
+    assert lines["CartPoleNoVel-v1"][2:5] == ["499.0 [499.0, 499.0] (499 ± 3, 499 ± 3)", "no", "not run"]
+    assert lines["PendulumNoVel-v1"][3] == "yes"
+    assert lines["PendulumNoVel-v1"][5] == "1.5, - |"
+    assert {lines[row.env_id][2] for name, row in ROWS.items() if row.steps is None and "novel" not in name} == {"not run"}

@@ -66,3 +66,8 @@ register(
     entry_point="tailguard.envs.option_hedging:single_option_hedging",
     vector_entry_point="tailguard.envs.option_hedging:OptionHedging",
 )
+register(
+    id="tailguard/BandHedging-v0",
+    entry_point="tailguard.envs.option_hedging:single_band_hedging",
+    vector_entry_point="tailguard.envs.option_hedging:BandHedging",
+)

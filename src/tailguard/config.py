@@ -4,7 +4,6 @@ A section is the settings class of its package, so every default stands exactly 
 constructor of :class:`tailguard.DistributionalPPO` takes the same classes. ``docs/config.md`` is made of their docstrings.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from tailguard.bounded_yaml import NotYaml, parse_yaml
 from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
 from tailguard.market.files import FileConfig
@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 # Limits of what is read: all settings together have 10 kB and some 200 values.
-LARGEST_FILE, MOST_VALUES = 256 * 2**10, 20_000
+LARGEST_FILE = 256 * 2**10
 
 # What a population may search, by the names that experiments/population_member.py gives to the hyperparameters of a model.
 ADVERSARIAL = frozenset({"adversarial_epsilon", "adversarial_ratio", "robust_kl_coef"})
@@ -230,8 +230,7 @@ class TrainingConfig(BaseModel):
         risk, network = values.get("risk"), values.get("network", {})
         if isinstance(risk, RiskConfig):
             risk = risk.model_dump()
-        averse = isinstance(risk, dict) and risk.get("period") is not None and risk.get("objective", "neutral") != "neutral"
-        if not averse:
+        if not isinstance(risk, dict) or risk.get("period") is None or risk.get("objective", "neutral") == "neutral":
             return values
         if isinstance(network, dict):
             network = {"log_std_init": RISK_LOG_STD, **network}
@@ -270,7 +269,7 @@ class SelectionConfig(BaseModel):
     :param seeds: trainings per block and policy, at least 1. Their decisions are averaged: more make the choice steadier.
     :param stops: shares of ``training.steps``, rising, in (0, 1], after which agents are scored.
     :param doubt: t-statistic of the held-out evidence up to which an agent is not believed and steers nothing. It steers
-        everything from ``doubt + 1`` on. 1 is typical; more makes idle agents, less makes agents that trade on noise.
+        everything from ``doubt + 1`` on. 0.5 to 1 is typical; more makes idle agents, less makes agents that trade on noise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -278,7 +277,7 @@ class SelectionConfig(BaseModel):
     blocks: Annotated[int, Field(ge=2, le=100)] = 4
     seeds: Annotated[int, Field(ge=1, le=100)] = 2
     stops: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (0.125, 0.25, 0.5, 1.0)
-    doubt: float = 1.0
+    doubt: float = 0.5
 
     @field_validator("stops")
     @classmethod
@@ -400,9 +399,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     require(len(data) <= LARGEST_FILE, str(path), f"more than {LARGEST_FILE:,} bytes", "a file of settings")
     try:
-        values = _parse(data.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
+        values = parse_yaml(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not YAML ({error})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if values is None:
@@ -412,34 +411,14 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _parse(text: str) -> Any:
-    """Return the values of a YAML text, unless its aliases stand for far more than it holds (a "billion laughs" bomb)."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None:
-        size = _expanded(root, {})
-        require(size <= MOST_VALUES, "the configuration", f"{size:.3g} values", f"at most {MOST_VALUES:,}, with its aliases")
-    return yaml.safe_load(text)
-
-
-def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
-    """Return how many values a node stands for when every alias in it is written out; infinite if it holds itself."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1.0
-    if id(node) not in known:
-        known[id(node)] = math.inf  # until it is known: whoever asks is inside of it
-        parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-        known[id(node)] = 1.0 + sum(_expanded(part, known) for part in parts)
-    return known[id(node)]
-
-
 def _apply(values: dict[str, Any], override: str) -> None:
     keys, equals, text = override.partition("=")
     path = keys.strip().split(".")
     if not equals or not all(path):
         raise ValueError(f"--set {override!r}: must look like section.key=value")
     try:
-        value = _parse(text)
-    except (yaml.YAMLError, RecursionError):
+        value = parse_yaml(text)
+    except NotYaml:
         raise ValueError(f"--set {override!r}: {text!r} is not a YAML value") from None
     node = values
     for key in path[:-1]:

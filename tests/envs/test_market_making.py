@@ -121,6 +121,14 @@ def test_play_has_the_value_and_the_inventory_that_were_computed(kind: str) -> N
     assert exact.inventory.sum(axis=1) == pytest.approx(1.0)
 
 
+def test_expected_rewards_have_the_same_mean_and_less_noise() -> None:
+    market = {"steps": 60, "arrival_rate": 40.0, "volatility": 6.0}
+    env = MarketMaking(10_000, **market, expected_rewards=True)
+    returns = returns_of(env, env.solve())[0]
+    assert returns.mean() == pytest.approx(env.evaluate(env.solve()).value, abs=4.0 * returns.std() / 100.0)
+    assert returns.std() < 0.7 * returns_of(MarketMaking(10_000, **market), env.solve())[0].std()
+
+
 def test_the_best_fixed_quotes_are_the_best_of_many_and_worse_than_the_optimum() -> None:
     env = MarketMaking()
     best = env.evaluate(env.best_fixed()).value

@@ -118,6 +118,12 @@ def test_play_has_the_mean_and_the_variance_of_a_schedule() -> None:
         assert np.mean((costs - costs.mean()) ** 3) / costs.std() ** 3 == pytest.approx(0.0, abs=4.0 * np.sqrt(6.0 / 40_000))
 
 
+def test_expected_rewards_are_the_objective_of_a_schedule_without_noise() -> None:
+    env = OptimalExecution(5, risk_aversion=0.01, expected_rewards=True)
+    for schedule in (env.twap(), env.almgren_chriss(0.01)):
+        np.testing.assert_allclose(play(env, schedule), schedule.objective(0.01), rtol=1e-9)
+
+
 def test_the_price_of_risk_is_part_of_the_reward() -> None:
     env, plain = (OptimalExecution(50, risk_aversion=aversion) for aversion in (0.03, 0.0))
     schedule = env.almgren_chriss(0.03)
@@ -144,6 +150,7 @@ def test_an_action_sells_the_share_that_it_was_made_for(share: float) -> None:
     env.step(env.action(np.full(3, share), np.ones(3))[:, None])
     expected = np.where(share == 1.0, 1.0, before * (1.0 - share))  # a sold order is followed by a new one
     np.testing.assert_allclose(env.left, expected, atol=1e-12)
+    np.testing.assert_allclose(env.share(env.action(share, 1), 1), share, atol=1e-12)
 
 
 def test_all_that_is_left_is_sold_in_the_last_step() -> None:

@@ -11,6 +11,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from scipy.integrate import quad
 from scipy.stats import norm
+from stable_baselines3.common.env_checker import check_env as check_env_sb3
 
 from tailguard.envs import BandHedging, BlockBootstrap, GeometricBrownianMotion, Heston, Option, OptionHedging
 from tailguard.envs.hedging_rivals import (
@@ -200,8 +201,11 @@ def test_a_bootstrapped_path_keeps_the_order_inside_its_blocks():
 
 
 @every_case
-def test_the_single_environment_passes_gymnasiums_checks(settings):
-    check_env(gymnasium.make("tailguard/OptionHedging-v0", dates=4, **settings).unwrapped, skip_render_check=True)
+@pytest.mark.parametrize("name", ["tailguard/OptionHedging-v0", "tailguard/BandHedging-v0"])
+def test_the_single_environment_passes_the_checks_of_gymnasium_and_sb3(name, settings):
+    single = gymnasium.make(name, dates=4, **settings).unwrapped
+    check_env(single, skip_render_check=True)
+    check_env_sb3(single)
 
 
 @every_case
@@ -220,9 +224,10 @@ def test_a_copy_in_a_batch_equals_a_single_environment(kind, settings):
             np.testing.assert_array_equal(steps[0][part], np.concatenate([step[part] for step in steps[1:]]))
 
 
-def test_the_gymnasium_id_makes_batches_and_single_environments_alike():
-    batch = gymnasium.make_vec("tailguard/OptionHedging-v0", num_envs=3, vectorization_mode="vector_entry_point", cost=0.01)
-    single = gymnasium.make("tailguard/OptionHedging-v0", cost=0.01)
+@pytest.mark.parametrize("name", ["tailguard/OptionHedging-v0", "tailguard/BandHedging-v0"])
+def test_the_gymnasium_id_makes_batches_and_single_environments_alike(name):
+    batch = gymnasium.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", cost=0.01)
+    single = gymnasium.make(name, cost=0.01)
     obs, first = batch.reset(seed=5)[0], single.reset(seed=5)[0]
     for _ in range(30):
         np.testing.assert_array_equal(obs[0], first)

@@ -1,5 +1,8 @@
 """Tables in every form that people have them in, and one clear line for those that cannot be read."""
 
+import io
+import zipfile
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +14,7 @@ from tailguard.market.data import DataError
 
 DAYS = pd.bdate_range("2020-01-01", periods=40, unit="ns")
 RETURNS = pd.Series(np.random.default_rng(0).normal(0.0, 0.01, 40), DAYS)
+LONGER = pd.Series(np.random.default_rng(0).normal(0.0, 0.01, 250), pd.bdate_range("2020-01-01", periods=250))
 EQUITY = 1000.0 * (1.0 + RETURNS).cumprod()
 
 
@@ -59,9 +63,48 @@ def test_returns_in_files(tmp_path, name, header):
     same(read_returns(path))
 
 
+def written(header="date,returns", row="{day:%Y-%m-%d},{value!r}", above="", below=""):
+    rows = [row.format(day=day, value=value) for day, value in zip(DAYS, RETURNS.tolist(), strict=True)]
+    return "\n".join([*above.splitlines(), *([header] if header else []), *rows]) + "\n" + below
+
+
+def zipped(text):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("returns.csv", text)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("title.csv", written(above="Performance of a fund\n\n")),
+        ("remark.csv", written(above="# made on 2021-01-01\n")),
+        ("spaces.txt", written("date returns", "{day:%Y-%m-%d}   {value!r}")),
+        ("bars.txt", written("date|returns", "{day:%Y-%m-%d}|{value!r}")),
+        ("tabs.tsv", written("date\treturns", "{day:%Y-%m-%d}\t{value!r}")),
+        ("empty_rows.csv", written(below=",\n,\n")),
+        ("decimal_commas.csv", RETURNS.to_csv(sep=";", decimal=",", date_format="%d.%m.%Y", header=False)),
+        ("two_columns.csv", written("Date,Time,returns", "{day:%Y-%m-%d},00:00,{value!r}")),
+        ("zipped.zip", zipped(written())),
+    ],
+)
+def test_returns_in_files_as_people_write_them(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    same(read_returns(path))
+
+
 @pytest.mark.parametrize("style", ["{:,.12f}", "${:,.12f}", "{:.12f} €"])
 def test_an_equity_curve_may_have_thousands_marks_and_currencies(style):
     same(read_returns(EQUITY.map(style.format)), RETURNS.iloc[1:])
+
+
+def test_an_equity_curve_that_begins_at_1_is_not_taken_for_factors():
+    for seed in range(50):
+        returns = LONGER.iloc[:64].sample(frac=1.0, random_state=seed).to_numpy()
+        curve = pd.Series(np.cumprod(1.0 + returns), LONGER.index[:64])
+        np.testing.assert_allclose(read_returns(curve), returns[1:], atol=1e-12)
 
 
 def test_a_european_file_has_decimal_commas_and_days_first(tmp_path):
@@ -193,6 +236,8 @@ def test_rates_hold_until_the_next():
         (RETURNS.iloc[:9].set_axis([f"0{day}/01/2020" for day in range(1, 10)]), "or 1 January 2020; write dates as"),
         (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
         (pd.Series("x", DAYS), "holds no numbers over time"),
+        (1.0 + LONGER, "looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1"),
+        (pd.DataFrame({"date": [*DAYS.strftime("%Y-%m-%d"), "Total"], "returns": [*RETURNS, 0.1]}), "row 41 has 'Total'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_gets_one_line(table, message):

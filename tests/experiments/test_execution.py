@@ -9,7 +9,15 @@ from typer.testing import CliRunner
 from tailguard.cli import app
 from tailguard.envs import OptimalExecution
 from tailguard.evaluate.report.execution import ExecutionComparison, tail_terms
-from tailguard.experiments.execution import ExecutionSettings, execute_bars, play_costs, schedule_actions, schedule_for_tail
+from tailguard.experiments.execution import (
+    ExecutionSettings,
+    agent_schedules,
+    execute_bars,
+    play_costs,
+    schedule_actions,
+    schedule_for_tail,
+    train_seller,
+)
 from tailguard.market import load_dataset
 
 
@@ -23,6 +31,30 @@ def test_the_schedule_for_a_tail_has_the_least_cvar_of_many():
     assert cvars[0] == pytest.approx(best.expected_cost + 1.755 * best.variance**0.5, rel=0.01)
 
 
+def test_the_schedules_of_an_agent_cost_what_its_episodes_do():
+    market = {"steps": 8, "risk_aversion": (1e-3, 1e-1)}
+    model = train_seller(OptimalExecution(64, seed=0, **market), alpha=None, steps=5_120, seed=0)
+    env = OptimalExecution(4_000, **market)
+    obs, _ = env.reset(seed=3)
+    aversions, total, running = env.risk_aversion, np.zeros(env.num_envs), np.ones(env.num_envs, bool)
+    for _ in range(env.steps):
+        obs, rewards, terminated, _, _ = env.step(model.predict(obs, deterministic=True)[0])
+        total += np.where(running, rewards, 0.0)
+        running &= ~terminated
+    schedules = agent_schedules(model, env, aversions)
+    exact = [schedule.objective(aversion) for schedule, aversion in zip(schedules, aversions, strict=True)]
+    assert -total.mean() == pytest.approx(np.mean(exact), abs=4.0 * (total + exact).std() / env.num_envs**0.5)
+
+
+def test_schedules_are_asked_for_within_the_range_and_without_regimes():
+    market = {"steps": 4, "risk_aversion": (1e-3, 1e-1)}
+    model = train_seller(OptimalExecution(16, seed=0, **market), alpha=None, steps=128, seed=0)
+    with pytest.raises(ValueError, match="risk_aversions"):
+        agent_schedules(model, OptimalExecution(**market), [1.0])
+    with pytest.raises(ValueError, match="range of risk aversions"):
+        agent_schedules(model, OptimalExecution(steps=4, risk_aversion=0.01), [0.01])
+
+
 def test_tail_terms_average_the_worst_costs():
     costs = np.random.default_rng(0).normal(size=10_000)
     assert tail_terms(costs, 0.05).mean() == pytest.approx(np.sort(costs)[-500:].mean(), rel=1e-3)
@@ -31,11 +63,12 @@ def test_tail_terms_average_the_worst_costs():
 
 def test_the_comparison_names_the_best_rival_and_says_when_there_is_no_difference():
     draws = np.random.default_rng(0).normal(size=5000)
-    better, same = (
+    better, same, worse = (
         ExecutionComparison("t", {"agent": draws, "a": draws + shift, "b": draws + 9.0}, 0.1, {"data": "d"})
-        for shift in (3.0, 0.0)
+        for shift in (3.0, 0.0, -3.0)
     )
-    assert "pays less than its best rival (a)" in better.headline()
+    assert "In the worst 10% of the paths the agent pays less than its best rival (a): the saving is 3.00" in better.headline()
+    assert "pays more than its best rival (a): the excess is 3.00" in worse.headline()
     assert better.savings()["a"].value == pytest.approx(3.0)
     assert "about as much as" in same.headline()
     assert json.loads(json.dumps(better.to_json()))["saved_bps"]["b"]["value"] == pytest.approx(9.0)

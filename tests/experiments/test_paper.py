@@ -318,7 +318,7 @@ def test_the_kill_switch_sells_everything_and_stays_thrown(plain, tmp_path):
     assert len(records(tmp_path, "kill")) == 1
     assert_is_the_simulation(plain, tmp_path, bars)
     close(trading)
-    with pytest.raises(ValueError, match=r"KILL exists; --rearm trades again"):
+    with pytest.raises(ValueError, match=r"KILL exists; delete .*KILL, and --rearm trades again"):
         paper(plain, tmp_path, bars)
     (tmp_path / KILL).unlink()
     again = paper(plain, tmp_path, bars, rearm=True)

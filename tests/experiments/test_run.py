@@ -85,7 +85,7 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path, dat
     assert [row["step"] for row in map(json.loads, content(whole)[1].splitlines())] == list(range(128, 2049, 128))
 
 
-def _wait_for(condition, seconds=60):
+def _wait_for(condition, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -107,6 +107,27 @@ def test_a_signal_saves_and_stops(tmp_path, data, number):
     whole = create(tmp_path / "whole", data, "checkpoints.every_seconds=1000000")
     train(whole, nobody)
     assert content(run) == content(whole)
+
+
+@pytest.mark.parametrize(
+    "left", [(".lock",), (".config.yaml.7.unfinished",), ("config.yaml",), ("config.yaml", ".run.json.7.unfinished")]
+)
+def test_a_run_that_was_killed_while_its_folder_was_made_is_begun_again(tmp_path, data, left):
+    whole = create(tmp_path / "whole", data)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in left:
+        (folder / name).write_bytes((whole.path / "config.yaml").read_bytes())
+    assert create(folder, data).info == whole.info
+    assert Run.open(folder).config == whole.config
+
+
+def test_settings_that_somebody_has_put_there_are_not_overwritten(tmp_path, data):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("training: {gamma: 0.5}\n")
+    with pytest.raises(ValueError, match="is not empty"):
+        create(tmp_path / "run", data)
+    assert (tmp_path / "run" / "config.yaml").read_text() == "training: {gamma: 0.5}\n"
 
 
 @pytest.mark.parametrize("most", [1_000, 30_000])  # too little for the figures, too little for a checkpoint

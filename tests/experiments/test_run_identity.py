@@ -1,12 +1,13 @@
 """A run is what its files say, and files that somebody has changed, or that belong to another run, are not taken for it."""
 
 import json
-import logging
+import os
 import shutil
 
 import numpy as np
 import pytest
 import yaml
+from forge_records import Record, forged, open_run, outcome
 from test_run import create, nobody
 
 from tailguard.config import changed_settings, load_config
@@ -71,6 +72,19 @@ def test_a_run_of_an_earlier_version_is_opened_and_trained_on(tmp_path, data):
     old = Run.open(run.path)
     assert train(old, nobody).num_timesteps == 512
     assert Run.open(run.path).trained_model().num_timesteps == 512
+
+
+def test_a_forged_record_is_refused_in_one_line_or_taken_as_it_is(folder):
+    """With the right checksum; `benchmarks/forge_records.py` does so with every file."""
+    record = Record("run", "run.json", open_run)
+    outcomes = []
+    for what, tree in forged(record.read(folder), 60, np.random.default_rng(0)):
+        record.write(folder, tree)
+        found, words = outcome(open_run, folder)
+        assert found in ("refused", "taken"), f"{what}: {found} {words}"
+        outcomes.append(found)
+    assert outcomes.count("refused") > 20
+    assert "taken" in outcomes
 
 
 def test_a_checkpoint_of_another_run_is_not_resumed(folder, tmp_path, data, caplog):
@@ -173,16 +187,15 @@ class TestSealed:
 def test_damaged_features_of_a_population_are_written_again(tmp_path, caplog):
     from tailguard.experiments.population_run import _holds
 
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
     path = tmp_path / "features.npy"
-    assert not _holds(path, values)
-    np.save(path, values)
-    assert _holds(path, values)
-    data = bytearray(path.read_bytes())
-    data[-2] ^= 64
-    path.write_bytes(bytes(data))
-    with caplog.at_level(logging.WARNING):
-        assert not _holds(path, values)
-    assert "is damaged; it is written again" in caplog.text
-    path.write_bytes(b"nothing")
-    assert not _holds(path, values)
+    assert not _holds(path, b"values")
+    assert caplog.messages == []
+    path.write_bytes(b"values")
+    assert _holds(path, b"values")
+    for damaged in (b"Values", b"value", b"values and more"):
+        path.write_bytes(damaged)
+        assert not _holds(path, b"values")
+    path.unlink()
+    os.mkfifo(path)  # to open it would wait for somebody who writes
+    assert not _holds(path, b"values")
+    assert caplog.messages == [f"{path} is damaged; it is written again"] * 4

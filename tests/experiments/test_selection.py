@@ -95,7 +95,7 @@ def test_where_nothing_can_be_learnt_nothing_is_steered():
 def test_the_stop_that_grows_most_wins_and_its_doubts_set_the_share(once):
     stops = [candidate for candidate in once.candidates if candidate.policy == once.policy]
     assert once.steps == max(stops, key=lambda candidate: candidate.growth).steps
-    assert once.active == trust(once.chosen.t_statistic, once.forecast_t, 1.0)
+    assert once.active == trust(once.chosen.t_statistic, once.forecast_t, SelectionConfig().doubt)
     assert [(each.policy, each.steps) for each in once.candidates] == [(MLP, 64), (MLP, 128), (LSTM, 64), (LSTM, 128)]
 
 
@@ -115,17 +115,17 @@ def test_doubt_decides_how_much_is_believed(bars, doubt, share):
 @pytest.mark.parametrize(
     ("alpha_t", "forecast_t", "share"),
     [
-        (1.5, -3.0, 0.5),  # an agent that earned is believed, whatever a linear forecast says
+        (1.0, -3.0, 0.5),  # an agent that earned is believed, whatever a linear forecast says
         (5.0, 0.0, 1.0),
-        (0.0, 1.5, 0.5),  # one that earned nothing yet, where returns can be predicted
+        (0.0, 1.0, 0.5),  # one that earned nothing yet, where returns can be predicted
         (0.0, 4.0, 1.0),
         (-0.5, 9.0, 0.5),  # the benefit of the doubt has an end
         (-1.0, 9.0, 0.0),
-        (0.9, 0.9, 0.0),
+        (0.4, 0.4, 0.0),
     ],
 )
 def test_evidence_is_alpha_or_a_forecast_that_the_agent_has_not_refuted(alpha_t, forecast_t, share):
-    assert trust(alpha_t, forecast_t, doubt=1.0) == pytest.approx(share)
+    assert trust(alpha_t, forecast_t, doubt=0.5) == pytest.approx(share)
 
 
 def test_what_is_held_on_average_is_no_alpha_though_blocks_differ_in_it():
@@ -223,7 +223,7 @@ def test_interest_on_cash_is_no_alpha(bars, tried):
     idle = lambda policy, stop, span: np.zeros(span[1] - span[0] - 1)  # noqa: E731
     result, _ = tried(idle, "trading.cash_rate=0.05", table=weekdays)
     assert result.chosen.sharpe == pytest.approx(0.0, abs=1e-6)
-    assert result.active == 0.0
+    assert result.chosen.t_statistic == pytest.approx(0.0, abs=1e-6)
 
 
 # Agents that are averse to the tail of their periods.

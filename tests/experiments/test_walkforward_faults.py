@@ -20,7 +20,7 @@ SETTINGS = [
     *("features.drawdown_window=21", "features.slow_window=21", "features.horizons=[1, 5]"),
     "walkforward={folds: 2, seeds: 2, warmup: 16, jobs: 2}",
 ]
-PATIENCE = 120.0
+PATIENCE = 200.0
 
 
 def start(folder, file):

@@ -48,10 +48,12 @@ def binance(t, o, h, l, c, v):
     return f"{ms},{o:.8f},{h:.8f},{l:.8f},{c:.8f},{v:.8f},{ms + 86399999},{v * c:.8f},{v % 999},{v / 2:.8f},{v * c / 2:.8f},0"
 
 
-def zipped(text, name="bars.csv"):
+def zipped(text, name="bars.csv", also=None):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(name, text)
+        if also is not None:
+            archive.writestr(also, b"\x00\x05\x16\x07")
     return buffer.getvalue()
 
 
@@ -65,6 +67,8 @@ FRAME = pd.DataFrame({"Open": OPEN, "High": HIGH, "Low": LOW, "Close": CLOSE, "V
 YFINANCE = "Price,Close,High,Low,Open,Volume\nTicker,SPY,SPY,SPY,SPY,SPY\nDate,,,,,"
 YAHOO_ROW = "{t:%Y-%m-%d},{o:.6f},{h:.6f},{l:.6f},{c:.6f},{x:.6f},{v}"
 TZ = pd.DatetimeIndex(DAYS).tz_localize("America/New_York")
+BID_AND_ASK = "time,bid_open,bid_high,bid_low,bid_close,volume,ask_open,ask_high,ask_low,ask_close"
+SERIAL = lines(lambda t, **f: f"{(t - pd.Timestamp('1899-12-30')).days}," + PLAIN.format(**f), "Date," + OHLCV)
 HISTDATA = "{t:%Y%m%d} {t:%H%M%S};{o};{h};{l};{c};{v}"
 
 # name: (content, settings, words of the summary)
@@ -281,6 +285,77 @@ DAILY = {
     "NinjaTrader": (lines("{t:%Y%m%d};{o};{h};{l};{c};{v}"), {}, "unnamed columns, separated by semicolons, no header, times %Y%m%d"),
     "spreadsheet that names its separator": (lines("{t:%d.%m.%Y};{o};{h};{l};{c};{v}", "sep=;\nDate;Open;High;Low;Close;Volume"), {}, "semicolons"),
     "old Mac line ends": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, end="\r"), {}, "commas"),
+    "Bloomberg": (lines("{t:%m/%d/%Y}," + PLAIN, "Dates,PX_OPEN,PX_HIGH,PX_LOW,PX_LAST,PX_VOLUME"), {}, "commas"),
+    "CoinAPI": (
+        lines("{t:%Y-%m-%d}T00:00:00.0000000Z,{t:%Y-%m-%d}T23:59:59.0000000Z," + PLAIN + ",5", "time_period_start,time_period_end,price_open,price_high,price_low,price_close,volume_traded,trades_count"),
+        {},
+        "ISO 8601",
+    ),
+    "Nasdaq Nordic": (
+        lines(
+            lambda t, **f: f"{t:%Y-%m-%d};;;" + "{o};{h};{l};{c};1;{v};5;".format(**f).replace(".", ","),
+            "sep=;\nDate;Bid;Ask;Opening price;High price;Low price;Closing price;Average price;Total volume;Turnover;",
+            newest_first=True,
+        ),
+        {},
+        "decimal comma, newest first",
+    ),
+    "Bombay Stock Exchange": (lines("{t:%d-%B-%Y}," + PLAIN, "Date,Open Price,High Price,Low Price,Close Price,Volume", True), {}, "%d-%B-%Y"),
+    "National Stock Exchange of India": (
+        lines('{t:%d-%b-%Y},EQ,"{o:,}","{h:,}","{l:,}","{c:,}","{v:,}"', '"Date ","series ","OPEN ","HIGH ","LOW ","close ","VOLUME "', True),
+        {},
+        "not used: series",
+    ),
+    "R, write.table": (lines('"{t:%Y-%m-%d}" {o} {h} {l} {c} {v}', '"Open" "High" "Low" "Close" "Volume"'), {}, "spaces"),
+    "in Japanese": (lines("{t:%Y\u5e74%m\u6708%d\u65e5}," + PLAIN, "\u65e5\u4ed8,\u59cb\u5024,\u9ad8\u5024,\u5b89\u5024,\u7d42\u5024,\u51fa\u6765\u9ad8"), {}, "commas"),
+    "in Swedish": (
+        lines(
+            lambda t, o, h, l, c, v: f"{t:%Y-%m-%d};" + ";".join(f"{x:,}".replace(",", " ").replace(".", ",") for x in (o, h, l, c, v)),
+            "Datum;\u00d6ppningskurs;H\u00f6gstakurs;L\u00e4gstakurs;St\u00e4ngningskurs;Volym",
+        ),
+        {},
+        "decimal comma",
+    ),
+    "in Swiss francs": (
+        lines(
+            lambda t, o, h, l, c, v: f"{t:%d.%m.%Y};" + ";".join(f"CHF {x:,}".replace(",", "\u2019") for x in (o, h, l, c)) + f";{v}",
+            "Datum;Er\u00f6ffnung;Hoch;Tief;Schluss;Volumen",
+        ),
+        {},
+        "times %d.%m.%Y",
+    ),
+    "in Brazilian reais": (
+        lines(lambda t, o, h, l, c, v: f"{t:%d/%m/%Y};" + ";".join(f"R$ {german(x)}" for x in (o, h, l, c)) + f";{german(v, 0)}", "Data;Abertura;M\u00e1xima;M\u00ednima;Fechamento;Volume"),
+        {},
+        "decimal comma",
+    ),
+    "currencies behind the numbers": (lines("{t:%Y-%m-%d},{o} USD,{h} USD,{l} USD,{c} USD,{v}", "Date," + OHLCV), {}, "commas"),
+    "formulas of a spreadsheet": (lines('="{t:%Y-%m-%d}",="{o}",="{h}",="{l}",="{c}",="{v}"', "Date," + OHLCV), {}, "commas"),
+    "empty rows of a spreadsheet below": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV) + ",,,,,\n,,,,,\n", {}, "2 empty rows left out"),
+    "a remark with as many commas above": (lines("{t:%Y-%m-%d}," + PLAIN, "# prices, in USD, of SPY, by, us, 2013\nDate," + OHLCV), {}, "commas"),
+    "cells with a name and a value above": (lines("{t:%Y-%m-%d}," + PLAIN, "Symbol,SPY,,,,\nCurrency,USD,,,,\nDate," + OHLCV), {}, "commas"),
+    "units below the header": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV + "\n,USD,USD,USD,USD,shares"), {}, "commas"),
+    "zip of a Mac": (zipped(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV), also="__MACOSX/._bars.csv"), {}, "commas"),
+    "utf-16 without a mark": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).encode("utf-16-be"), {}, "utf-16"),
+    "volumes in millions, in lower case": (lines(lambda t, **f: "{t:%Y-%m-%d},{o},{h},{l},{c},{m:.6f}m".format(t=t, m=f["v"] / 1e6, **f), "Date," + OHLCV), {}, "commas"),
+    "year, month and day without a century": (lines("{t:%y.%m.%d}," + PLAIN, "Date," + OHLCV), {"time_format": "%y.%m.%d"}, "%y.%m.%d"),
+    "six digits": (lines("{t:%y%m%d}," + PLAIN, "Date," + OHLCV), {"time_format": "%y%m%d"}, "%y%m%d"),
+    "days of a spreadsheet": (SERIAL, {"time_format": "excel"}, "days of a spreadsheet"),
+    "Coinbase, from its API": (
+        json.dumps([[t, l, h, o, c, float(v)] for t, (_, o, h, l, c, v) in reversed(list(zip(EPOCH, BARS, strict=True)))]),
+        {"columns": {"time": 1, "low": 2, "high": 3, "open": 4, "close": 5, "volume": 6}},
+        "newest first",
+    ),
+    "OANDA, from its API": (
+        json.dumps({"candles": [{"time": f"{t:%Y-%m-%dT00:00:00}.000000000Z", "volume": int(v), "mid": {"o": str(o), "h": str(h), "l": str(l), "c": str(c)}} for t, o, h, l, c, v in BARS]}),
+        {"columns": {"open": "mid.o", "high": "mid.h", "low": "mid.l", "close": "mid.c"}},
+        "JSON",
+    ),
+    "bid and ask, one of them named": (
+        lines("{t:%Y-%m-%d}," + PLAIN + ",1,2,1,2", BID_AND_ASK),
+        {"columns": {"open": "bid_open", "high": "bid_high", "low": "bid_low", "close": "bid_close"}},
+        "not used: ask_open",
+    ),
     "columns named by the user": (
         lines("{t:%Y-%m-%d},{o},{h},{l},{c},{v}", "when,a,b,c,d,e"),
         {"columns": {"time": "when", "open": "a", "high": "b", "low": "c", "close": "d", "volume": "e"}},
@@ -352,6 +427,27 @@ INTRADAY = {
         {},
     ),
     "UTC in words": (lines("{t:%Y-%m-%d %H:%M:%S} UTC," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
+    "ForexTester": (
+        lines("EURUSD,{t:%Y%m%d},{t:%H%M%S}," + PLAIN, "<TICKER>,<DTYYYYMMDD>,<TIME>,<OPEN>,<HIGH>,<LOW>,<CLOSE>,<VOL>", times=MINUTES),
+        {},
+    ),
+    "Finam": (
+        lines("SBER;1;{t:%d/%m/%y};{t:%H:%M};{o};{h};{l};{c};{v}", "<TICKER>;<PER>;<DATE>;<TIME>;<OPEN>;<HIGH>;<LOW>;<CLOSE>;<VOL>", times=MINUTES),
+        {},
+    ),
+    "Sierra Chart": (
+        lines("{t:%Y/%m/%d}, {t:%H:%M:%S}.0, {o}, {h}, {l}, {c}, {v}, 3, 1, 2", "Date, Time, Open, High, Low, Last, Volume, NumberOfTrades, BidVolume, AskVolume", times=MINUTES),
+        {},
+    ),
+    "SAS": (lines("{t:%d%b%Y:%H:%M:%S}," + PLAIN, "Date," + OHLCV, times=MINUTES), {}),
+    "ISO 8601 without marks": (lines("{t:%Y%m%dT%H%M%S}," + PLAIN, "Date," + OHLCV, times=MINUTES), {}),
+    "a zone in letters, named by the user": (
+        lines("{t:%Y-%m-%d %H:%M:%S} EDT," + PLAIN, "Date," + OHLCV, times=MINUTES - pd.Timedelta(hours=4)), {"timezone": "America/New_York"}
+    ),
+    "days of a spreadsheet with their time": (
+        lines(lambda t, **f: f"{(t - pd.Timestamp('1899-12-30')) / pd.Timedelta(days=1):.10f}," + PLAIN.format(**f), "Date," + OHLCV, times=MINUTES),
+        {"time_format": "excel"},
+    ),
     "FirstRate": (lines("{t:%Y-%m-%d %H:%M:%S}," + PLAIN, times=MINUTES), {}),
     "fourteen digits": (lines("{t:%Y%m%d%H%M%S}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
     "twelve digits": (lines("{t:%Y%m%d%H%M}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
@@ -382,9 +478,18 @@ REFUSED = {
         "both points and commas as decimal marks; say which it is with --decimal",
     ),
     "months in another language": (lines('"{t:%d} maj {t:%Y}",' + PLAIN, "Date," + OHLCV), "'13 maj 2013' is not a time in any known format; give it with --time-format"),
-    "days of a spreadsheet": (lines(lambda t, **f: f"{(t - pd.Timestamp('1899-12-30')).days}," + PLAIN.format(**f), "Date," + OHLCV), "41407 is not a time: numbers must be 20130513"),
+    "days of a spreadsheet": (SERIAL, "41407 is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970; --time-format excel"),
+    "six digits": (lines("{t:%y%m%d}," + PLAIN, "Date," + OHLCV), "130513 is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970; others need --time-format"),
+    "years in front or behind": (lines("{t:%y.%m.%d}," + PLAIN, "Date," + OHLCV), "in '13.05.14' the year may be first or last; say which with --time-format %y.%m.%d or %d.%m.%y"),
+    "a zone in letters": (lines("{t:%Y-%m-%d %H:%M} EST," + PLAIN, "Date," + OHLCV), "'2013-05-13 00:00 EST' has a zone in letters; say which with --timezone"),
+    "bonds in 32nds": (lines(lambda t, v, **f: f"{t:%Y-%m-%d},112'16,112'317,112'010,112'20,{v}", "Date," + OHLCV), "\"112'16\" are in 32nds of a point; write them as decimals"),
+    "bid and ask": (lines("{t:%Y-%m-%d}," + PLAIN + ",1,2,1,2", BID_AND_ASK.replace("volume", "bid_volume")), "prices of bid and ask; say which with --columns open=bid_open,high=bid_high,low=bid_low,close=bid_close"),
+    "a row of no symbol": (lines("A,{t:%Y-%m-%d}," + PLAIN + "\nB,{t:%Y-%m-%d}," + PLAIN, "symbol,date," + OHLCV).replace("B,2013-05-20", ",2013-05-20"), "line 13: the symbol is missing"),
+    "Cyrillic in a code page": (lines("{t:%d.%m.%Y};{o};{h};{l};{c};{v}", "\u0414\u0430\u0442\u0430;\u041e;\u041c;\u041c;\u0417;\u041e").encode("cp1251"), "--columns open=NAME, or save the file as UTF-8"),
+    "a tar archive": (b"bars.csv".ljust(257, b"\0") + b"ustar\0", "is a tar archive; unpack it"),
+    "an old workbook": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "is an Excel workbook; save the sheet as CSV"),
     "no close": (lines("{t:%Y-%m-%d},{o},{h},{l},{v}", "Date,Open,High,Low,Volume"), "no column for close among Date, Open, High, Low, Volume; name them with --columns close=NAME"),
-    "only closes": (lines("{t:%Y-%m-%d},{c}", "Date,Close"), "each row has a time and fewer than four prices; bars need open, high, low and close"),
+    "only closes": (lines("{t:%Y-%m-%d},{c}", "Date,Close"), "fewer than four prices; bars need open, high, low and close: --columns time=Date,open=Close,high=Close"),
     "only times": (lines("{t:%Y-%m-%d}", "Date"), "no rows of a time and four prices found"),
     "prices that are missing": (
         lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV).replace(f"{OPEN[7]},{HIGH[7]},{LOW[7]},{CLOSE[7]}", "null,null,null,null"),
@@ -478,6 +583,17 @@ def test_an_ambiguity_is_resolved_by_the_user(tmp_path):
     assert load_bars(path, FileConfig(decimal="."))["close"].iloc[0] == 1234.0
 
 
+@pytest.mark.parametrize(("row", "header"), [("{t:%Y-%m-%d},{c}", "Date,Close"), ("{t:%Y-%m-%d};{c};{v}", "Date;Close;Volume")])
+def test_one_price_a_day_is_traded_at_that_price_on_request(row, header, tmp_path):
+    path = tmp_path / "fund.csv"
+    path.write_text(lines(row, header))
+    bars = load_bars(
+        path, FileConfig(columns={"time": "Date", "open": "Close", "high": "Close", "low": "Close", "close": "Close"})
+    )
+    assert list(bars.index) == list(DAYS)
+    np.testing.assert_array_equal(bars[["open", "high", "low", "close"]], np.stack([CLOSE] * 4, axis=1))
+
+
 def test_several_symbols_in_one_file_are_a_portfolio(tmp_path):
     long, wide = tmp_path / "long.csv", tmp_path / "wide.csv"
     other = "\n".join(line.replace("SPY", "QQQ") for line in lines("SPY,{t:%Y-%m-%d}," + PLAIN).splitlines())
@@ -487,7 +603,12 @@ def test_several_symbols_in_one_file_are_a_portfolio(tmp_path):
     flat = tmp_path / "flat.csv"
     names = [f"{ticker}_{field}" for ticker in ("QQQ", "SPY") for field in OHLCV.split(",")]
     flat.write_text(lines("{t:%Y-%m-%d}," + PLAIN + "," + PLAIN, ",".join(["Date", *names])))
-    for path in (long, wide, flat):
+    slashed = tmp_path / "slashed.csv"
+    slashed.write_text(flat.read_text().replace("_", "/").replace("SPY", "BTC-USD").replace("QQQ", "BRK.B"))
+    indexed = tmp_path / "indexed.parquet"
+    pd.concat({"SPY": FRAME, "QQQ": FRAME}, names=["symbol", "date"]).to_parquet(indexed)
+    assert set(symbols_of(load_bars(slashed))) == {"BTC-USD", "BRK.B"}
+    for path in (long, wide, flat, indexed):
         bars = load_bars(path)
         assert set(symbols_of(bars)) == {"SPY", "QQQ"}
         np.testing.assert_array_equal(bars["SPY"]["close"], CLOSE)

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from parallel_tasks import Square
+from parallel_tasks import Echo, Square
 
 from tailguard.parallel.outcomes import Lost, count_losses
 from tailguard.parallel.tasks import ProcessTasks, SerialTasks, _task_handler, run_tasks
-from tailguard.parallel.worker import WorkerProcess
+from tailguard.parallel.worker import Started, WorkerProcess
 
 
 def run(tasks, executor, **options):
@@ -93,7 +93,7 @@ def test_workers_end_with_their_parent(number, tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("parallel_tasks.py")), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     driver = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 200.0
     while len(list(tmp_path.iterdir())) < 2 or not all(path.read_text() for path in tmp_path.iterdir()):
         assert time.monotonic() < deadline
         assert driver.poll() is None
@@ -119,6 +119,17 @@ def test_a_worker_that_dies_before_it_has_read_its_work_is_a_loss():
     killer.start()
     worker = WorkerProcess(_task_handler, (b" " * 2**24,))
     killer.join()
+    assert worker.receive() == Lost("its process ended with exit code -9")
+    worker.close()
+
+
+def test_a_worker_that_dies_while_it_sends_its_result_is_a_loss():
+    """Half a message has come: the result is larger than what a connection holds while nobody reads."""
+    worker = WorkerProcess(_task_handler, (bytes(2**24),))
+    worker.send(Echo())
+    assert isinstance(worker.receive(), Started)
+    assert worker.connection.poll(60.0)
+    worker.kill()
     assert worker.receive() == Lost("its process ended with exit code -9")
     worker.close()
 

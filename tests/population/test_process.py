@@ -134,7 +134,7 @@ def test_a_killed_driver_resumes_with_the_same_decisions(tmp_path, undisturbed):
     driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     lineage = tmp_path / "lineage.jsonl"
     try:
-        deadline = time.monotonic() + 120.0
+        deadline = time.monotonic() + 200.0
         while not (lineage.exists() and len(read(lineage)) >= 9):
             assert time.monotonic() < deadline
             assert driver.poll() is None

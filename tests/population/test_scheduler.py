@@ -3,14 +3,17 @@
 import json
 import logging
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forge_records import forged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from population_strategies import populations, scores
 
+from tailguard.io.reading import UnusableFile, refusing
 from tailguard.population import HyperparamConfig, PBTConfig, PBTScheduler, PopulationMember
 from tailguard.population.lineage import replay
 from tailguard.population.member import member_seed
@@ -484,3 +487,22 @@ class TestStart:
         assert "pbt/mean_performance" not in population(2).metrics()
         glossary = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
         assert [key for key in metrics if f"`{key}`" not in glossary] == []
+
+
+def test_a_forged_state_is_refused_or_taken_as_it_is():
+    scheduler = told(population(3), {0: 1.0, 1: 2.0, 2: 3.0})
+    finish(scheduler, scheduler.decide())
+    outcomes = Counter()
+    for what, state in forged(through_json(told(scheduler, {0: 1.0}).state_dict()), 150, np.random.default_rng(0)):
+        twin = population(3)
+        try:
+            with refusing("the state"):
+                twin.load_state_dict(state)
+        except UnusableFile:
+            outcomes["refused"] += 1
+        else:
+            assert twin.state_dict() == state, what
+            twin.decide()
+            outcomes["taken"] += 1
+    assert outcomes["refused"] > 50
+    assert outcomes["taken"] > 0

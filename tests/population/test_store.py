@@ -1,5 +1,6 @@
 """The stores: on a disk, on any other file system, and in memory."""
 
+import os
 import pickle
 
 import numpy as np
@@ -30,15 +31,40 @@ def test_what_was_written_is_read(store):
 
 
 def test_only_what_is_needed_stays(store):
-    for name in ("a", "b", "c"):
+    first, needed, third = (f"member_{number}_step_5" for number in range(3))
+    for name in (first, needed, third):
         store.write(name, {"name": name})
     store.write_population({"events": 3})
-    store.keep_only({"b"})
-    assert store.read("b") == {"name": "b"}
+    store.keep_only({needed})
+    assert store.read(needed) == {"name": needed}
     assert store.read_population() == {"events": 3}
-    for name in ("a", "c"):
+    for name in (first, third):
         with pytest.raises(MemberFailed):
             store.read(name)
+
+
+def test_files_of_others_in_the_folder_stay(tmp_path):
+    store = FileStore(tmp_path)
+    others = [tmp_path / name for name in ("my-model.safetensors", "member_0.safetensors", "token.txt")]
+    for path in others:
+        path.write_bytes(b"precious")
+    store.keep_only(set())
+    assert all(path.read_bytes() == b"precious" for path in others)
+
+
+def test_what_is_no_file_or_too_large_is_no_state(tmp_path, monkeypatch):
+    store = FileStore(tmp_path)
+    os.mkfifo(tmp_path / "member_0_step_5.safetensors")  # to open it would wait for somebody who writes
+    os.mkfifo(tmp_path / "population.json")
+    with pytest.raises(MemberFailed, match="is not a regular file"):
+        store.read("member_0_step_5")
+    with pytest.raises(ValueError, match="is not a regular file"):
+        store.read_population()
+    monkeypatch.setenv("TAILGUARD_LARGEST_FILE_MIB", "1")
+    remote = FileStore(f"memory://{tmp_path.name}")
+    remote.write("member_0_step_5", {"a": np.zeros(2**18)})
+    with pytest.raises(MemberFailed, match=r"bytes, more than the 1,048,576 that are read"):
+        remote.read("member_0_step_5")
 
 
 def test_the_population_is_remembered_once(store):

@@ -1,13 +1,15 @@
-"""Placement of networks and statistics, on a device that this machine need not have.
+"""Training and placement on a device that this machine need not have.
 
-Torch's fake tensors know their shape and device, and refuse to be mixed with those of another device as real ones do. The
-device ``meta`` stands for a GPU.
+The device ``meta`` stands for a GPU. Either it computes (elsewhere.py), or its tensors are torch's fake tensors, which know
+their shape and device only. Both refuse to be mixed with tensors of another device as real ones do.
 """
 
 import pytest
 import torch
+from elsewhere import ELSEWHERE, Elsewhere, Numbers
 from gymnasium import spaces
-from test_observations import IMAGE, SPACES
+from stable_baselines3.common.vec_env import DummyVecEnv
+from test_observations import IMAGE, SPACES, Drawing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tailguard import DistributionalPPO
@@ -17,7 +19,6 @@ from tailguard.ppo.networks import LstmTrunk
 from tailguard.ppo.rollout import EMPTY, Batch
 
 BOX, ACTIONS, L, B = spaces.Box(-1.0, 1.0, (5,)), spaces.Box(-1.0, 1.0, (2,)), 6, 3
-ELSEWHERE = torch.device("meta")
 KINDS = {
     "mlp": ("MlpPolicy", BOX, {}),
     "normalised": ("MlpPolicy", BOX, {"obs_norm": ObsNormConfig()}),
@@ -29,6 +30,56 @@ KINDS = {
     "images": ("CnnPolicy", IMAGE, {"share_features_extractor": False}),
     "dict": ("MultiInputLstmPolicy", SPACES["dict"], {}),
 }
+
+
+SMALL_EXTRACTOR = {"features_extractor_kwargs": {"features_dim": 7}}
+NO_TAIL = {"critic": {"num_quantiles": 4}}
+TRAININGS = {
+    "parts of minibatches": ("MlpPolicy", BOX, {"normalize_obs": True, "batch_size": 4, "microbatch_size": 2}),
+    "scaled steps": ("MlpPolicy", BOX, {"vgs": {"warmup_steps": 1}, "n_epochs": 2}),
+    "a tail, by parts": ("MlpLstmPolicy", BOX, {"risk": {"objective": "cvar", "alpha": 0.1}, "batch_size": 2}),
+    "gSDE": ("MlpLstmPolicy", BOX, {"use_sde": True, "sde_sample_freq": 2, "policy_kwargs": {"recurrent_cell": "gru"}}),
+    "images": ("CnnPolicy", IMAGE, {"policy_kwargs": SMALL_EXTRACTOR}),
+    "Dict": ("MultiInputLstmPolicy", SPACES["dict"], {"optimizer": {"name": "adaptive_upgd"}, "policy_kwargs": {}}),
+    "perturbed": ("MlpLstmPolicy", BOX, {"adversary": {"epsilon": 0.1, "steps": 1, "warmup_updates": 0, "rollouts": 0.5}}),
+    "mixed": ("MlpPolicy", BOX, {"adversary": {"epsilon": 0.1, "steps": 1, "warmup_updates": 0, "mode": "mix"}}),
+}
+
+
+def trained(kind, device):
+    """A model that has learnt a little on a device, and what it does then."""
+    policy, space, options = TRAININGS[kind]
+    network = {"net_arch": [6], "lstm_hidden_size": 5, "compiled": False} | options.get("policy_kwargs", {})
+    if policy == "MultiInputLstmPolicy":
+        network |= {"features_extractor_kwargs": {"cnn_output_dim": 7}}
+    env = DummyVecEnv([lambda: Drawing(space)] * 2)
+    options = NO_TAIL | {"n_steps": 4, "n_epochs": 1, "seed": 0} | options | {"policy_kwargs": network, "device": device}
+    model = DistributionalPPO(policy, env, **options).learn(2 * 4 * 2)
+    return model, model.predict(model.env.reset(), deterministic=True)[0]
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_training_on_the_device_is_that_on_the_cpu(kind, monkeypatch):
+    # Under inference mode operations are composite, which the device does not take apart.
+    monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(not mode))
+    expected, actions = trained(kind, "cpu")
+    with Elsewhere() as device, Numbers():
+        model, same_actions = trained(kind, ELSEWHERE)
+        weights = [parameter.detach().cpu() for parameter in model.policy.parameters()]
+        assert {parameter.device for parameter in model.policy.parameters()} == {ELSEWHERE}
+    assert torch.ops.aten.mm in device.computed or torch.ops.aten.addmm in device.computed
+    assert not torch.equal(expected.rollout_buffer.actions[0], expected.rollout_buffer.actions[1])
+    for weight, of_cpu in zip(weights, expected.policy.parameters(), strict=True):
+        torch.testing.assert_close(weight, of_cpu.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.as_tensor(same_actions), torch.as_tensor(actions), rtol=1e-4, atol=1e-5)
+
+
+def test_the_device_refuses_tensors_of_the_cpu():
+    with Elsewhere():
+        there = torch.arange(3.0).to(ELSEWHERE)
+        assert (2.0 * there)[1:].cpu().tolist() == [2.0, 4.0]
+        with pytest.raises(RuntimeError, match="same device"):
+            there + torch.ones(3)
 
 
 @pytest.fixture

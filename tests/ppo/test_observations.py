@@ -262,3 +262,33 @@ def test_running_returns_reach_the_networks_beside_an_encoder():
     model.learn(2 * T * B)
     assert model.policy.features_extractor.features_dim == 3
     assert model.policy.actor[0].in_features == 3 + model.policy.budget.features
+
+
+class Counting(BaseFeaturesExtractor):
+    """An extractor that reads its images by ``view``, which needs the usual memory layout."""
+
+    def __init__(self, space):
+        super().__init__(space, 2)
+        self.layer = nn.Linear(3 * 36 * 36, 2)
+
+    def forward(self, observations):
+        return self.layer(observations.view(len(observations), -1))
+
+
+@pytest.mark.parametrize("extractor", [NatureCNN, Counting])
+def test_the_memory_layout_of_images_changes_no_gradient(extractor):
+    """Convolutions get their images with the channels last where a gradient is taken."""
+    space = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+    env = make_vec_env(lambda: Drawing(space), B, seed=0)
+    kwargs = {"features_extractor_class": extractor, "net_arch": []}
+    policy = DistributionalPPO("CnnPolicy", env, n_steps=T, policy_kwargs=kwargs, seed=0).policy
+    rows = torch.as_tensor(policy.observations.rows(drawn(space)))
+    features = policy.encode_for_actor(rows)
+    features.square().sum().backward()
+    reached = [parameter.grad.clone() for parameter in policy.features_extractor.parameters()]
+    policy.zero_grad()
+    direct = policy.features_extractor(preprocess_obs(torch.as_tensor(drawn(space)), space))
+    direct.square().sum().backward()
+    torch.testing.assert_close(features, direct)
+    for gradient, parameter in zip(reached, policy.features_extractor.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-5)

@@ -12,6 +12,7 @@ from stable_baselines3.common.distributions import StateDependentNoiseDistributi
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
+from test_observations import SPACES, Drawing
 from test_sb3_contract import Copying
 from torch import nn
 
@@ -296,6 +297,31 @@ def test_reading_the_buffer_changes_nothing_and_finds_what_is_trained_on(policy)
     model.rollout_buffer.reset()
     with pytest.raises(ValueError, match=f"it has 0 of {T} steps"):
         _ = model.rollout_buffer.values
+
+
+class KeepingObservations(BaseCallback):
+    """Keeps what an action is for, as callbacks see it before the step is over."""
+
+    def _on_rollout_start(self):
+        self.found = []
+
+    def _on_step(self):
+        obs = self.model.env.buf_obs
+        self.found.append({key: array.copy() for key, array in obs.items()})
+        return True
+
+
+@pytest.mark.parametrize("name", ["numbers", "image", "dict"])
+def test_the_buffer_shows_observations_in_the_shape_of_their_space(name):
+    space = SPACES[name]
+    policy = {"numbers": "MlpPolicy", "image": "CnnPolicy", "dict": "MultiInputPolicy"}[name]
+    env, keeping = DummyVecEnv([lambda: Drawing(space)] * 2), KeepingObservations()
+    model = DistributionalPPO(policy, env, n_steps=T, seed=0).learn(T * 2, callback=keeping)
+    shown = model.rollout_buffer.observations
+    for key, subspace in space.spaces.items() if name == "dict" else [(None, space)]:
+        array = shown if key is None else shown[key]
+        assert array.shape == (T, 2, *subspace.shape)
+        np.testing.assert_array_equal(array[1:], np.stack([found[key] for found in keeping.found[:-1]]))
 
 
 @pytest.mark.parametrize(

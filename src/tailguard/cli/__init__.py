@@ -1,14 +1,16 @@
 """The command line: parse, call, print. Mistakes of the user end with one line and exit code 2."""
 
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from tailguard.cli import configs, evaluations, execution, hedging, markets, populations, runs
 from tailguard.cli.terminal import Messages
-from tailguard.experiments import Interrupted
+from tailguard.experiments import Interrupted, handling_signals
 
 USER_ERROR, INTERRUPTED = 2, 130
 
@@ -55,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     Messages().install()
     try:
-        code = app(arguments or ["--help"], standalone_mode=False)
+        with handling_signals(_stop):  # what has something to save handles signals itself
+            code = app(arguments or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (--help shows what is possible)")
     except OSError as error:
@@ -70,7 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
+    if code == INTERRUPTED:  # a second Ctrl-C, which Typer takes for an exit
+        sys.stderr.write("interrupted\n")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    raise Interrupted("interrupted" if number == signal.SIGINT else "terminated", number)
 
 
 def _fail(message: str) -> None:

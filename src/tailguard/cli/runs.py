@@ -256,7 +256,7 @@ def run_paper(
     if trading is not None and trading.history:
         _show_paper(trading)
         if trading.killed:
-            again = f"the kill switch was thrown because {trading.killed}; --rearm trades again"
+            again = f"the kill switch was thrown because {trading.killed}; {trading.remedy}"
     elif trading is not None:
         say(f"nothing was traded yet: no bars from {trading.since} on with enough bars before them; --since sets another time")
     elif not again:

@@ -37,6 +37,7 @@ from scipy.linalg import expm
 from scipy.optimize import minimize_scalar
 
 from tailguard.envs.batched import StepOutcome
+from tailguard.envs.market_making_tail import TailTable, solve_table
 from tailguard.envs.single import SingleEnv
 from tailguard.envs.streams import StreamedEnv
 from tailguard.jit import decorators
@@ -104,6 +105,9 @@ class MarketMaking(StreamedEnv):
         for the mean wealth alone.
     :param liquidation_cost: price of closing one unit at the end, such as half a spread.
     :param max_distance: of a quote; ``None`` is 4 / k.
+    :param expected_rewards: pay the mean over the move of the mid price, which is 0, instead of the inventory times the move.
+        Every policy has the same mean reward as before, with less noise, so an agent for the mean learns from fewer steps. The
+        rewards then no longer add up to the wealth, so it is not for tails.
     :param seed: random seed of the first copy; the others count on from it.
     """
 
@@ -122,6 +126,7 @@ class MarketMaking(StreamedEnv):
         inventory_aversion: float = 2.0,
         liquidation_cost: float = 1.0,
         max_distance: float | None = None,
+        expected_rewards: bool = False,
         seed: int | None = None,
     ) -> None:
         """Check the parameters, which the class explains."""
@@ -140,7 +145,7 @@ class MarketMaking(StreamedEnv):
         require(0.0 < self.max_distance < math.inf, "max_distance", max_distance, "positive and finite")
         self.volatility, self.arrival_rate, self.fill_decay = volatility, arrival_rate, fill_decay
         self.inventory_limit, self.inventory_aversion = inventory_limit, inventory_aversion
-        self.liquidation_cost = liquidation_cost
+        self.liquidation_cost, self.expected_rewards = liquidation_cost, expected_rewards
         low = np.array([-1.0, 0.0], np.float32)
         super().__init__(num_envs, Box(low, np.ones(2, np.float32)), Box(-1.0, 1.0, (2,)), seed)
         self._inventory = np.zeros(num_envs, dtype=np.int64)
@@ -160,6 +165,20 @@ class MarketMaking(StreamedEnv):
         """Return the best quotes of this environment, exactly, by dynamic programming over step and inventory."""
         ask, bid = plan(self.steps, self._arrival, self.fill_decay, self.max_distance, self._holding, self._closing)
         return Quotes(ask, bid)
+
+    def solve_tail(self, points: int = 32) -> TailTable:
+        """Return the best quotes for the CVaR of the sum of rewards, of every tail, by dynamic programming.
+
+        They depend on the sum so far as well (``market_making_tail.py``). ``solve_tail().quotes(0.05)`` are those for the worst
+        5 % of the episodes; their ``objective`` is a bar that no policy can pass, up to the error of the grid.
+
+        :param points: quotes are multiples of max_distance / points; time and storage grow with its square.
+        """
+        require(points >= 2, "points", points, "at least 2")
+        income = 2.0 * self.steps * self._arrival / (math.e * self.fill_decay)  # of the quotes that earn most, 1 / k each
+        noise, spacing = self.volatility * math.sqrt(self.dt), self.max_distance / points
+        market = (self.steps, self._arrival, self.fill_decay, noise, income, self._holding, self._closing)
+        return solve_table(*market, spacing, points)
 
     def linear_system(self) -> Quotes:
         """Return the best quotes in continuous time, at the beginning of each step: the limit of many steps."""
@@ -278,6 +297,8 @@ class MarketMaking(StreamedEnv):
     def _advance(self, actions: Floats) -> StepOutcome:
         rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
         normals, uniforms = self._draws(2)
+        if self.expected_rewards:
+            normals = np.zeros(self.num_envs)
         step_makers(actions, normals, uniforms, *self._market, self._inventory, self._played, rewards, terminated)
         return rewards, terminated, np.zeros(self.num_envs, np.bool_)
 

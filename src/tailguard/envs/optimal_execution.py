@@ -126,6 +126,9 @@ class OptimalExecution(StreamedEnv):
         begin in its stationary distribution.
     :param impact_factors: ``[M]``, multiples of the temporary impact; ``None`` are ones.
     :param drifts: ``[M]``, drift of the price, bps per day; ``None`` are zeros.
+    :param expected_rewards: pay the mean over the random move of the price instead of the move. Every policy has the same mean
+        reward as before, with a small part of the noise, so an agent for the mean learns from far fewer steps. The rewards then
+        no longer add up to the cost of the order, so it is not for tails.
     :param seed: random seed of the first copy; the others count on from it.
     """
 
@@ -146,6 +149,7 @@ class OptimalExecution(StreamedEnv):
         transition: ArrayLike | None = None,
         impact_factors: ArrayLike | None = None,
         drifts: ArrayLike | None = None,
+        expected_rewards: bool = False,
         seed: int | None = None,
     ) -> None:
         """Check the parameters, which the class explains."""
@@ -158,6 +162,7 @@ class OptimalExecution(StreamedEnv):
         self.steps, self.horizon, self.tau = steps, horizon, horizon / steps
         self.volatility, self.temporary_impact = volatility, temporary_impact
         self.permanent_impact, self.half_spread = permanent_impact, half_spread
+        self.expected_rewards = expected_rewards
         self.aversion_range = _aversion_range(risk_aversion)
         self.volume_profile = _volumes(volume_profile, steps)
         self.transition = _transition(transition)
@@ -264,6 +269,17 @@ class OptimalExecution(StreamedEnv):
         logs = np.log(np.maximum(share, np.finfo(np.float64).tiny)) / np.log(np.where(last, 0.5, even))
         return np.where(last, 0.0, np.where(share <= even, share / even - 1.0, 1.0 - logs))
 
+    def share(self, actions: ArrayLike, played: int) -> Floats:
+        """Return the share of what is left that actions sell, the inverse of :meth:`action`.
+
+        :param actions: of the box, and clipped to it.
+        :param played: the number of steps played, below N.
+        """
+        clipped, even = np.clip(np.asarray(actions, np.float64), -1.0, 1.0), 1.0 / (self.steps - played)
+        if even == 1.0:
+            return np.ones_like(clipped)
+        return np.where(clipped < 0.0, even * (1.0 + clipped), even ** (1.0 - clipped))
+
     # ------------------------------------------------------------------------------------------------------ environment
 
     @property
@@ -308,6 +324,8 @@ class OptimalExecution(StreamedEnv):
     def _trade(self, actions: Floats, moves: Floats, volumes: Floats, uniforms: Floats) -> StepOutcome:
         """Take one step, given random moves of the price, relative volumes and draws of the next regimes, ``[B]`` each."""
         rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
+        if self.expected_rewards:
+            moves = np.zeros(self.num_envs)
         state = (self._left, self._played, self._regime, self._aversion)
         step_orders(actions[:, 0], moves, volumes, uniforms, *self._market, *state, rewards, terminated)
         return rewards, terminated, np.zeros(self.num_envs, np.bool_)

@@ -379,6 +379,14 @@ def single_option_hedging(**settings: Any) -> gym.Env[Any, Any]:
     return SingleEnv(OptionHedging(1, **settings))
 
 
+def single_band_hedging(**settings: Any) -> gym.Env[Any, Any]:
+    """Return one hedging environment whose action is a band, registered as ``tailguard/BandHedging-v0``.
+
+    :param settings: parameters of :class:`BandHedging`.
+    """
+    return SingleEnv(BandHedging(1, **settings))
+
+
 def _leg_row(leg: Option, spot: float, dates: int) -> list[float]:
     """Return a leg as a row for the kernel."""
     expiry = dates if leg.expiry is None else leg.expiry

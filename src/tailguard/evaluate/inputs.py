@@ -1,13 +1,12 @@
 """Tables as other programs write them: returns, equity curves, weights, rates. Read as they are, or refused with one line.
 
-A table is a CSV, CSV.gz or Parquet file, a pandas Series or a DataFrame, with its times in the index or in a column, in any
-order. Which column holds what is told by its name, and whether it holds returns or an equity curve by its numbers.
+A table is a CSV or Parquet file, which may be compressed, a pandas Series or a DataFrame, with its times in the index or in a
+column, in any order. Which column holds what is told by its name, and whether it holds returns or an equity curve by its
+numbers.
 """
 
-import gzip
 import io
 import logging
-import math
 import re
 from pathlib import Path
 from typing import Literal
@@ -18,12 +17,12 @@ import pandas as pd
 from tailguard.evaluate.stats.series import Floats
 from tailguard.market.bars import DataError, symbols_of, timeframe_text
 from tailguard.market.columns import as_numbers
-from tailguard.market.files import decode
-from tailguard.market.times import AmbiguousTimes, as_text, parse_times
+from tailguard.market.files import DATE, SAMPLE_LINES, SEPARATORS, UNREADABLE, decode, unpacked
+from tailguard.market.times import AmbiguousTimes, are_clocks, as_text, join_clocks, parse_times
 
 logger = logging.getLogger(__name__)
 TableSource = str | Path | pd.Series | pd.DataFrame
-SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".gz", ".zip")
 # As :func:`_plain` writes them, the likelier ones first. A name decides which column is meant; numbers decide what they are.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "month")
 RETURN_NAMES = (
@@ -57,6 +56,8 @@ MONTH_FORMATS = ("%Y%m", "%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y")
 LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gains as much on the usual bar
 # Cumulated returns are close to the value before, begin near 0, and move; interest, which is as smooth, hardly moves.
 FEWEST_CUMULATED, CUMULATED_CORRELATION, CUMULATED_MOVE = 32, 0.9, 1e-4
+# Factors are around 1 and hardly correlated with those before; so many values of a random walk are.
+FEWEST_FACTORS, FACTOR_RANGE, FACTOR_CORRELATION = 64, 0.1, 0.3
 MOST_RATE = 1.0
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
 
@@ -74,6 +75,7 @@ def read_returns(source: TableSource, column: str | None = None, what: str = "re
     _say_understood(source, values, table, _kind(values))
     values = values.set_axis(_month_ends(pd.DatetimeIndex(values.index)))
     _require_uncumulated(values, what)
+    _require_no_factors(values, what)
     if _kind(values) == "equity curve":
         return values.pct_change(fill_method=None).iloc[1:].rename(what)
     if _kind(values) == "log returns":
@@ -94,6 +96,7 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
     _say_understood(source, values, table, _kind(values).replace("equity curve", "prices"))
     if _kind(values) == "equity curve":
         _require_uncumulated(values, what)
+        _require_no_factors(values, what)
         levels: pd.Series = values.rename(what).set_axis(_month_ends(pd.DatetimeIndex(values.index)))
         return levels
     returns = read_returns(values.to_frame(), None, what)
@@ -244,21 +247,42 @@ def _read(path: Path) -> pd.DataFrame:
         advice = "pickles may run code when they are read; save it with .to_csv() or .to_parquet()"
         raise DataError(f"{path}: {advice if path.suffix in ('.pkl', '.pickle') else f'unknown file type; {legal}'}")
     try:
-        if path.name.endswith(".parquet"):
-            return pd.read_parquet(path)
-        content = path.read_bytes()
-        text, _ = decode(gzip.decompress(content) if path.name.endswith(".gz") else content)
+        content = unpacked(path.read_bytes())
+        if content.startswith(b"PAR1") or path.name.endswith(".parquet"):
+            return pd.read_parquet(io.BytesIO(content))
+        text, _ = decode(content)
         if text.lstrip()[:1] in ("{", "["):
-            raise DataError(f"{path}: is JSON; give a file ending in {', '.join(SUFFIXES)}")
-        line = text.split("\n", 1)[0]
-        separator = next((mark for mark in (";", "\t") if mark in line), ",")
-        cells = line.strip().split(separator)
-        headless = _is_time(cells[0]) and _is_number(cells[-1])  # as a Series is saved without a header
-        return pd.read_csv(io.StringIO(text), sep=separator, header=None if headless else "infer")
-    except DataError:
-        raise
-    except (ValueError, OSError, EOFError) as error:  # pandas' parser and decoder errors are ValueErrors
+            raise DataError(f"is JSON; give a file ending in {', '.join(SUFFIXES)}")
+        separator, above, headless = _layout(text)
+        table = pd.read_csv(
+            io.StringIO(text),
+            sep=r"\s+" if separator == " " else separator,
+            skiprows=above,
+            skipinitialspace=True,
+            header=None if headless else "infer",
+        )
+        return table.dropna(how="all")  # spreadsheets write empty rows below a table
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+
+
+def _layout(text: str) -> tuple[str, int, bool]:
+    """Return the separator, the number of lines above the table, and whether it has no header, as a Series may be saved.
+
+    The first row is the first one with a date, and the header stands above it; without dates, the first line is the header.
+    """
+    lines = text.splitlines()[:SAMPLE_LINES]
+    filled = [line for line in lines if line.strip()]
+    often = [mark for mark in SEPARATORS if sum(mark in line.strip() for line in filled) > 0.5 * len(filled)]
+    separator = often[0] if often else ","
+    rows = [line.split(separator) if separator != " " else line.split() for line in lines]
+    first = next((k for k, row in enumerate(rows) if any(DATE.match(cell.strip(' "')) for cell in row[:2])), None)
+    if first is None:
+        return separator, 0, False
+    header = next((k for k in range(first - 1, -1, -1) if lines[k].strip()), None)
+    return separator, first if header is None else header, header is None
 
 
 def _with_times(frame: pd.DataFrame, what: str) -> pd.DataFrame:
@@ -266,10 +290,13 @@ def _with_times(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     counter = [name for name in frame.columns if name.lower().startswith("unnamed") and _counts(frame[name])]
     frame = frame.drop(columns=counter)  # the numbers of the rows, as pandas saves them
     plain = {_plain(name): name for name in frame.columns}
+    if "date" in plain and "time" in plain and are_clocks(frame[plain["time"]]):
+        joined = join_clocks(frame[plain["date"]], frame[plain["time"]])
+        frame = frame.drop(columns=plain.pop("time")).assign(**{plain["date"]: joined})
     for name in [plain[name] for name in TIME_NAMES if name in plain]:
         times = _times(frame[name], what)
         if times is None:
-            raise DataError(f"{what}: column {name!r} does not hold times (ISO 8601, such as 2020-12-31 16:00)")
+            raise DataError(f"{what}: column {name!r} does not hold times{_not_a_time(frame[name])}, such as 2020-12-31 16:00")
         return frame.drop(columns=name).set_index(times)
     if not pd.api.types.is_numeric_dtype(frame.index.dtype) and (times := _times(frame.index.to_series(), what)) is not None:
         return frame.set_index(times)
@@ -277,6 +304,15 @@ def _with_times(frame: pd.DataFrame, what: str) -> pd.DataFrame:
         if not pd.api.types.is_numeric_dtype(frame[name]) and (times := _times(frame[name], what)) is not None:
             return frame.drop(columns=name).set_index(times)
     raise DataError(f"{what}: no times; name a column time or date, or pass a DatetimeIndex")
+
+
+def _not_a_time(column: pd.Series) -> str:
+    """Return which cell is no time, where the others are times."""
+    try:
+        absent = parse_times(column).values.isna()
+    except DataError:
+        return ""
+    return f": row {int(np.argmax(absent)) + 1} has {column.iloc[int(np.argmax(absent))]!r}" if absent.any() else ""
 
 
 def _counts(column: pd.Series) -> bool:
@@ -329,17 +365,6 @@ def _month_ends(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
 def _plain(name: object) -> str:
     """Return a name in lower case with one underscore for whatever is neither letter nor digit."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
-
-
-def _is_time(text: str) -> bool:
-    return text[:1].isdigit() and not _is_number(text) and not pd.isna(pd.to_datetime(text, errors="coerce"))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _without_zone(index: pd.DatetimeIndex) -> pd.DatetimeIndex:
@@ -418,6 +443,15 @@ def _require_uncumulated(values: pd.Series, what: str) -> None:
     if _cumulated(values.to_numpy(dtype=np.float64)):
         remedy = "give returns per bar, or an equity curve: the same plus 1"
         raise DataError(f"{what}: {values.name} looks like returns cumulated from the start, not returns per bar; {remedy}")
+
+
+def _require_no_factors(values: pd.Series, what: str) -> None:
+    """Refuse 1.01 for a return of 1 %: an equity curve is close to its value before, factors are not."""
+    numbers = values.to_numpy(dtype=np.float64)
+    centred = numbers - numbers.mean()
+    around = len(numbers) >= FEWEST_FACTORS and abs(float(np.median(numbers)) - 1.0) < FACTOR_RANGE
+    if around and float(centred[1:] @ centred[:-1]) < FACTOR_CORRELATION * float(centred @ centred):
+        raise DataError(f"{what}: {values.name} looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1")
 
 
 def _cumulated(values: Floats) -> bool:

@@ -17,14 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from tailguard.bounded_yaml import parse_yaml
 from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, UniformityTest
 from tailguard.evaluate.stats.series import Floats, equity_of
 from tailguard.evaluate.verdict import Verdict
 from tailguard.io.atomic import atomic
-from tailguard.io.sealed import digest, read_sealed, write_sealed
+from tailguard.io.reading import refusing, require_readable
+from tailguard.io.sealed import LARGEST, digest, read_sealed, write_sealed
 from tailguard.validation import require
 
 RECORD_FOLDER = "evaluation"  # inside the folder of the run
+LARGEST_TABLE = 2**30  # bytes: all accounts over a million bars
 METRICS_FILE = "metrics.json"
 CHECKSUMS = "checksums.json"
 FORMAT = 1
@@ -390,10 +393,19 @@ def load_record(folder: Path) -> Evaluation:
     if not (folder / METRICS_FILE).exists():
         advice = "`tailguard evaluate`, `walkforward` and `judge` write it"
         raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}; {advice}")
+    for path in folder.iterdir():
+        if path.suffix in (".csv", ".json", ".jsonl"):
+            require_readable(path, LARGEST if path.suffix == ".json" else LARGEST_TABLE)
     _require_unchanged(folder)
+    with refusing(folder):
+        return _load_record(folder)
+
+
+def _load_record(folder: Path) -> Evaluation:
     numbers = _numbered(json.loads((folder / METRICS_FILE).read_text(encoding="utf-8")))
     if numbers.get("format") != FORMAT:
         raise ValueError(f"{folder / METRICS_FILE} has format {numbers.get('format')!r}; this version reads {FORMAT}")
+    parse_yaml(numbers["provenance"]["config"])  # whoever shows it takes it for the settings that it was
     histories = _read_histories(folder / "tracks.csv")
     prices = _read_table(folder / "prices.csv", times=("time",)).set_index("time").rename_axis(None)
     names = ("attack.csv", "selection.csv", "instruments.csv", "trades.csv", "lineage.jsonl")

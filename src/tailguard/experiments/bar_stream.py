@@ -115,7 +115,7 @@ def polled(chunks: Iterator[pd.DataFrame], seconds: float = POLL_SECONDS) -> Ite
 def _heading(lines: Sequence[str], config: FileConfig) -> list[str] | None:
     """Return the lines before the first bar, or None while there is no bar yet."""
     try:
-        return list(lines[: recognise_layout("".join(lines), config.separator).first])
+        return list(lines[: recognise_layout("".join(lines), config).first])
     except DataError:
         return None
 

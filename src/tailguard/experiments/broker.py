@@ -13,6 +13,7 @@ import pandas as pd
 
 from tailguard.evaluate.stats.series import Floats
 from tailguard.io.journal import Journal
+from tailguard.io.reading import refusing
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
 from tailguard.market.kernel import (
     BOUGHT,
@@ -153,8 +154,9 @@ class Books:
         elif first != {"kind": "open", **opening}:
             self.journal.close()
             raise ValueError(f"{path} is the account of other symbols or rules: name another --ledger")
-        for record in records:
-            self._take(record)
+        with refusing(path):
+            for record in records:
+                self._take(record)
 
     def add_order(self, number: int, **facts: Any) -> None:
         """Write an order down; it is on the disk when this returns."""

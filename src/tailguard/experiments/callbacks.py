@@ -19,12 +19,14 @@ from tailguard.evaluate.play import ReportProgress
 from tailguard.experiments import Interrupted, handling_signals
 from tailguard.io.atomic import atomic, named
 from tailguard.io.checkpoint_folder import Checkpoints
+from tailguard.io.reading import read_regular
 from tailguard.ppo.algorithm import DistributionalPPO
 
 logger = logging.getLogger(__name__)
 PATIENCE = 5
 # How long something took differs from run to run, so these metrics are for the terminal and TensorBoard only.
 WALL_CLOCK = ("time/", "profile/")
+LARGEST_METRICS = 2**30  # bytes
 
 
 class BetweenUpdates(BaseCallback):
@@ -73,11 +75,10 @@ class WriteMetrics(BetweenUpdates):
         self.path, self.written = path, -1.0
 
     def _init_callback(self) -> None:
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        kept = [line for line in lines if _step_of(line) <= self.model.num_timesteps]
+        kept = [line for line in metric_lines(self.path) if _step_of(line) <= self.model.num_timesteps]
         self.written = max((_step_of(line) for line in kept), default=-1.0)
         with atomic(self.path) as file:  # what was measured before must survive whatever happens now
-            file.write("".join(f"{line}\n" for line in kept).encode())
+            file.write(b"".join(line.rstrip(b"\n") + b"\n" for line in kept))
 
     def between_updates(self) -> None:
         """Write a line, unless the file has it already."""
@@ -205,10 +206,15 @@ def mean_return(model: Any) -> float:
     return float(np.mean(finished)) if finished else math.nan
 
 
-def _step_of(line: str) -> float:
+def metric_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file of metrics, with their ends; none if there is no file."""
+    return read_regular(path, LARGEST_METRICS).splitlines(keepends=True) if path.exists() else []
+
+
+def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return math.inf  # a line that a killed process did not finish
 
 

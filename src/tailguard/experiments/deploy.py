@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
+from tailguard.bounded_yaml import parse_yaml
 from tailguard.config import Config
 from tailguard.evaluate.folds import Fold
 from tailguard.evaluate.play import ReportProgress
@@ -63,7 +63,7 @@ def open_walkforward(folder: Path, data: str | None = None) -> FinishedWalkforwa
     if not (folder / IDENTITY).is_file() or not (folder / RECORD_FOLDER).is_dir():
         raise ValueError(f"{folder} is no finished walk-forward; `tailguard walkforward --run FOLDER` makes or resumes one")
     record = load_record(folder / RECORD_FOLDER)
-    config = build(Config, yaml.safe_load(record.provenance.config))
+    config = build(Config, parse_yaml(record.provenance.config))
     row = record.folds.iloc[-1]
     last = Fold(int(row["fold"]), *((int(row[f"{part}_first"]), int(row[f"{part}_last"])) for part in ("train", "test")))
     source, n_bars = data or record.source, last.test[1]

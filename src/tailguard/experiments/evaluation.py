@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from tailguard.experiments.prepared_market import Market, fingerprint
 from tailguard.experiments.run import Run
 from tailguard.experiments.selection import selection_table
 from tailguard.io.atomic import atomic
+from tailguard.io.reading import require_readable
+from tailguard.io.sealed import LARGEST
 from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
 from tailguard.parallel.threads import one_thread
@@ -133,7 +136,7 @@ def evaluate_run(run: Run, ledger: Ledger | None = None) -> Evaluation:
         warnings=warnings_of(metrics, "training"),
         trials=run.info.get("trials", 1),
         lineage=read_lineage(lineage) if lineage.exists() else None,
-        attack=pd.read_csv(attack) if attack.exists() else None,
+        attack=_read_attack(attack),
         selection=selection_table({0: run.selection}),
         ledger=ledger,
     )
@@ -158,6 +161,14 @@ def attack_run(run: Run, plan: AttackPlan, report: ReportProgress | None = None)
         file.write(table.to_csv(index=False).encode())
     result.write(run.path / ATTACK_GRID)
     return table
+
+
+def _read_attack(path: Path) -> pd.DataFrame | None:
+    """Return the results of attacks on a run; None if it was not attacked."""
+    if not path.exists():
+        return None
+    require_readable(path, LARGEST)
+    return pd.read_csv(path)
 
 
 def _require_unseen(run: Run) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
@@ -17,12 +17,14 @@ from tailguard.envs.return_observer import ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.execution import ExecutionComparison
 from tailguard.market.bars import symbols_of
+from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.schedules import LinearSchedule
 from tailguard.validation import require
 
 ENVS = 512
 MINIBATCHES = 4
+LEVELS = 5  # of an alpha-conditioned agent
 # Paths of the comparison are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED = 10_000_000
 AVERSIONS = (-8.0, 2.0)  # where the best schedule for a tail is searched, log10 per bps
@@ -61,15 +63,22 @@ class ExecutionSettings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-def train_seller(env: OptimalExecution, *, alpha: float, steps: int, seed: int) -> DistributionalPPO:
-    """Return an agent that minimises the CVaR of the cost of an order.
+def train_seller(
+    env: OptimalExecution, *, alpha: float | tuple[float, float] | None = 0.05, steps: int = 2_000_000, seed: int = 0
+) -> DistributionalPPO:
+    """Return an agent that sells an order for the least cost, by one set of settings for every market and every objective.
 
-    :param env: with some 512 copies and risk_aversion 0.
-    :param alpha: the share of worst paths that counts.
-    :param steps: decisions to learn from; 2,000,000 take about 15 seconds of one core.
+    :param env: the market. For a tail with some 512 copies and a risk_aversion of 0. For the mean of the rewards with some 128
+        and ``expected_rewards=True``, since the noise of the price is most of what there is to learn from otherwise; where its
+        `risk_aversion` is a range, the agent learns the whole frontier.
+    :param alpha: the share of worst paths that counts, or a range for an alpha-conditioned agent; None is the mean.
+    :param steps: decisions to learn from; 2,000,000 take about 30 seconds of one core.
     :param seed: of the agent.
     """
     rollout = 2 * env.steps
+    risk: dict[str, Any] = {"objective": "neutral"}
+    if alpha is not None:
+        risk = {"objective": "cvar", "alpha": alpha, "levels": LEVELS, "window": 4000}
     model = DistributionalPPO(
         "MlpPolicy",
         env,
@@ -80,11 +89,35 @@ def train_seller(env: OptimalExecution, *, alpha: float, steps: int, seed: int) 
         gamma=1.0,
         ent_coef=0.0,
         policy_kwargs={"log_std_init": -1.5, "net_arch": [32, 32]},
-        risk={"objective": "cvar", "alpha": alpha, "window": 4000},
+        risk=risk,
         critic={"twin": False},
         seed=seed,
     )
     return model.learn(steps)
+
+
+def agent_schedules(model: DistributionalPPO, env: OptimalExecution, risk_aversions: ArrayLike) -> list[Schedule]:
+    """Return what an agent sells at each of several risk aversions, with the exact mean and variance of its cost.
+
+    Without regimes nothing that the agent sees is random, so its most likely actions are a schedule.
+
+    :param model: from :func:`train_seller` with `alpha` None, on a market with a range of risk aversions.
+    :param env: that market.
+    :param risk_aversions: per bps, within the range.
+    """
+    low, high = env.aversion_range
+    aversions = np.asarray(risk_aversions, np.float64)
+    require(low < high and env.regimes == 1, "env", env.aversion_range, "a market with a range of risk aversions, one regime")
+    inside = bool(((aversions >= low * (1.0 - 1e-9)) & (aversions <= high * (1.0 + 1e-9))).all())
+    require(inside, "risk_aversions", risk_aversions, f"from {low} to {high}")
+    place = np.clip(2.0 * np.log(aversions / low) / math.log(high / low) - 1.0, -1.0, 1.0)
+    left, trades = np.ones(len(aversions)), []
+    for step in range(env.steps):
+        obs = np.column_stack((left, np.full(len(left), 1.0 - step / env.steps), place)).astype(np.float32)
+        shares = env.share(model.predict(obs, deterministic=True)[0][:, 0], step)
+        trades.append(left * shares)
+        left = left - trades[-1]
+    return [env.schedule(row) for row in np.stack(trades, axis=1)]
 
 
 def schedule_for_tail(env: OptimalExecution, alpha: float) -> Schedule:
@@ -131,6 +164,7 @@ def schedule_actions(env: OptimalExecution, schedule: Schedule) -> Act:
     return lambda obs, step: np.full((len(obs), 1), actions[step])
 
 
+@one_thread()
 def execute_bars(
     bars: pd.DataFrame, settings: ExecutionSettings, source: str = "bars"
 ) -> tuple[DistributionalPPO, ExecutionComparison]:
@@ -175,7 +209,7 @@ def execute_bars(
         costs[name] = play_costs(test, schedule_actions(env, schedule), seed)
     facts = {
         "data": f"{source}, {len(bars):,} bars, {per_day:.3g} a day",
-        "order": f"{settings.order:.3g} times a mean day's volume, sold within {settings.bars} bars",
+        "order": f"{settings.order:.3g} of a mean day's volume, sold within {settings.bars} bars",
         "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
         "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
         "paths": f"stationary bootstrap, blocks of {settings.mean_block:g} bars on average, mean return removed",
@@ -183,5 +217,6 @@ def execute_bars(
         "temporary impact": f"{market['temporary_impact']:.3g} bps for the order within one day, divided by the bar's volume",
         "permanent impact": f"{market['permanent_impact']:.3g} bps for the whole order",
     }
-    title = f"Selling {settings.order:.3g} times a day's volume within {settings.bars} bars, {source}"
+    size = "a day's volume" if settings.order == 1.0 else f"{settings.order:.3g} times a day's volume"
+    title = f"Selling {size} within {settings.bars} bars, {source}"
     return model, ExecutionComparison(title, costs, settings.alpha, facts)

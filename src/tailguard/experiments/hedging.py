@@ -23,6 +23,7 @@ from tailguard.envs.return_observer import ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.hedging import HedgeComparison
 from tailguard.market.bars import periods_per_year, symbols_of
+from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.schedules import LinearSchedule
 from tailguard.validation import require
@@ -113,6 +114,7 @@ class HedgeSettings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
+@one_thread()
 def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars") -> tuple[DistributionalPPO, HedgeComparison]:
     """Train a hedger on the first bars, and compare it with its rivals on paths made of the last ones.
 
@@ -153,12 +155,20 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
         "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
         "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
         "paths": _process_in_words(settings, processes),
+        "premium": _premium_in_words(settings, paths.premium),
         "volatility": f"{volatility:.1%} a year in training, {unknown.std() * np.sqrt(per_year):.1%} in the test",
         "cost": f"{settings.cost:.3%} of the value traded",
         "risk aversion of the band": f"{aversion:.3g}, tuned on training paths",
     }
     title = f"A sold {settings.kind} at {settings.strike:.0%} of the spot, {settings.dates} bars, {source}"
     return model, HedgeComparison(title, results, settings.alpha, abs(paths.premium), facts)
+
+
+def _premium_in_words(settings: HedgeSettings, premium: float) -> str:
+    model = (
+        "Black-Scholes at the volatility of the training bars" if settings.process == "bootstrap" else "Heston of the test bars"
+    )
+    return f"{abs(premium):.2f} for a spot of 100 ({model}); what the test bars move less or more is in the mean of every hedge"
 
 
 def _process_in_words(settings: HedgeSettings, processes: Sequence[Process]) -> str:

@@ -26,6 +26,7 @@ from tailguard.experiments.prepared_market import scaled_features
 from tailguard.experiments.run import Run
 from tailguard.experiments.trader import LivePrediction, predict_live, require_timeframe
 from tailguard.io.journal import Journal
+from tailguard.io.reading import UnusableFile, refusing
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
 from tailguard.market.bars import DataError, symbols_of
 from tailguard.market.env import AccountBatch
@@ -114,6 +115,12 @@ class PaperTrading:
         except BaseException:
             self.journal.close()
             raise
+
+    @property
+    def remedy(self) -> str:
+        """What the user does to trade again after a kill: the file KILL stops a rearmed account as well."""
+        file = self.folder / KILL
+        return f"delete {file}, and --rearm trades again" if file.exists() else "--rearm trades again"
 
     @property
     def finished(self) -> bool:
@@ -338,9 +345,10 @@ class PaperTrading:
     def _begin(self, bars: pd.DataFrame, since: pd.Timestamp | None, rearm: bool) -> None:
         """Begin a ledger, or read it."""
         known, begun, self.since = 0, False, self.run.scaler.end
-        for record in self.journal:
-            known, begun = known + 1, begun or record["kind"] == "begin"
-            self.since = pd.Timestamp(record["since"]) if record["kind"] in ("start", "since") else self.since
+        with refusing(self.folder / LEDGER):
+            for record in self.journal:
+                known, begun = known + 1, begun or record["kind"] == "begin"
+                self.since = pd.Timestamp(record["since"]) if record["kind"] in ("start", "since") else self.since
         if begun and since not in (None, self.since):
             raise ValueError(f"{self.folder / LEDGER} trades since {self.since}: leave --since out, or begin another --ledger")
         self.since = self.since if since is None else since
@@ -351,7 +359,8 @@ class PaperTrading:
             return
         if not begun:
             self.journal.append({"kind": "since", "since": self.since.isoformat()}, sync=False)
-        self._set_bars(_bars_of(self.journal))
+        with refusing(self.folder / LEDGER):
+            self._set_bars(_bars_of(self.journal))
         self._resume(rearm)
 
     def _set_bars(self, bars: pd.DataFrame) -> None:
@@ -386,8 +395,9 @@ class PaperTrading:
     def _resume(self, rearm: bool) -> None:
         """Decide again over the bars of the ledger, and bring the broker up to date."""
         last = None
-        for record in self.journal:
-            last = self._replay(record) or last
+        with refusing(self.folder / LEDGER):
+            for record in self.journal:
+                last = self._replay(record) or last
         if last is not None:
             if self._row > self._first:
                 self.broker.settle(self.bars, self._row)  # a power cut may have taken it from the broker's disk
@@ -398,7 +408,7 @@ class PaperTrading:
             self._replay(record)
         if self.finished:
             why = f"the kill switch was thrown because {self.killed}" if self.killed else "the account was liquidated"
-            raise ValueError(f"{self.folder}: {why}; --rearm trades again, another --ledger begins anew")
+            raise ValueError(f"{self.folder}: {why}; {self.remedy}, another --ledger begins anew")
 
     def _replay(self, record: dict[str, Any]) -> Order | None:
         """Do again what a record of the ledger says, and return the order if it is one."""
@@ -424,7 +434,7 @@ class PaperTrading:
     def _require_same(self, decided: Floats, record: dict[str, Any]) -> None:
         """Raise if the agent does not decide as it did."""
         if not np.allclose(decided, record["decided"], 0.0, SAME_DECISION):
-            raise ValueError(
+            raise UnusableFile(
                 f"{self.folder / LEDGER}: at {record['time']} this agent decides otherwise than the one that traded: restore "
                 "the run, or begin another --ledger"
             )

@@ -5,6 +5,7 @@ RUN/population/lineage.jsonl  everything that happened, an event per line
 RUN/population/states/        the state of every member, and of the population
 """
 
+import io
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +14,16 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger, configure
 
 from tailguard.config import Config
 from tailguard.experiments import stopped_at_once
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
-from tailguard.experiments.run import Run
+from tailguard.experiments.run import INFO, Run
 from tailguard.io.atomic import atomic, clear_unfinished
+from tailguard.io.form import COUNT, TEXT, Maybe, require_form
+from tailguard.io.reading import read_regular, refusing, require_writable
 from tailguard.parallel.threads import one_thread, warn_of_differences
 from tailguard.population import PBTScheduler
 from tailguard.population.config import Value
@@ -35,7 +37,7 @@ from tailguard.population.store import POPULATION, FileStore
 logger = logging.getLogger(__name__)
 FOLDER, LINEAGE, STATES, FEATURES, LOG = "population", "lineage.jsonl", "states", "features.npy", "log.txt"
 STORE = "store"  # entry of run.json: where the states are, if not in the run
-Floats32 = NDArray[np.float32]
+FORM = {"validation": (COUNT, COUNT), STORE: Maybe(TEXT)}  # of what a population adds to run.json
 EngineName = Literal["serial", "process", "ray"]
 
 
@@ -106,9 +108,8 @@ class PopulationRun:
         bars = load_source_of(config, source)
         split, validation = split_off_validation(default_split(len(bars), config.training), population.validation_share)
         validation_blocks(validation, population)  # refuses more than there are bars for: no folder yet
-        run = Run.create(path, config, source, prepare_market(bars, config, split))
-        run.note({"validation": list(validation)})
-        return cls(run)
+        # At once: a process that is killed in here leaves no run of one agent.
+        return cls(Run.create(path, config, source, prepare_market(bars, config, split), {"validation": list(validation)}))
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -119,6 +120,8 @@ class PopulationRun:
         run = Run.open(path)
         if "validation" not in run.info:
             raise ValueError(f"{path} is a run of one agent, not one of a population")
+        with refusing(run.path / INFO):
+            require_form({name: run.info.get(name) for name in FORM}, FORM, "")
         return cls(run)
 
     def require_same(self, config: Config) -> None:
@@ -186,9 +189,11 @@ class PopulationRun:
 
     def _factory(self) -> MarketFactory:
         market, path = self.run.market(), self.folder / FEATURES
-        if not _holds(path, market.features.values):
+        content = io.BytesIO()
+        np.save(content, market.features.values)
+        if not _holds(path, content.getvalue()):
             with atomic(path) as file:
-                np.save(file, market.features.values)
+                file.write(content.getvalue())
         first, last = self.run.info["validation"]
         return MarketFactory(market, (first, last), self.run.config, path)
 
@@ -268,15 +273,14 @@ class PopulationRun:
         logger.info("Member %d wins with %s %.6g", best.member_id, self.config.metric_name, best.performance)
 
 
-def _holds(path: Path, values: Floats32) -> bool:
+def _holds(path: Path, content: bytes) -> bool:
     """Return True if a file holds exactly these features; one that was damaged is written again."""
     if not path.exists():
         return False
     try:
-        saved = np.load(path, mmap_mode="r", allow_pickle=False)
+        same = read_regular(path, len(content)) == content
     except (ValueError, OSError):
-        saved = np.empty(0, values.dtype)
-    same = saved.dtype == values.dtype and np.array_equal(saved, values)
+        same = False
     if not same:
         logger.warning("%s is damaged; it is written again", path)
     return same
@@ -294,6 +298,7 @@ def _with_steps(config: Config) -> Config:
 def _logged_to(path: Path) -> Iterator[None]:
     """Append what Tailguard logs, from INFO on, to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(path)
     package, handler = logging.getLogger("tailguard"), logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = package.level

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pandas as pd
 
-from tailguard.config import Config, changed_settings, dump_config, load_config
+from tailguard.config import LARGEST_FILE, Config, changed_settings, dump_config, load_config
 from tailguard.evaluate.play import ReportProgress
 from tailguard.experiments import Interrupted, stopped_at_once
 from tailguard.experiments.callbacks import (
@@ -27,6 +27,7 @@ from tailguard.experiments.callbacks import (
     SaveCheckpoints,
     ShowProgress,
     WriteMetrics,
+    metric_lines,
     stopped_by_signals,
 )
 from tailguard.experiments.ensemble import Ensemble, TradingAgent
@@ -41,9 +42,11 @@ from tailguard.experiments.prepared_market import (
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
-from tailguard.io.atomic import atomic, clear_unfinished
+from tailguard.io.atomic import UNFINISHED, atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
+from tailguard.io.form import COUNT, NUMBER, TEXT, Maybe, require_form
 from tailguard.io.lock import LOCK, locked
+from tailguard.io.reading import refusing, require_readable
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.bars import timeframe
 from tailguard.market.data import source_parts
@@ -57,6 +60,15 @@ from tailguard.validation import build
 CONFIG, INFO, SELECTION, METRICS = "config.yaml", "run.json", "selection.json", "metrics.jsonl"
 # Entries of run.json that say where a run began, and not which run it is.
 PLACE = ("data", "versions", "conditions")
+# What everything else in a run relies on.
+FORM = {
+    "data": TEXT,
+    "fingerprint": TEXT,
+    "train": (COUNT, COUNT),
+    "test": (COUNT, COUNT),
+    "timeframe_seconds": Maybe(NUMBER),
+    "ensemble": Maybe([TEXT]),
+}
 # Settings that may change while a run is under way, if that is asked for. Of the training: names of the model's arguments.
 MODEL_SETTINGS = (
     *("learning_rate", "n_epochs", "gae_lambda", "clip_range", "max_grad_norm", "vf_coef", "microbatch_size"),
@@ -101,8 +113,9 @@ class Run:
         :param facts: further entries of ``run.json``.
         :raises ValueError: when the folder is not empty, or when the settings do not fit the data. Nothing is written then.
         """
-        path = Path(path)
-        require_free(path, f"`tailguard resume {path}` continues a run, another --run starts a new one")
+        path, settings = Path(path), dump_config(config).encode()
+        resume = f"`tailguard resume {path}` continues a run, another --run starts a new one"
+        require_free(path, resume, {CONFIG: settings})
         build_model(market, config.training)  # settings that do not fit the data are refused while there is no folder yet
         info = {
             "data": _located(source),
@@ -118,9 +131,11 @@ class Run:
         }
         # The same settings on the same data are the same run: its checkpoints are equal, bit for bit.
         info["run_id"] = digest(sealed({name: value for name, value in info.items() if name not in PLACE}))
-        with atomic(path / CONFIG) as file:
-            file.write(dump_config(config).encode())
-        write_sealed(path / INFO, info)  # last: a folder with it is a run
+        with locked(path):
+            require_free(path, resume, {CONFIG: settings})  # still: another process may have begun one meanwhile
+            with atomic(path / CONFIG) as file:
+                file.write(settings)
+            write_sealed(path / INFO, info)  # last: a folder with it is a run
         return cls(path, config, info, market)
 
     @classmethod
@@ -135,9 +150,13 @@ class Run:
             info = read_sealed(path / INFO)
         except OSError:
             raise ValueError(f"{path} is not a run: it has no readable {INFO}; `tailguard train` makes one") from None
-        config = load_config(path / CONFIG)
+        config = _recorded_config(path)
+        with refusing(path / INFO):
+            require_form({name: info.get(name) for name in FORM}, FORM, "")
+            FeatureScaler.from_state_dict(info["features"])
+            began = build(Config, info["config"]) if "config" in info else config
         run = cls(path, config, info)
-        run.changed = changed_settings(build(Config, info["config"]), config) if "config" in info else {}
+        run.changed = changed_settings(began, config)
         run._require_known_changes(allow_config_change)
         return run
 
@@ -173,7 +192,7 @@ class Run:
         if not self.changed:
             return
         # Of the file as it is: a selection has replaced some of the settings of this object.
-        config = load_config(self.path / CONFIG)
+        config = _recorded_config(self.path)
         history = [*self.info.get("config_changes", []), {"step": step, "settings": list(self.changed)}]
         self.note({"config": config.model_dump(mode="json"), "config_changes": history})
         self.changed = {}
@@ -272,10 +291,10 @@ class Run:
 
     def metrics(self) -> pd.DataFrame:
         """Return the metrics, a row per update; empty before the first."""
-        path = self.path / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        # A process that was killed may have left half a line.
-        return pd.DataFrame([json.loads(line) for line in lines if line.endswith("\n")])
+        lines = metric_lines(self.path / METRICS)
+        with refusing(self.path / METRICS):
+            # A process that was killed may have left half a line.
+            return pd.DataFrame([json.loads(line) for line in lines if line.endswith(b"\n")])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -321,15 +340,30 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     return model
 
 
-def require_free(path: Path, advice: str) -> None:
+def require_free(path: Path, advice: str, left: Mapping[str, bytes] | None = None) -> None:
     """Raise a :class:`ValueError` for a path that is a file or a folder with something in it.
 
+    What a process that was killed while it made the folder has left there does not count.
+
     :param advice: what to do then.
+    :param left: files, with their contents, that such a process had finished.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file, but --run must name a folder")
-    if path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
+    if path.exists() and not all(_is_left(entry, left or {}) for entry in path.iterdir()):
         raise ValueError(f"{path} is not empty: {advice}")
+
+
+def _is_left(path: Path, left: Mapping[str, bytes]) -> bool:
+    if path.name in left:
+        return path.is_file() and path.read_bytes() == left[path.name]
+    return path.name == LOCK or path.name.endswith(UNFINISHED)
+
+
+def _recorded_config(path: Path) -> Config:
+    """Return the settings in the folder of a run."""
+    require_readable(path / CONFIG, LARGEST_FILE)
+    return load_config(path / CONFIG)
 
 
 def _located(source: str) -> str:

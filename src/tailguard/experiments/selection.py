@@ -50,7 +50,7 @@ PREMIUM, PREMIUM_SPREAD = 0.3, 0.3
 # From the simplest on: a later one must be better by more than one standard error.
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
 # Standard errors of alpha that a forecast can make up for: an agent that has lost more than one of them steers nothing.
-BENEFIT = 2.0
+BENEFIT = 1.5
 
 
 @dataclass(frozen=True)

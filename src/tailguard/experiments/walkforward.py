@@ -45,6 +45,7 @@ from tailguard.experiments.training import build_model, train_model
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.lock import locked
+from tailguard.io.reading import refusing
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.features import FeatureSet
 from tailguard.parallel.tasks import ProcessTasks, SerialTasks, TaskExecutor, run_tasks
@@ -465,8 +466,9 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
 def identity_of(folder: Path) -> str:
     """Return the checksum of the settings and the data of the walk-forward in a folder."""
     kept = read_sealed(folder / IDENTITY)
-    # Read as a configuration, since a folder of an older version lacks settings that have been added since.
-    known = _identity(build(Config, kept["config"]), build(WalkforwardConfig, kept["walkforward"]), kept["data"])
+    with refusing(folder / IDENTITY):
+        # Read as a configuration, since a folder of an older version lacks settings that have been added since.
+        known = _identity(build(Config, kept["config"]), build(WalkforwardConfig, kept["walkforward"]), kept["data"])
     return digest(sealed(known))
 
 

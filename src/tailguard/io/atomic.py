@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from tailguard.io.reading import require_writable
+
 # The suffix of files that are being written; a killed process may leave some behind.
 UNFINISHED = ".unfinished"
 
@@ -27,6 +29,7 @@ def atomic(path: str | Path) -> Iterator[IO[bytes]]:
     path = Path(path)
     make_folder(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    require_writable(unfinished)
     try:
         with named(path), unfinished.open("wb") as file:
             yield file

@@ -12,8 +12,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -27,8 +27,8 @@ from safetensors.torch import load as safetensors_from_bytes
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
+from tailguard.io import reading
 from tailguard.io.atomic import atomic
-from tailguard.io.reading import read_regular
 from tailguard.validation import require
 
 FORMAT = "tailguard"
@@ -48,29 +48,18 @@ ZIP = b"PK"
 LARGEST_FILE_MIB, LARGEST_VARIABLE = 256, "TAILGUARD_LARGEST_FILE_MIB"
 LARGEST_MANIFEST = 32 * 2**20
 MOST_CONTAINERS = 500_000
-# What goes wrong with content that has the right checksums and is not what Tailguard writes.
-UNUSABLE = (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
 
 
-class CheckpointError(ValueError):
+class CheckpointError(reading.UnusableFile):
     """Raised for a file that cannot be used, with the reason."""
 
 
-@contextmanager
-def refusing(name: str) -> Iterator[None]:
+def refusing(name: str) -> AbstractContextManager[None]:
     """Turn errors about what a file holds into a :class:`CheckpointError` of one line that names the file.
 
     :param name: of the file.
     """
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except UNUSABLE as error:
-        reason = " ".join(str(error).split())
-        ours = type(error) is ValueError  # says in its own words what is wrong
-        why = reason if ours else f"holds what Tailguard does not write ({type(error).__name__}: {reason[:300]})"
-        raise CheckpointError(f"{name}: {why}") from None
+    return reading.refusing(name, CheckpointError)
 
 
 def save(path: str | Path, tree: Mapping[str, Any], *, kind: str) -> None:
@@ -91,7 +80,7 @@ def load(path: str | Path, *, kind: str, migrations: Migrations | None = None) -
     :raises CheckpointError: naming the file and what is wrong with it.
     """
     try:
-        data = read_regular(path, largest_file())
+        data = reading.read_regular(path, largest_file())
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:

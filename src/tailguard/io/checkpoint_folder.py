@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.checkpoint import CheckpointError, Migrations
+from tailguard.io.reading import read_regular
 from tailguard.validation import require
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ Loaded = TypeVar("Loaded")
 
 PREFIX, SUFFIX = "step-", ".safetensors"
 BEST, BEST_SCORE = "best.safetensors", "best.json"
+LARGEST_SCORE = 4096  # bytes
 IDENTITY, PERFORMANCE = "identity", "performance"  # of the training and of the model, in the tree of a file
 
 
@@ -64,8 +66,9 @@ class Checkpoints:
                 return -math.inf
             if PERFORMANCE in best:
                 return float(best[PERFORMANCE])
-            return float(json.loads((self.folder / BEST_SCORE).read_text())["performance"])  # of an earlier version
-        except (OSError, ValueError, KeyError, TypeError):
+            score = json.loads(read_regular(self.folder / BEST_SCORE, LARGEST_SCORE))  # of an earlier version
+            return float(score["performance"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return -math.inf
 
     def paths(self) -> list[Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tailguard.io.atomic import named
+from tailguard.io.reading import refusing, require_writable
 
 SUM = "sum"
 # Hexadecimal digits of a checksum.
@@ -29,6 +30,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,8 +52,9 @@ class Journal:
         """Yield the records, the oldest first."""
         with self.path.open("rb") as lines:
             for line in lines:
-                record = json.loads(line)
-                del record[SUM]
+                with refusing(self.path):
+                    record = json.loads(line)
+                    del record[SUM]
                 yield record
 
     def append(self, *records: Mapping[str, Any], sync: bool = True) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tailguard.io.atomic import make_folder
+from tailguard.io.reading import require_writable
 
 LOCK = ".lock"
 
@@ -18,6 +19,7 @@ def locked(folder: Path) -> Iterator[None]:
     :raises ValueError: when another process has it.
     """
     make_folder(folder)
+    require_writable(folder / LOCK)
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tailguard.market.bars import COLUMNS, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
-from tailguard.market.files import FEWEST_COLUMNS, FileConfig, RawTable
+from tailguard.market.files import APOSTROPHES, CODES, FEWEST_COLUMNS, NUMBER, SIGNS, SPACES, FileConfig, RawTable
 from tailguard.market.times import are_clocks, as_text, join_clocks, parse_times
 
 # Names in use, best first, in lower case without punctuation.
@@ -28,28 +28,30 @@ NAMES: dict[str, tuple[str, ...]] = {
             "time open",
         ),
         *("window start", "unix", "unix timestamp", "t", "ts", "ts event", "begins at", "start", "start time", "trade date"),
-        *("data", "datum", "fecha", "日期", "时间"),
+        *("dates", "dtyyyymmdd", "time period start", "data", "datum", "fecha", "日期", "时间", "日付", "날짜", "дата"),
     ),
     "open": (
         *("open", "o", "open price", "opening price", "first", "otwarcie", "erster", "eröffnung", "eröffn", "apertura"),
-        *("abertura", "ouverture", "ouv", "开盘", "开盘价"),
+        *("abertura", "ouverture", "ouv", "openen", "öppningskurs", "开盘", "开盘价", "始値", "시가", "открытие"),
+        *("px open", "price open"),
     ),
     "high": (
         *("high", "h", "high price", "max", "najwyzszy", "najwyższy", "hoch", "máximo", "máxima", "massimo", "plus haut"),
-        *("最高", "最高价"),
+        *("hoog", "högstakurs", "最高", "最高价", "高値", "고가", "максимум", "px high", "price high"),
     ),
     "low": (
         *("low", "l", "low price", "min", "najnizszy", "najniższy", "tief", "mínimo", "mínima", "minimo", "plus bas"),
-        *("最低", "最低价"),
+        *("laag", "lägstakurs", "最低", "最低价", "安値", "저가", "минимум", "px low", "price low"),
     ),
     "close": (
         *("close", "c", "close price", "closing price", "last", "close last", "price", "settle", "zamkniecie", "zamknięcie"),
         *("schlusskurs", "schluss", "zuletzt", "cierre", "último", "ultimo", "chiusura", "clôture", "dernier"),
-        *("收盘", "收盘价"),
+        *("fechamento", "slot", "stängningskurs", "收盘", "收盘价", "終値", "종가", "закрытие", "px last", "price close"),
     ),
     "volume": (
         *("volume", "vol", "v", "real volume", "base volume", "volume base", "wolumen", "volumen", "stuecke", "stücke"),
-        *("tickvol", "tick volume", "tickvolume", "成交量"),
+        *("total volume", "volume traded", "px volume", "volym", "tickvol", "tick volume", "tickvolume"),
+        *("成交量", "出来高", "거래량", "объем", "объём"),
     ),
     "funding": ("funding", "funding rate"),
     "adjusted": ("adj close", "adjclose", "adjusted close", "close adjusted", "closeadj", "adjusted"),
@@ -76,22 +78,30 @@ HEADERLESS: dict[str, tuple[str, ...]] = {
     "Kraken, from its API": (*PRICES, "vwap", "volume", "count"),
     "Binance": (*COLUMNS, "close time", "quote volume", "trades", "taker volume", "taker quote volume", "ignore"),
 }
-# Names of columns that hold a symbol as well: ('Close', 'SPY'), SPY.Close, Close_SPY.
+# Names of columns that hold a symbol as well: ('Close', 'SPY'), SPY.Close, Close_SPY, BTC-USD/close.
+FIELD = r"(?P<field>(?i:adj(?:usted)?[ ._]close|open|high|low|close|adjusted|volume))"
 FIELD_AND_TICKER = (
     re.compile(r"\('(?P<field>[^']+)', '(?P<ticker>[^']*)'\)"),
     re.compile(r"(?P<ticker>[^._ ]+)[._ ](?P<field>.+)"),
     re.compile(r"(?P<field>[^._]+)[._](?P<ticker>.+)"),
+    re.compile(rf"(?P<ticker>.+?)[ ._:/|-]+{FIELD}"),
+    re.compile(rf"{FIELD}[ ._:/|-]+(?P<ticker>.+)"),
 )
+# What such a name may hold instead: both sides of one market's quotes.
+SIDES = {"bid", "ask", "mid", "offer"}
 MISSING = frozenset({"", "-", "--", "n/a", "na", "nan", "null", "none", "#n/a", "."})
 # Numbers of one text, a line each, in which a mark can only be the decimal one, or can be either.
 DECIMAL_POINT = re.compile(r"^-?(?:\d[\d,]*,\d+\.\d*|\d+,\d+,[\d,]+|\d*\.(?!\d{3}$)\d*)$", re.MULTILINE)
 DECIMAL_COMMA = re.compile(r"^-?(?:\d[\d.]*\.\d+,\d*|\d+\.\d+\.[\d.]+|\d*,(?!\d{3}$)\d*)$", re.MULTILINE)
 EITHER = re.compile(r"^-?\d{1,3},\d{3}$", re.MULTILINE)
-DECORATION = {ord(character): None for character in " \t\r\u00a0\u202f'\u2019$\u20ac\u00a3"}
-DECORATED = re.compile(f"[{''.join(map(chr, DECORATION))}]")
-NUMBER = r"-?\s*[$€£]?\s*-?[\d.,'\u2019 \u00a0\u202f]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?"
-SCALED = re.compile(r"^(-?\d[\d.]*)([KMB%])$", re.MULTILINE)
+DECORATION = {ord(character): None for character in f"\t\r{SPACES}{APOSTROPHES}{SIGNS}"}
+DECORATED = re.compile(r"[^\d.,\n-]")
+CODED = re.compile(CODES)
+WORDS = re.compile(r"[A-Za-z][A-Za-zł$.]")
+SCALED = re.compile(r"^(-?\d[\d.]*)([KMBkmb%])$", re.MULTILINE)
 SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "%": 0.01}
+# Prices of bonds in points and 32nds of them: 112'16, or 112'165 for a half more.
+THIRTYSECONDS = re.compile(r"\d{1,3}'(?:[0-2]\d|3[01])[0257+]?")
 
 
 @dataclass(frozen=True)
@@ -163,10 +173,15 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
     """
     if len(table.cells) == 0:
         raise DataError("no rows")
+    table, empty = _without_empty_rows(table)
     wide = _tickers(table.headers)
+    if wide is not None and len(set(wide[1]) - {""}) > 1 and {normal(ticker) for ticker in wide[1]} <= {"", *SIDES}:
+        _require_side(table, config, wide)
+        wide = None
     if wide is not None:
-        return _understand_wide(table, config, keep, wide)
-    named, ignored, facts = _roles(table, config, keep)
+        reading = _understand_wide(table, config, keep, wide)
+        return replace(reading, remarks=(*reading.remarks, *empty))
+    named, ignored, facts = _roles(_with_names(table), config, keep)
     times = parse_times(_time_column(named), config.time_format, config.timezone)
     absent = named["time"].isna().to_numpy()
     problems = [
@@ -186,7 +201,37 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
     if any(_descending(part.bars.index) for part in parts.values()):
         facts = (*facts, "newest first")
         parts = {symbol: _ascending(part) for symbol, part in parts.items()}
-    return Reading(parts, facts, ignored, remarks)
+    return Reading(parts, facts, ignored, (*remarks, *empty))
+
+
+def _without_empty_rows(table: RawTable) -> tuple[RawTable, tuple[str, ...]]:
+    """Leave out rows of separators and nothing between them, as spreadsheets write below a table, and say so."""
+    empty = table.cells.iloc[:, 0].isna().to_numpy()
+    empty = table.cells.isna().all(axis=1).to_numpy() if empty.any() else empty
+    if not empty.any() or empty.all():
+        return table, ()
+    lines = None if table.lines is None else table.lines[~empty]
+    rows = f"{int(empty.sum())} empty row{'s' if empty.sum() > 1 else ''} left out"
+    return replace(table, cells=table.cells[~empty].reset_index(drop=True), lines=lines), (rows,)
+
+
+def _with_names(table: RawTable) -> RawTable:
+    """Name the columns by the header row with most of the names in use; above it may be a title, and below it units."""
+    known = {alias for aliases in NAMES.values() for alias in aliases}
+    if len(table.headers) < 2:
+        return table
+    names = max(reversed(table.headers), key=lambda row: len({normal(name) for name in row} & known))
+    return replace(table, cells=table.cells.set_axis(list(names), axis=1), headers=(names,))
+
+
+def _require_side(table: RawTable, config: FileConfig, wide: tuple[list[str], list[str]]) -> None:
+    """Refuse bid and ask prices, which look like two symbols, unless the user names those that are meant."""
+    fields, sides = wide
+    side = next(filter(None, sides))
+    columns = {normal(field): name for field, name, of in zip(fields, table.cells.columns, sides, strict=True) if of == side}
+    if not set(PRICES) <= set(config.columns):
+        said = ",".join(f"{price}={columns[price]}" for price in PRICES)
+        raise DataError(f"prices of {' and '.join(dict.fromkeys(filter(None, sides)))}; say which with --columns {said}")
 
 
 def normal(name: str) -> str:
@@ -228,7 +273,7 @@ def _roles(
     if missing:
         raise DataError(
             f"no column for {', '.join(missing)} among {', '.join(filter(None, names)) or f'{len(names)} without names'}; "
-            f"name them with --columns {missing[0]}=NAME"
+            f"name them with --columns {missing[0]}=NAME{_encoding_remedy(table)}"
         )
     clock = _clock_column(cells, normalised, positions)
     used = set(positions.values()) | ({clock} if clock is not None else set())
@@ -239,6 +284,10 @@ def _roles(
         named["clock"] = cells.iloc[:, clock]
     ignored = [names[k] for k in range(len(names)) if k not in used and names[k] and names[k] not in keep]
     return named, tuple(ignored), facts
+
+
+def _encoding_remedy(table: RawTable) -> str:
+    return ", or save the file as UTF-8" if "cp1252" in table.facts else ""
 
 
 def _known(names: Sequence[str]) -> tuple[str, ...]:
@@ -316,7 +365,7 @@ def _find_time(cells: pd.DataFrame, names: Sequence[str], normalised: Sequence[s
 
 def _clock_column(cells: pd.DataFrame, normalised: Sequence[str], positions: dict[str, int]) -> int | None:
     """Return the column of times of day beside one of dates, and let ``time`` be the dates."""
-    dates = [k for k, name in enumerate(normalised) if name in ("date", "data", "datum", "day")]
+    dates = [k for k, name in enumerate(normalised) if name in ("date", "data", "datum", "day", "dtyyyymmdd")]
     clocks = [k for k, name in enumerate(normalised) if name in ("time", "hour", "czas", "uhrzeit")]
     if dates and clocks and dates[0] != clocks[0] and are_clocks(cells.iloc[:, clocks[0]]):
         positions["time"] = dates[0]
@@ -345,6 +394,8 @@ def _numbers(
     decimal = config.decimal or decimal_mark({column: named[column] for column in columns})
     values, problems = {}, []
     for column in columns:
+        if column in PRICES:
+            _require_decimals(named[column])
         text = _cleaned(named[column], decimal)
         numbers = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64)
         bad = np.isnan(numbers)
@@ -354,6 +405,12 @@ def _numbers(
         ]
         values[column] = numbers
     return values, problems, ("decimal comma",) if decimal == "," else ()
+
+
+def _require_decimals(prices: pd.Series) -> None:
+    """Refuse prices in 32nds of a point, in which an apostrophe is no thousands mark."""
+    if not pd.api.types.is_numeric_dtype(prices) and all(THIRTYSECONDS.fullmatch(cell) for cell in as_text(prices)):
+        raise DataError(f"prices such as {_shown(prices.iloc[0])} are in 32nds of a point; write them as decimals")
 
 
 def as_numbers(values: pd.Series) -> NDArray[np.float64]:
@@ -366,7 +423,7 @@ def as_numbers(values: pd.Series) -> NDArray[np.float64]:
     if pd.api.types.is_numeric_dtype(values):
         return values.to_numpy(dtype=np.float64)
     text = as_text(values).str.replace("\N{MINUS SIGN}", "-").str.replace(r"^\((.*)\)$", r"-\1", regex=True)
-    text = text.str.replace(r"^\+", "", regex=True).where(lambda cells: cells.str.fullmatch(NUMBER), "")
+    text = text.str.replace(r"^\+", "", regex=True).where(lambda cells: cells.str.fullmatch(NUMBER.pattern), "")
     return np.asarray(pd.to_numeric(_cleaned(text, None), errors="coerce"), dtype=np.float64)
 
 
@@ -381,7 +438,7 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
         if pd.api.types.is_numeric_dtype(values):
             point = point or bool((values.dropna() % 1 != 0).any())
             continue
-        text = re.sub("[KMB%]", "", _stripped(values))
+        text = re.sub("[KMBkmb%]", "", _stripped(values))
         point = point or DECIMAL_POINT.search(text) is not None
         comma = comma or DECIMAL_COMMA.search(text) is not None
         found = EITHER.search(text) if name in PRICES else None
@@ -400,7 +457,10 @@ def _stripped(values: pd.Series) -> str:
     text = "\n".join(cells)
     if text.count("\n") >= len(cells):  # a quoted cell may span lines
         text = "\n".join(cell.replace("\n", " ") for cell in cells)
-    return text.translate(DECORATION) if DECORATED.search(text) else text
+    if not DECORATED.search(text):
+        return text
+    text = CODED.sub("", text) if WORDS.search(text) else text
+    return text.translate(DECORATION)
 
 
 def _cleaned(values: pd.Series, decimal: str | None) -> pd.Series:
@@ -410,8 +470,8 @@ def _cleaned(values: pd.Series, decimal: str | None) -> pd.Series:
     decimal = decimal or decimal_mark({"volume": values})
     text = _stripped(values)
     text = text.replace(".", "").replace(",", ".") if decimal == "," else text.replace(",", "")
-    if any(mark in text for mark in SCALES):
-        text = SCALED.sub(lambda found: str(float(found.group(1)) * SCALES[found.group(2)]), text)
+    if SCALED.search(text):
+        text = SCALED.sub(lambda found: str(float(found.group(1)) * SCALES[found.group(2).upper()]), text)
     return pd.Series(text.split("\n"), dtype=object)
 
 
@@ -452,12 +512,15 @@ def _split(
     frame: pd.DataFrame, lines: NDArray[np.int64] | None, problems: Sequence[Problem], symbols: pd.Series | None
 ) -> Iterator[tuple[str, Part]]:
     """Yield the bars of each symbol of a long table."""
-    distinct = [""] if symbols is None else [str(symbol) for symbol in symbols.dropna().unique()]
-    if len(distinct) == 1:
+    of_row = np.array([""]) if symbols is None else as_text(symbols).to_numpy()
+    distinct = [symbol for symbol in dict.fromkeys(of_row) if symbol]
+    if len(distinct) <= 1:
         yield "", Part(frame, lines, tuple(problems))
         return
-    assert symbols is not None
-    of_row = symbols.astype(str).to_numpy()
+    if "" in of_row:
+        row = int(np.argmax(of_row == ""))
+        where = f"row {row}" if lines is None else f"line {lines[row]}"
+        raise DataError(f"{where}: the symbol is missing; delete the line, or write its symbol")
     for symbol in distinct:
         rows = np.flatnonzero(of_row == symbol)
         moved = {int(row): k for k, row in enumerate(rows)}
@@ -484,9 +547,18 @@ def _tickers(headers: Sequence[Sequence[str]]) -> tuple[list[str], list[str]] | 
         prices = {normal(name) for name in fields}
         others = [row for row in headers if row is not fields]
         if len(headers) > 1 and set(PRICES) <= prices:
-            labels = [row for row in others if any(row[1:])]
-            return list(fields), list(labels[0]) if labels else [""] * len(fields)
+            labels = [row for row in others if any(row[1:]) and _complete(fields[1:], row[1:])]
+            if labels or not any(any(row[1:]) for row in others):
+                return list(fields), list(labels[0]) if labels else [""] * len(fields)
     return None
+
+
+def _complete(fields: Sequence[str], tickers: Sequence[str]) -> bool:
+    """Return whether each ticker has all prices."""
+    of_ticker: dict[str, set[str]] = {}
+    for field, ticker in zip(fields, tickers, strict=True):
+        of_ticker.setdefault(ticker, set()).add(normal(field))
+    return all(set(PRICES) <= known for ticker, known in of_ticker.items() if ticker)
 
 
 def _split_names(names: Sequence[str], pattern: re.Pattern[str]) -> tuple[list[str], list[str]] | None:
@@ -495,11 +567,7 @@ def _split_names(names: Sequence[str], pattern: re.Pattern[str]) -> tuple[list[s
     if not found or not all(found):
         return None
     fields, tickers = ([str(match[part]) for match in found if match] for part in ("field", "ticker"))
-    of_ticker: dict[str, set[str]] = {}
-    for field, ticker in zip(fields, tickers, strict=True):
-        of_ticker.setdefault(ticker, set()).add(normal(field))
-    complete = all(set(PRICES) <= known for known in of_ticker.values())
-    return (["", *fields], ["", *tickers]) if complete else None
+    return (["", *fields], ["", *tickers]) if _complete(fields, tickers) else None
 
 
 def _understand_wide(table: RawTable, config: FileConfig, keep: Sequence[str], wide: tuple[list[str], list[str]]) -> Reading:

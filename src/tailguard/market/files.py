@@ -21,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from tailguard.market.bars import DataError
+from tailguard.market.bars import PRICES, DataError
 
 SUFFIXES = (".csv", ".txt", ".tsv", ".json", ".jsonl", ".parquet", "any of them with .gz, .bz2, .xz or .zip")
 UNPACKERS = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
@@ -29,8 +29,17 @@ UNPACKERS = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "spaces"}
 SAMPLE_LINES = 200
 FEWEST_COLUMNS = 5
+FEWEST_NUMBERS = 4
 UNREADABLE = (ValueError, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile)  # pandas' errors of parsers are ValueErrors
-NUMBER = re.compile(r"[-+$€£]?\s*[\d.,' \u00a0]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*[KMB%$€£]?")
+# Of currencies: codes in letters, of which dollars have one before their sign, and signs; they stand before or behind a number.
+CODES = r"(?:(?:US|HK|[RAC])(?=\$)|kr\.?|zł|Fr\.|USDT|USDC|USD|EUR|GBP|CHF|JPY|CNY|INR|BRL|CAD|AUD|HKD|SEK|NOK|DKK|PLN)"
+SIGNS = "$€£¥₹₽₩"
+SPACES = " \u00a0\u202f"
+APOSTROPHES = "'\u2019"
+NUMBER = re.compile(
+    rf"[-+]?\s*{CODES}?[{SIGNS}]?\s*-?[\d.,{APOSTROPHES}{SPACES}]*\d[\d.,]*(?:[eE][-+]?\d+)?"
+    rf"\s*(?:[KMBkmb%]|{CODES})?[{SIGNS}]?"
+)
 DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{8}")
 # Where the rows are in the JSON of those who nest them.
 JSON_LISTS = ("results", "bars", "data", "candles", "result", "values")
@@ -43,7 +52,8 @@ class FileConfig(BaseModel):
         1, for files without a header.
     :param separator: between the columns: a character, or ``tab``. None recognises commas, semicolons, tabs, bars and spaces.
     :param decimal: decimal mark, ``.`` or ``,``. None recognises it.
-    :param time_format: of the times, as in ``strptime``: ``%d/%m/%Y %H:%M``. None recognises it, unless it is ambiguous.
+    :param time_format: of the times, as in ``strptime``: ``%d/%m/%Y %H:%M``; ``excel`` for the days that spreadsheets count.
+        None recognises it, unless it is ambiguous.
     :param timezone: of times that name none, such as ``America/New_York``. None takes them as they are.
     :param adjusted: trade prices adjusted for dividends: open, high, low and close are multiplied by adjusted close over close.
         Needs such a column.
@@ -96,13 +106,13 @@ def read_file(path: Path, config: FileConfig) -> RawTable:
 
 def read_bytes(content: bytes, config: FileConfig) -> RawTable:
     """Read the cells of what a file holds; compression and kind are told by its first bytes."""
-    unpack = next((unpack for start, unpack in UNPACKERS.items() if content.startswith(start)), None)
-    if unpack is not None:
-        return read_bytes(unpack(content), config)
-    if content.startswith(b"PK\x03\x04"):
-        return read_bytes(_only_member(content), config)
+    content = unpacked(content)
     if content.startswith(b"PAR1"):
         return _read_parquet(content)
+    if content[257:262] == b"ustar":
+        raise DataError("is a tar archive; unpack it")
+    if content.startswith(b"\xd0\xcf\x11\xe0"):
+        raise DataError("is an Excel workbook; save the sheet as CSV")
     text, encoding = decode(content)
     if not text.strip():
         raise DataError("is empty")
@@ -114,12 +124,22 @@ def read_bytes(content: bytes, config: FileConfig) -> RawTable:
     return _read_text(text, config, facts)
 
 
+def unpacked(content: bytes) -> bytes:
+    """Return what is compressed inside of a file, or the file as it is."""
+    unpack = next((unpack for start, unpack in UNPACKERS.items() if content.startswith(start)), None)
+    if unpack is not None:
+        return unpacked(unpack(content))
+    return unpacked(_only_member(content)) if content.startswith(b"PK\x03\x04") else content
+
+
 def decode(content: bytes) -> tuple[str, str]:
     """Return the text of bytes, and its encoding: by its byte order mark, else UTF-8, else Windows-1252."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16"), "utf-16"
     if b"\x00" in content[1:200:2]:
         return content.decode("utf-16-le"), "utf-16"
+    if len(content) > 1 and not any(content[:200:2]):
+        return content.decode("utf-16-be"), "utf-16"
     try:
         return content.decode("utf-8-sig"), "utf-8"
     except UnicodeDecodeError:
@@ -128,7 +148,8 @@ def decode(content: bytes) -> tuple[str, str]:
 
 def _only_member(content: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
+        # macOS adds what its file system knows about a file.
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
         if any(name.startswith("xl/") for name in names):
             raise DataError("is an Excel workbook; save the sheet as CSV")
         if len(names) != 1:
@@ -143,7 +164,9 @@ def _read_parquet(content: bytes) -> RawTable:
 
 def from_frame(frame: pd.DataFrame, facts: tuple[str, ...] = ()) -> RawTable:
     """Return a DataFrame as cells; an index that is more than row numbers becomes its first column."""
-    if not isinstance(frame.index, pd.RangeIndex):
+    if isinstance(frame.index, pd.MultiIndex):  # of symbol and time
+        frame = frame.reset_index(names=[str(name or "") for name in frame.index.names], allow_duplicates=True)
+    elif not isinstance(frame.index, pd.RangeIndex):
         name = "time" if isinstance(frame.index, pd.DatetimeIndex) else str(frame.index.name or "")
         index = frame.index.to_series(index=pd.RangeIndex(len(frame)))
         frame = frame.reset_index(drop=True)
@@ -181,7 +204,8 @@ def _read_json(text: str, facts: tuple[str, ...]) -> RawTable:
         return RawTable(cells.set_axis([""] * cells.shape[1], axis=1), None, (), (*facts, "JSON"))
     if not all(isinstance(row, dict) for row in value):
         raise DataError("is a list of neither objects nor lists")
-    cells = pd.DataFrame(value)
+    nested = any(isinstance(entry, dict) for entry in value[0].values())
+    cells = pd.json_normalize(value) if nested else pd.DataFrame(value)
     return RawTable(cells, None, (tuple(map(str, cells.columns)),), (*facts, "JSON"))
 
 
@@ -218,27 +242,29 @@ class Layout(NamedTuple):
     headers: tuple[tuple[str, ...], ...]
 
 
-def recognise_layout(text: str, separator: str | None = None) -> Layout:
-    """Find the separator, the lines before the bars, and the header rows among them.
-
-    :param separator: if it is known.
-    """
-    lines = text.splitlines()[:SAMPLE_LINES]
+def recognise_layout(text: str, config: FileConfig) -> Layout:
+    """Find the separator, the lines before the bars, and the header rows among them."""
+    # A row has four prices, unless one column was named as several of them.
+    named = {config.columns[role] for role in PRICES if role in config.columns}
+    numbers = len(named) if set(PRICES) <= set(config.columns) else FEWEST_NUMBERS
+    separator = config.separator
+    lines = [line.removesuffix("\r") for line in text.split("\n", SAMPLE_LINES)[:SAMPLE_LINES]]
     separator = {"tab": "\t", "\\t": "\t"}.get(separator or "", separator)
     candidates = [separator] if separator else list(SEPARATORS)
     for candidate in candidates:
         rows = [_cells(line, candidate) for line in lines]
-        width = Counter(len(row) for row in rows if len(row) >= FEWEST_COLUMNS).most_common(1)
+        width = Counter(len(row) for row in rows if len(row) > numbers).most_common(1)
         filled = sum(bool(line.strip()) for line in lines)
         if not width or (separator is None and width[0][1] < 0.5 * filled):
             continue
-        first = next((k for k, row in enumerate(rows) if len(row) == width[0][0] and _is_data(row)), None)
+        first = next((k for k, row in enumerate(rows) if len(row) == width[0][0] and _is_data(row, numbers)), None)
         if first is None:
             continue
         header_rows = [_padded(row, rows[first]) for row in rows[:first] if 0 <= width[0][0] - len(row) <= 1 and any(row)]
         return Layout(candidate, first, tuple(tuple(row) for row in header_rows[-3:]))
-    if any(_is_narrow(line, candidate) for candidate in candidates for line in lines[-1:]):
-        raise DataError("each row has a time and fewer than four prices; bars need open, high, low and close")
+    if any(_is_narrow(line, candidate) for candidate in candidates for line in filter(str.strip, lines[-2:])):
+        remedy = "--columns time=Date,open=Close,high=Close,low=Close,close=Close trades at the one price that is known"
+        raise DataError(f"each row has a time and fewer than four prices; bars need open, high, low and close: {remedy}")
     tried = f"separated by {separator!r}" if separator else f"with {', '.join(SEPARATORS.values())} between them"
     raise DataError(f"no rows of a time and four prices found, {tried}; name the separator with --separator")
 
@@ -261,17 +287,22 @@ def _padded(header: list[str], row: list[str]) -> list[str]:
     return [*header, *missing] if not row[-1] else [*missing, *header]
 
 
-def _is_data(row: list[str]) -> bool:
-    """Return true for a row with at least four numbers."""
-    return sum(bool(NUMBER.fullmatch(cell)) for cell in row) >= 4
+def _is_data(row: list[str], numbers: int) -> bool:
+    """Return true for a row with at least so many numbers."""
+    return sum(bool(NUMBER.fullmatch(cell)) for cell in row) >= numbers
 
 
 def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTable:
-    layout = recognise_layout(text, config.separator)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if '="' in text:  # ="2013-05-13", so that spreadsheets leave it as it is
+        text = re.sub(r'="([^"\n]*)"', r'"\1"', text)
+    layout = recognise_layout(text, config)
     # 1.234 is a number of another size where the decimal mark is a comma: if one may be, no cell is a number yet.
     commas = config.decimal == "," or (config.decimal is None and layout.separator != "," and re.search(r"\d,\d", text))
-    cells = _parsed(text, layout, as_text=bool(commas))
-    lines = np.array([number for number, line in enumerate(text.splitlines(), 1) if number > layout.first and line.strip()])
+    content = text.encode()  # pandas would hold text in four bytes per character
+    cells = _parsed(content, layout, as_text=bool(commas))
+    lines = _filled_lines(content)
+    lines = lines[lines > layout.first]
     if len(lines) != len(cells):
         lines = np.arange(layout.first + 1, layout.first + 1 + len(cells))  # a quoted cell spans lines
     names = list(layout.headers[-1]) if layout.headers else [""] * cells.shape[1]
@@ -280,10 +311,21 @@ def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTabl
     return RawTable(cells.set_axis(names, axis=1), lines, layout.headers, facts)
 
 
-def _parsed(text: str, layout: Layout, as_text: bool) -> pd.DataFrame:
+def _filled_lines(content: bytes) -> NDArray[np.int64]:
+    """Return the numbers of the lines that are not blank, counted from 1."""
+    characters = np.frombuffer(content, np.uint8)
+    ends = np.append(np.flatnonzero(characters == ord("\n")), len(content))
+    starts = np.append(0, ends[:-1] + 1)
+    filled = starts < len(content)
+    for line in np.flatnonzero(characters[starts[filled]] <= ord(" ")).tolist():
+        filled[line] = bool(content[starts[line] : ends[line]].strip())
+    return np.asarray(np.flatnonzero(filled) + 1, dtype=np.int64)
+
+
+def _parsed(content: bytes, layout: Layout, as_text: bool) -> pd.DataFrame:
     try:
         return pd.read_csv(
-            io.StringIO(text),
+            io.BytesIO(content),
             sep=r"\s+" if layout.separator == " " else layout.separator,
             header=None,
             skiprows=layout.first,

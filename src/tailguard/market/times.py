@@ -19,21 +19,27 @@ EPOCH_UNITS: tuple[tuple[float, Literal["s", "ms", "us", "ns"]], ...] = (
     (1e17, "us"),
     (1e20, "ns"),
 )
+# Spreadsheets count days from 1899-12-30: numbers of 1970 to 2100. They are taken as such only on request.
+SPREADSHEET = "excel"
+SPREADSHEET_DAYS = (25569, 73051)
 COMPACT = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 # Dates whose order is plain from their form; those of three numbers with the year last are told apart by their values.
 DATES = (
     *("%Y%m%d", "%Y.%m.%d", "%Y/%m/%d", "%Y-%m-%d"),
     *("%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%d %b %Y", "%d %B %Y", "%d %b %y"),
-    *("%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%b-%d-%Y", "%d. %B %Y"),
+    *("%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%b-%d-%Y", "%d. %B %Y", "%d-%B-%Y", "%d%b%Y", "%b %Y", "%B %Y"),
+    *("%Y.%m.%d.", "%Y年%m月%d日"),
     *("%a %b %d %Y", "%a, %b %d, %Y", "%a, %d %b %Y", "%a %d %b %Y", "%A, %B %d, %Y"),
 )
 CLOCKS = (
     *("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %H%M", " %H%M%S", "T%H:%M:%S", "T%H:%M:%S.%f", "T%H:%M", "-%H:%M:%S"),
-    *(" %I:%M %p", " %I:%M:%S %p", " %I:%M%p", " %I-%p", ", %H:%M", ", %H:%M:%S", ", %I:%M %p"),
+    *(" %I:%M %p", " %I:%M:%S %p", " %I:%M%p", " %I-%p", ", %H:%M", ", %H:%M:%S", ", %I:%M %p", "T%H%M%S", ":%H:%M:%S"),
 )
 YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)", re.MULTILINE)
 # A zone by name, as a word for UTC, or as an offset, which only a time of day can have: 13-05-2013 ends in a year.
 ZONE = re.compile(r"\s*([A-Za-z]+(?:/[A-Za-z_]+)+)$|(?<=\d)\s*(Z|UTC|GMT)$|(?<=:\d\d)(?:\.\d+)?\s*([+-]\d{2}:?\d{2})$")
+# A zone by letters, such as EST: others use the same ones for other zones.
+LETTERS = re.compile(r"(?<=:\d\d)\s*(?!AM$|PM$|UTC$|GMT$)[A-Z]{2,5}$")
 GMT_OFFSET = r"\s*(?:GMT|UTC)(?=[+-]\d{2}:?\d{2}$)"  # as Dukascopy writes it: GMT+0200
 CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
 SAMPLE = 60
@@ -64,8 +70,14 @@ def parse_times(values: pd.Series, time_format: str | None = None, timezone: str
     """
     if pd.api.types.is_datetime64_any_dtype(values):
         return Times(_to_utc(pd.DatetimeIndex(values), timezone), "times")
+    if time_format == SPREADSHEET:
+        days = pd.to_numeric(values, errors="coerce")
+        moments = pd.to_datetime(days, unit="D", origin="1899-12-30", errors="coerce").dt.round("ms")
+        return Times(_to_utc(pd.DatetimeIndex(moments), timezone), "days of a spreadsheet")
     if time_format is not None:
         text = as_text(values)
+        if pd.api.types.is_numeric_dtype(values):  # 050513 was read as 50513
+            text = text.str.zfill(len(re.sub("%.", "00", time_format.replace("%Y", "0000"))))
         form = _with_clock(text, time_format)
         parsed = pd.to_datetime(text, format=form, errors="coerce", utc="%z" in form)
         if parsed.isna().all():
@@ -96,7 +108,7 @@ def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
     numbers = values.to_numpy(dtype=np.float64)
     known = numbers[np.isfinite(numbers)]
     if not len(known):
-        raise DataError("the time column is empty")
+        raise DataError("the time column is empty; name another with --columns time=NAME")
     for digits, form in COMPACT.items():
         if known.min() >= 19 * 10.0 ** (digits - 2) and known.max() < 21 * 10.0 ** (digits - 2):
             text = pd.Series(pd.array(numbers, dtype="Int64")).astype(str)
@@ -105,7 +117,11 @@ def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
                 return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
     unit = next((unit for limit, unit in EPOCH_UNITS if known.max() < limit), None)
     if unit is None or not known.min() > EPOCH_FIRST:
-        raise DataError(f"{values.iloc[0]} is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970")
+        days = (SPREADSHEET_DAYS[0] <= known.min()) and (known.max() < SPREADSHEET_DAYS[1])
+        remedy = f"--time-format {SPREADSHEET} if it is a day of a spreadsheet" if days else "others need --time-format"
+        raise DataError(
+            f"{values.iloc[0]} is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970; {remedy}"
+        )
     exact = values if pd.api.types.is_integer_dtype(values) else pd.Series(numbers)
     moments = pd.to_datetime(exact.to_numpy(), unit=unit, utc=True)
     return Times(_to_utc(pd.DatetimeIndex(moments), None), f"epoch {unit}")
@@ -118,6 +134,11 @@ def _parse_text(text: pd.Series, timezone: str | None) -> Times:
         return _parse_numbers(pd.to_numeric(text, errors="coerce"), timezone)
     if sample.str.contains(GMT_OFFSET, regex=True).all():
         text = text.str.replace(GMT_OFFSET, "", regex=True)
+        sample = text.iloc[rows]
+    if sample.str.contains(LETTERS).all():
+        if timezone is None:
+            raise DataError(f"{sample.iloc[0]!r} has a zone in letters; say which with --timezone, such as America/New_York")
+        text = text.str.replace(LETTERS, "", regex=True)
         sample = text.iloc[rows]
     zone = ZONE.search(sample.iloc[0])
     if zone is not None and zone.group(1):  # 20230103 09:30:00 US/Eastern
@@ -164,6 +185,8 @@ def _year_last(text: pd.Series) -> str:
     found = YEAR_LAST.findall("\n".join(text.to_numpy(dtype=object)))
     first, second = (np.array([part[k] for part in found], dtype=np.int64) for k in (0, 2))
     mark, year = found[0][1], "%Y" if len(found[0][3]) == 4 else "%y"
+    if year == "%y":
+        _require_years_last(found)
     day_first, month_first = f"%d{mark}%m{mark}{year}", f"%m{mark}%d{mark}{year}"
     days_in_front, days_behind = bool((first > 12).any()), bool((second > 12).any())
     if days_in_front and days_behind:
@@ -177,6 +200,20 @@ def _year_last(text: pd.Series) -> str:
             f"say which with --time-format {day_first} or {month_first}"
         )
     return month_first if days_behind else day_first
+
+
+def _require_years_last(dates: list[tuple[str, str, str, str]]) -> None:
+    """Refuse 13.05.14 if the last number changes from most days to the next: then it may be the day, and the year in front."""
+    numbers = np.array([(first, second, last) for first, _, second, last in dates], dtype=np.int64)
+    changed = (numbers[1:] != numbers[:-1])[(numbers[1:] != numbers[:-1]).any(axis=1)]
+    if not len(changed) or changed[:, 2].mean() <= 0.5 or (numbers[:, 1] > 12).any() or (numbers[:, 2] > 31).any():
+        return
+    mark, row = dates[0][1], int(np.argmax(numbers[:, 0] != numbers[:, 2]))
+    forms = [form.replace("/", mark) for form in ("%d/%m/%y", "%y/%m/%d")]
+    raise AmbiguousTimes(
+        f"in {mark.join(dates[row][k] for k in (0, 2, 3))!r} the year may be first or last; "
+        f"say which with --time-format {forms[1]} or {forms[0]}"
+    )
 
 
 def _with_clock(text: pd.Series, time_format: str) -> str:

@@ -13,6 +13,8 @@ from tailguard.optim.upgd import UPGD, UPGDW, AdaptiveUPGD
 
 PPO_EPS = 1e-5
 VGS_SIGMA = 0.0005
+# Devices that torch has one call for a whole step on; on others it takes several.
+FUSED = ("cpu", "cuda", "mps", "xpu")
 
 
 def build_optimizer(
@@ -36,7 +38,8 @@ def build_optimizer(
         every: list[Any] = list(params)
         compiled = name == "adam" and all(isinstance(param, torch.Tensor) for param in every) and kernels_apply(every)
         classes: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        optimizer: Optimizer = (Adam if compiled else classes[name])(every, lr=lr, fused=True, **options)
+        fused = all(not isinstance(param, torch.Tensor) or param.device.type in FUSED for param in every)
+        optimizer: Optimizer = (Adam if compiled else classes[name])(every, lr=lr, fused=fused, **options)
         return optimizer
     if vgs:
         options.setdefault("adaptive_noise", True)

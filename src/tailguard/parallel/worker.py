@@ -85,7 +85,7 @@ class WorkerProcess:
         """Return the next message; logs that come with it are logged here."""
         try:
             message: Message = self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # it has ended, perhaps in the middle of a message
             self.process.join()
             return Lost(f"its process ended with exit code {self.process.exitcode}{self._advice()}")
         self._has_started = True
@@ -124,26 +124,26 @@ def _serve(connection: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         make_handler, arguments = connection.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):  # the parent has ended, perhaps in the middle of a message
         return
     handle = make_handler(*arguments)
     while True:
         try:
             request = connection.recv()
             connection.send(Started())
-        except (EOFError, ConnectionResetError, BrokenPipeError):
+        except (EOFError, OSError):
             return
         with collect_logs() as logs:
             try:
                 answer: Message = Returned(handle(request, lambda value: connection.send(Told(value))), logs)
-            except BrokenPipeError:  # nobody to tell
+            except (BrokenPipeError, ConnectionResetError):  # nobody to tell
                 return
             except Exception:
                 connection.send(Crashed(traceback.format_exc()))
                 raise
         try:
             connection.send(answer)
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             return
 
 

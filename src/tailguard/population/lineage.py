@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tailguard.io.atomic import make_folder, named, sync_folder
+from tailguard.io.reading import read_regular, refusing, require_writable
 from tailguard.population.member import PopulationMember
 
 LINEAGE_VERSION = 1
+LARGEST = 2**30  # bytes
 Event = Mapping[str, Any]
 
 
@@ -28,6 +30,7 @@ class Lineage:
 
     def __init__(self, path: str | Path, keep: int = 0) -> None:
         self.path = Path(path)
+        require_writable(self.path)
         if keep == 0:
             make_folder(self.path.parent)
             self.path.open("x", encoding="utf-8").close()
@@ -49,8 +52,11 @@ class Lineage:
 
 def read(path: str | Path) -> list[dict[str, Any]]:
     """Return the events of a file. A last line without its end was never finished and is left out."""
-    text = Path(path).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    lines = read_regular(path, LARGEST).splitlines(keepends=True)
+    with refusing(path):
+        events = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        replay(events)
+    return events
 
 
 def replay(events: Iterable[Event]) -> list[PopulationMember]:

@@ -5,6 +5,7 @@ models, files or processes. The same reports and the same seed give the same dec
 between two rounds, and also across a save and a restore.
 """
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tailguard.population.config import PBTConfig, Value
 from tailguard.population.lineage import LINEAGE_VERSION, Event, apply_event, mean_score
@@ -62,6 +64,11 @@ class Round:
     number: int
     considered: tuple[int, ...]
     exploits: tuple[Exploit, ...]
+
+
+COUNTS = ("rounds", "events", "failed_ready_checks", "exploitation_count", "exploration_count")
+# Of a saved state, which a file may hold that somebody else has written.
+_FORM = TypeAdapter(tuple[list[PopulationMember], list[Exploit], int, int, int, int, int])
 
 
 class PBTScheduler:
@@ -216,6 +223,10 @@ class PBTScheduler:
         """Restore what :meth:`state_dict` returned."""
         expected = sorted(self.state_dict())
         require(sorted(state) == expected, "the keys of the scheduler's state", sorted(state), str(expected))
+        known = [{**values, "history": []} for values in state["members"]]
+        fields = set(PopulationMember.__dataclass_fields__)
+        require(all(set(values) == fields for values in known), "a member", "a mapping", f"one of {sorted(fields)}")
+        _FORM.validate_json(json.dumps([known, state["open_exploits"], *(state[name] for name in COUNTS)]), strict=True)
         members = [PopulationMember(**{**values, "history": list(values["history"])}) for values in state["members"]]
         self._checked([member.hyperparams for member in members])
         self.members = members

@@ -5,6 +5,7 @@ worker without files starts at once.
 """
 
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,12 +13,15 @@ from typing import Any, Protocol
 import fsspec  # type: ignore[import-untyped]
 
 from tailguard.io.atomic import atomic
-from tailguard.io.sealed import sealed, unsealed
+from tailguard.io.reading import UnusableFile, read_regular
+from tailguard.io.sealed import LARGEST, sealed, unsealed
 from tailguard.population.member import MemberFailed
 
 SUFFIX = ".safetensors"
 POPULATION, HISTORY = "population.json", "history"
 KIND = "population member"
+# Names of files that a population makes in its store, and deletes; the folder may hold others.
+OURS = re.compile(r"(member_\d+_step_\d+|token(_\w+)?)\.safetensors")
 
 
 class StateStore(Protocol):
@@ -127,8 +131,8 @@ class FileStore:
 
         path = self.path(name)
         try:
-            return checkpoint.from_bytes(self._fs.cat_file(path), kind=KIND, name=path)
-        except (FileNotFoundError, checkpoint.CheckpointError) as error:
+            return checkpoint.from_bytes(self._content(path, checkpoint.largest_file()), kind=KIND, name=path)
+        except (FileNotFoundError, ValueError) as error:
             raise MemberFailed(f"{path} cannot be read: {error}") from error
 
     def keep_only(self, names: Collection[str]) -> None:
@@ -136,7 +140,7 @@ class FileStore:
         kept = {self.path(name).rpartition("/")[2] for name in names}
         for path in self._fs.ls(self._folder, detail=False):
             file = str(path).rstrip("/").rpartition("/")[2]
-            if file.endswith(SUFFIX) and file not in kept:
+            if OURS.fullmatch(file) and file not in kept:
                 self._fs.rm_file(path)
 
     def write_population(self, record: dict[str, Any]) -> None:
@@ -161,9 +165,22 @@ class FileStore:
 
     def _read(self, path: str) -> dict[str, Any]:
         try:
-            return unsealed(self._fs.cat_file(path), path)
+            return unsealed(self._content(path, LARGEST), path)
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"{error}; without it the population cannot be resumed") from None
+            raise UnusableFile(f"{error}; without it the population cannot be resumed") from None
+
+    def _content(self, path: str, most: int) -> bytes:
+        """Return what a file holds.
+
+        :raises ValueError: for one with more bytes than that, or that is no regular file.
+        """
+        if "file" in self._fs.protocol:
+            return read_regular(path, most)
+        size = int(self._fs.size(path))
+        if size > most:
+            raise ValueError(f"{path}: has {size:,} bytes, more than the {most:,} that are read")
+        content: bytes = self._fs.cat_file(path)
+        return content
 
     def _publish(self, data: bytes, path: str) -> None:
         """Write atomically: a file on disk is renamed when it is complete, object stores do the same by themselves."""

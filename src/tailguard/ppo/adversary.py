@@ -49,7 +49,7 @@ class Adversary(RobustRegulariser):
         """Return the batch for PPO's own loss: the clean one, or with ``mode="mix"`` one with some samples perturbed."""
         if self.config.mode == "regularise":
             return batch
-        which = self.choose(batch.size)
+        which = self.choose(batch.size).to(batch.weights.device)
         part = self._part(batch, which)
         with torch.no_grad():
             clean = self._dist_params(part)
@@ -66,7 +66,7 @@ class Adversary(RobustRegulariser):
         :param share: each sample's share of the minibatch.
         """
         mixed, self._mixed = self._mixed, None
-        which = self.choose(batch.size) if mixed is None else mixed[0]
+        which = self.choose(batch.size).to(share.device) if mixed is None else mixed[0]
         part, axis = self._part(batch, which), share.dim() - 1
         seen = self._dist_params(part) if dist_params is None else dist_params.index_select(axis, which)
         if mixed is None:
@@ -137,7 +137,7 @@ class Adversary(RobustRegulariser):
         if self.epsilon <= 0.0 or policy.recurrent or policy.features_extractor is not None or not certifiable(policy.actor):
             return {}
         with torch.no_grad():
-            sample = batch.obs[:: -(-len(batch.obs) // CERTIFIED)]
+            sample = batch.obs[:: -(-len(batch.obs) // CERTIFIED)].to(policy.device)
             moves = largest_move(policy.actor, sample, self.perturbation.radius(self.epsilon).to(sample))
             bounds = {"sa_ppo/certified_move": moves.mean().item()}
             if isinstance(policy.action_dist, Gaussian) and policy.log_std is not None:

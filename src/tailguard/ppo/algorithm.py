@@ -320,6 +320,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             torch.float32 if self.actor_critic.features_extractor is None else self.actor_critic.observations.dtype,
         )
         self.rollout_buffer.evaluate = self._experience
+        self.rollout_buffer.shaped = self.actor_critic.observations.shaped
         self._attack: AttackedRollout | None = None
         self._sound_normalization: tuple[dict[str, Any], NDArray[Any]] | None = None
         self.profile = StageProfile()

@@ -102,11 +102,11 @@ class AttackedRollout:
         """
         adversary, own = self.adversary, self.policy.own_size
         with torch.inference_mode(False), torch.no_grad():
-            inputs = self.policy.inputs(obs)
+            inputs = self.policy.inputs(obs).to(self.policy.device)
             start = state[0].clone(), state[1].clone()  # inference tensors have no part in a gradient
             goal = adversary.step_objective(self.objective, inputs, start)
             struck = self._uniform(len(obs)) < probability
-            move = adversary.search(inputs, goal, self.epsilon).move[:, :own] * struck
+            move = adversary.search(inputs, goal, self.epsilon).move[:, :own].cpu() * struck
             self._length += adversary.perturbation.lengths(move).sum().item()
             self._moves += int(struck.sum())
             normalizer = self.policy.normalizer

@@ -117,6 +117,7 @@ class Rollout:
         self._states: list[State] = []
         self.filled = 0
         self.evaluate: Callable[[], Experience] | None = None  # who evaluates a full rollout
+        self.shaped: Callable[[Tensor], Tensor | dict[str, Tensor]] | None = None  # gives rows the shape of the space
         self._evaluated: Experience | None = None
 
     def reset(self, starts: NDArray[np.bool_] | None = None) -> None:
@@ -233,6 +234,16 @@ class Rollout:
         return self.returns - self.values
 
     @property
+    def observations(self) -> NDArray[Any] | dict[str, NDArray[Any]]:
+        """``[T, B, ...]`` the observations that the actions were for; by key where the space is a Dict."""
+        rows = self.obs[:-1].flatten(0, 1)
+        parts = rows if self.shaped is None else self.shaped(rows)
+        if isinstance(parts, dict):
+            return {key: part.unflatten(0, (self.n_steps, self.n_envs)).numpy() for key, part in parts.items()}
+        shaped: NDArray[Any] = parts.unflatten(0, (self.n_steps, self.n_envs)).numpy()
+        return shaped
+
+    @property
     def log_probs(self) -> NDArray[np.float32]:
         """``[T, B]`` log-probabilities of the actions."""
         return self.action_dist.log_prob(self.dist_params, self.actions).numpy()
@@ -334,7 +345,7 @@ class SdeActing(Acting):
             latent, mean = self._policy.latent(features)
             noise = torch.bmm(latent.unsqueeze(1), self._weights).squeeze(1)
             self._actions[t] = (mean + noise).cpu().numpy()
-            self._dist_params[t] = self._policy.dist_params(features).cpu().numpy()
+            self._dist_params[t] = self._policy.sde_params(latent, mean).cpu().numpy()
         return state
 
     def _draw(self, n_envs: int) -> Tensor:
@@ -416,7 +427,7 @@ class Batch:
 
     def take(self, which: Tensor) -> "Batch":
         """Return some of the sequences or samples, in the order of `which`."""
-        axis, chosen = self.weights.dim() - 1, {}
+        axis, chosen, which = self.weights.dim() - 1, {}, which.to(self.weights.device)
         for name, in_front in AXES_IN_FRONT.items():
             tensor: Tensor = getattr(self, name)
             chosen[name] = tensor.index_select(axis + in_front, which) if tensor.numel() else tensor

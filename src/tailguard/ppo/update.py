@@ -129,10 +129,9 @@ class Update:
 
     def _autograd(self, batch: Batch, total_weight: float, settings: UpdateSettings) -> list[float]:
         """Accumulate the gradient over the microbatches of a minibatch; return the :data:`LOSSES`."""
-        batch = batch.to(self.policy.device)
         measures, several = torch.zeros(len(LOSSES)), settings.microbatch < batch.size
         for part in batch.split(settings.microbatch):
-            loss, measured = self._loss(part, total_weight, settings)
+            loss, measured = self._loss(part.to(self.policy.device), total_weight, settings)
             if not self._connected:
                 self._warn_of_unconnected(loss)
             loss.backward()

@@ -114,8 +114,8 @@ class RobustRegulariser:
         :param counts: True for the chosen samples of positive weight.
         """
         norm = torch.where(counts, self.perturbation.lengths(worst.move), 0.0).sum()
-        sums = (mean, share.sum(), norm, (share > 0.0).sum(), counts.sum(), torch.ones(()))
-        self._sums += torch.stack([value.double() for value in sums])
+        sums = (mean, share.sum(), norm, (share > 0.0).sum(), counts.sum(), share.new_ones(()))
+        self._sums += torch.stack([value.to(share) for value in sums]).cpu()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the present update so far."""

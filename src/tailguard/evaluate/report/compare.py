@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import yaml
 
+from tailguard.bounded_yaml import parse_yaml
 from tailguard.evaluate.comparison import Comparison, compare_runs
 from tailguard.evaluate.record import Evaluation
 from tailguard.evaluate.report.charts import (
@@ -287,5 +287,5 @@ def _settings_of(config: str) -> dict[str, str]:
         else:
             settings[path] = str(value)
 
-    walk(yaml.safe_load(config), "")
+    walk(parse_yaml(config), "")
     return settings

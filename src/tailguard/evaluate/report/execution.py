@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tailguard.evaluate.record import Estimate
 from tailguard.evaluate.report.charts import Axis, Chart, Color, Mark, Panel, RowPanel, estimate_row
-from tailguard.evaluate.report.formatting import say, with_interval
+from tailguard.evaluate.report.formatting import difference, with_interval
 from tailguard.evaluate.report.page import ReportSection, page, table, tag
 
 Floats = NDArray[np.float64]
@@ -59,8 +59,8 @@ class ExecutionComparison:
         assert found.low is not None, "an interval comes with every saving"
         assert found.high is not None, "an interval comes with every saving"
         change = "less than" if found.low > SMALLEST else "more than" if found.high < -SMALLEST else "about as much as"
-        worst = f"In the worst {say(self.alpha, 'percent')} of the paths the agent pays {change} its best rival ({best})"
-        return f"{worst}: the saving is {with_interval(found)} bps."
+        worst = f"In the worst {100.0 * self.alpha:g}% of the paths the agent pays {change} its best rival ({best})"
+        return f"{worst}: {difference(found)} bps."
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the paths, as plain values."""

@@ -67,6 +67,13 @@ def with_interval(estimate: Estimate, kind: NumberFormat = "number") -> str:
     return f"{say(estimate.value, kind)} [{ends}]" if ends else say(estimate.value, kind)
 
 
+def difference(saving: Estimate, kind: NumberFormat = "number") -> str:
+    """Return a saving as words with its interval; one below 0 is named what it is, an excess."""
+    if saving.value >= 0.0 or saving.low is None or saving.high is None:
+        return f"the saving is {with_interval(saving, kind)}"
+    return f"the excess is {with_interval(Estimate(-saving.value, -saving.high, -saving.low), kind)}"
+
+
 def readable(name: str) -> str:
     """Return a name with spaces for underscores: ``buy_and_hold`` becomes buy and hold."""
     return name.replace("_", " ")

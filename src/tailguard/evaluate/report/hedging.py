@@ -10,7 +10,7 @@ from tailguard.envs.hedging_rivals import HedgingResult, expected_shortfall
 from tailguard.envs.hedging_state import Floats
 from tailguard.evaluate.record import Estimate
 from tailguard.evaluate.report.charts import Axis, Chart, Color, Mark, Panel, RowPanel, estimate_row
-from tailguard.evaluate.report.formatting import say, with_interval
+from tailguard.evaluate.report.formatting import difference, say, with_interval
 from tailguard.evaluate.report.page import Html, ReportSection, page, table, tag
 
 COLORS: tuple[Color, ...] = ("agent", "market", "third", "fourth", "other")
@@ -56,8 +56,8 @@ class HedgeComparison:
         assert found.low is not None, "an interval comes with every saving"
         assert found.high is not None, "an interval comes with every saving"
         change = "less than" if found.low > 0.0 else "more than" if found.high < 0.0 else "about as much as"
-        worst = f"In the worst {say(self.alpha, 'percent')} of the paths the agent loses {change} its best rival ({best})"
-        return f"{worst}: the saving is {with_interval(found, 'percent')} of the premium."
+        worst = f"In the worst {100.0 * self.alpha:g}% of the paths the agent loses {change} its best rival ({best})"
+        return f"{worst}: {difference(found, 'percent')} of the premium."
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the paths, as plain values."""
@@ -104,7 +104,7 @@ class HedgeComparison:
         )
         shares = {name: result.cvar(self.alpha) / self.premium for name, result in self.results.items()}
         worst = ", ".join(f"{name} {say(share, 'percent')}" for name, share in shares.items())
-        summary = f"Average loss in the worst {say(self.alpha, 'percent')} of the paths, in parts of the premium: {worst}."
+        summary = f"Average loss in the worst {100.0 * self.alpha:g}% of the paths, in parts of the premium: {worst}."
         note = "The same paths for every hedge. The left end is what the CVaR is about."
         chart = Chart("errors", "Distribution of the hedge error", summary, [panel], note=note, choose=True)
         return ReportSection("errors", "Hedge error", "How the final profit and loss is distributed", summary, [chart])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from tailguard.io.reading import refusing
 from tailguard.parallel.outcomes import Crashed, Lost, count_losses
 from tailguard.population.member import PopulationMember
 from tailguard.population.scheduler import Exploit, PBTScheduler, Round
@@ -128,16 +129,17 @@ class Engine:
         record = self.store.read_population()
         if record is None:
             raise ValueError("the store holds no population that could be resumed")
-        legal = f"at most {STORE_VERSION}: a newer version of Tailguard has written it"
-        require(record["version"] <= STORE_VERSION, "version of the stored population", record["version"], legal)
-        state = record["scheduler"]
-        self._parts = record.get("history_parts", 0)  # version 1 has the histories in the record itself
-        for part in range(self._parts):
-            for member, entries in zip(state["members"], self.store.read_history(part)["entries"], strict=True):
-                member.setdefault("history", []).extend(entries)
-        for member in state["members"]:
-            member.setdefault("history", [])
-        self.scheduler.load_state_dict(state)
+        with refusing("the stored population"):
+            legal = f"at most {STORE_VERSION}: a newer version of Tailguard has written it"
+            require(record["version"] <= STORE_VERSION, "version", record["version"], legal)
+            state = record["scheduler"]
+            self._parts = record.get("history_parts", 0)  # version 1 has the histories in the record itself
+            for part in range(self._parts):
+                for member, entries in zip(state["members"], self.store.read_history(part)["entries"], strict=True):
+                    member.setdefault("history", []).extend(entries)
+            for member in state["members"]:
+                member.setdefault("history", [])
+            self.scheduler.load_state_dict(state)
         self._stored = [len(member.history) if self._parts else 0 for member in self.scheduler.members]
         self._created.clear()
 

@@ -5,11 +5,12 @@ only. Two facts shape the code. The compiler uses vector instructions in a loop 
 do not overlap, which it gives up for more than a few: so loops are short. And an array that is allocated anew costs as much as
 a pass over it: so callers bring all of them.
 
-**Products** are our own, since those of BLAS reach a quarter to a half of the CPU's speed on the sizes of these networks, and
-no more than ours on larger ones (benchmarks/products.py). A *tile* is a few rows times a panel of columns, whose sums stay in
-registers; the right factor is *packed* into such panels beforehand. Each number of a product is one sum in the order of the
-inner index, each term added by a multiply-add of one rounding: so results depend neither on the tiles nor on the vector width,
-on how many rows there are, on where arrays begin, nor on which thread takes which rows.
+**Products** are our own: on the sizes of these networks those of BLAS reach anything from a tenth to all of the CPU's speed, by
+shape and instruction set, and ours about three quarters of it from four rows on (benchmarks/products.py). A *tile* is a few
+rows times a panel of columns, whose sums stay in registers; the right factor is *packed* into such panels beforehand. Each
+number of a product is one sum in the order of the inner index, each term added by a multiply-add of one rounding: so results
+depend neither on the tiles nor on the vector width, on how many rows there are, on where arrays begin, nor on which thread
+takes which rows.
 """
 
 from typing import Any
@@ -65,6 +66,9 @@ BLOCK = 48
 CHUNK = 128
 # A product of fewer columns than this is a dot product for each of its numbers.
 NARROW = 5
+# Constant distances between numbers or rows. Written as literals, each would be compiled as a version of its own.
+ADJACENT: Any = np.int64(1)
+SAME: Any = np.int64(0)
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -198,14 +202,18 @@ def _pack(matrix: Floats, packed: Floats) -> None:
 
 @called
 def _pack_transposed(matrix: Floats, packed: Floats) -> None:
-    """Pack the transpose of ``[N, K]``, in small squares, each of which stays in the fastest cache."""
+    """Pack the transpose of ``[N, K]``."""
     columns, depth = matrix.shape
     for panel in range(len(packed)):
-        for top in range(0, depth, LINE):
-            for j in range(PANEL):
-                n = panel * PANEL + j
-                for k in range(top, min(top + LINE, depth)):
-                    packed[panel, k, j] = matrix[n, k] if n < columns else ZERO
+        left = panel * PANEL
+        width = min(PANEL, columns - left)
+        rows = matrix[left : left + width]
+        for k in range(depth):
+            to = packed[panel, k]
+            for j in range(width):
+                to[j] = rows[j, k]
+            for j in range(width, PANEL):
+                to[j] = ZERO
 
 
 @called
@@ -223,7 +231,7 @@ def _multiply(
     """Compute ``out = initial + left @ packed`` for some rows of 1-D arrays.
 
     :param left_row: distance between the rows of `left`; `left_inner`: between the numbers of a row.
-    :param initial: may be `out`; `initial_row`: distance between its rows, 0 for one row that is added to all.
+    :param initial: may be `out`; `initial_row`: distance between its rows, `SAME` for one row that is added to all.
     :param columns: of `out`, N.
     """
     depth, whole = packed.shape[1], columns // PANEL
@@ -272,14 +280,14 @@ def _product(left: Floats, packed: Floats, initial: Floats, initial_row: int, ou
     """Compute ``out = initial + left @ packed`` of ``left[M, K]`` and a packed ``[K, N]``."""
     rows, depth = left.shape
     flat, to = left.reshape(left.size), out.reshape(out.size)
-    _multiply(flat, depth, 1, rows, packed, initial.reshape(initial.size), initial_row, to, out.shape[1])
+    _multiply(flat, depth, ADJACENT, rows, packed, initial.reshape(initial.size), initial_row, to, out.shape[1])
 
 
 @compiled
 def product(left: Floats, right: Floats, packed: Floats, out: Floats) -> None:
     """Compute ``out = left @ right`` of ``[M, K]`` and ``[K, N]``; `packed` is scratch for the right one."""
     _pack(right, packed)
-    _product(left, packed, np.zeros(out.shape[1], np.float32), 0, out)
+    _product(left, packed, np.zeros(out.shape[1], np.float32), SAME, out)
 
 
 @called
@@ -305,7 +313,7 @@ def _outer(left: Floats, right: Floats, first: int, last: int, out: Floats) -> N
         end = min(top + CHUNK, samples)
         panels = packed[: _panel(n_right) * (end - top) * PANEL].reshape(_panel(n_right), end - top, PANEL)
         _pack(right[top:end], panels)
-        _multiply(numbers[top * n_left + first :], 1, n_left, last - first, panels, sums, n_right, sums, n_right)
+        _multiply(numbers[top * n_left + first :], ADJACENT, n_left, last - first, panels, sums, n_right, sums, n_right)
 
 
 # ---------------------------------------------------------------------------------------------------------- elementwise
@@ -426,7 +434,7 @@ def lstm_step(
     """Run one step of B environments, for acting; `gates`, ``[B, 4, H]``, are scratch."""
     envs, n = len(gates), bias.size
     by_env = gates.reshape(envs, n)
-    _product(inputs, inward, bias, 0, by_env)
+    _product(inputs, inward, bias, SAME, by_env)
     _product(old_hidden, recurrent, by_env, n, by_env)
     _activate(_flat(gates), TANH)
     _lstm_cell(gates, old_cell, cell, hidden)
@@ -457,7 +465,7 @@ def lstm_forward(
     for top in range(0, rows, together):
         end, place = min(top + together, rows), top if kept == rows else 0
         before = by_env[place * envs + first : (place + end - top - 1) * envs + last]
-        _product(x[top * envs + first : (end - 1) * envs + last], inward, bias, 0, before)
+        _product(x[top * envs + first : (end - 1) * envs + last], inward, bias, SAME, before)
         for t in range(top, end):
             k = place + t - top
             step = by_env[k * envs + first : k * envs + last]
@@ -534,7 +542,7 @@ def lstm_backward(
         if t > 0:
             _product(by_step[t, first:last], packed, grad_output[t - 1, first:last], size, grad)
         else:
-            _product(by_step[t, first:last], packed, zeros, 0, grad)
+            _product(by_step[t, first:last], packed, zeros, SAME, grad)
 
 
 @compiled
@@ -610,7 +618,7 @@ def mlp_forward(flat: Floats, table: Integers, activation: int, packed: Floats, 
             if n_out < NARROW:
                 _narrow_product(x[top:end], _rows_of(flat, at, n_out, n_in), bias, y[top:end])
             else:
-                _product(x[top:end], weights, bias, 0, y[top:end])
+                _product(x[top:end], weights, bias, SAME, y[top:end])
             if layer < len(table) - 1:
                 _activate(_flat(y[top:end]), activation)
             x, start, packed_at = y, start + _padded(rows * n_out), packed_at + weights.size
@@ -649,12 +657,12 @@ def mlp_backward(
             grad_below, y = _rows_of(grad_values, above, rows, n_in), _rows_of(values, above, rows, n_in)
             for top in range(0, rows, BLOCK):
                 end = min(top + BLOCK, rows)
-                _product(grad[top:end], weights, zeros, 0, grad_below[top:end])
+                _product(grad[top:end], weights, zeros, SAME, grad_below[top:end])
                 _times_derivative(_flat(grad_below[top:end]), _flat(y[top:end]), activation)
         elif len(grad_inputs) and add:
             _product(grad, weights, grad_inputs, n_in, grad_inputs)
         elif len(grad_inputs):
-            _product(grad, weights, zeros, 0, grad_inputs)
+            _product(grad, weights, zeros, SAME, grad_inputs)
 
 
 @compiled
