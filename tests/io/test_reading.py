@@ -28,9 +28,10 @@ WRITERS = {
     "ledger.jsonl": lambda folder: Journal(folder / "ledger.jsonl"),
     "lineage.jsonl": lambda folder: lineage.Lineage(folder / "lineage.jsonl", keep=1),
 }
+IDS = ["lock", "atomic", "ledger", "lineage"]  # the same in every process of a test run, unlike a process id
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITERS, ids=IDS)
 def test_nothing_is_written_through_a_link(tmp_path, name):
     folder, precious = tmp_path / "run", tmp_path / "precious"
     folder.mkdir()
@@ -41,7 +42,7 @@ def test_nothing_is_written_through_a_link(tmp_path, name):
     assert precious.read_bytes() == b"not to be lost"
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITERS, ids=IDS)
 def test_nobody_waits_for_a_reader_of_a_pipe(tmp_path, name):
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match="is not a regular file"):
