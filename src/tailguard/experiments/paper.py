@@ -360,7 +360,8 @@ class PaperTrading:
         if not begun:
             self.journal.append({"kind": "since", "since": self.since.isoformat()}, sync=False)
         with refusing(self.folder / LEDGER):
-            self._set_bars(_bars_of(self.journal))
+            traded = _bars_of(self.journal)
+        self._set_bars(traded)
         self._resume(rearm)
 
     def _set_bars(self, bars: pd.DataFrame) -> None:
