@@ -219,7 +219,7 @@ def test_config_prints_what_was_set():
     [
         ("training.risk.objective=cvr", "training.risk.objective is 'cvr': must be 'neutral', 'cvar'"),
         ("training.critics={twin: false}", "training.critics: unknown key"),
-        ("training.batch_size=100", "training.batch_size is 100, but it must be a divisor of 4096"),
+        ("training.batch_size=100", "training.batch_size is 100, but it must be a divisor of 2048"),
         ("training.adversary.perturbable=[retrun_1]", "feature is 'retrun_1', but it must be one of return_1"),
     ],
 )

@@ -85,7 +85,7 @@ BAD_SETTINGS = {
     "training.network={squash_output: true, censored: true}": "training.network.censored is True, but it must be False",
     "training={lstm_hidden_size: 4, network: {lstm_hidden_size: 8}}": "network.lstm_hidden_size is 8, but it must be 4",
     "training.lstm_hidden_size=0": "training.network.lstm_hidden_size is 0: must be greater than 0",
-    "training.batch_size=100": "training.batch_size is 100, but it must be a divisor of 4096 made of whole sequences",
+    "training.batch_size=100": "training.batch_size is 100, but it must be a divisor of 2048 made of whole sequences",
     "training={policy: MlpPolicy, batch_size: 64, microbatch_size: 3}": "training.microbatch_size is 3, but it must be",
     "population.hyperparams=[{name: colour, values: [1, 2]}]": "population.hyperparams is 'colour', but it must be one of ",
     "population.hyperparams=[{name: robust_kl_coef, values: [0.1, 0.2]}]": "training.adversary set: there is none",
@@ -248,12 +248,17 @@ def test_the_network_section_is_what_the_policy_takes():
 
 
 def test_defaults_of_the_training_are_those_of_the_model():
-    """But for those that suit trading: a shorter look ahead and smaller networks."""
+    """But for those that suit trading: a shorter look ahead, smaller networks, and more updates of shorter rollouts."""
     arguments = inspect.signature(DistributionalPPO.__init__).parameters
     training = TrainingConfig()
-    for name in ("learning_rate", "n_steps", "n_epochs", "gae_lambda", "clip_range", "max_grad_norm", "vf_coef", "batch_size"):
+    for name in ("learning_rate", "n_epochs", "gae_lambda", "clip_range", "max_grad_norm", "vf_coef", "batch_size"):
         assert getattr(training, name) == arguments[name].default, name
-    assert (training.gamma, training.network.lstm_hidden_size, training.network.net_arch) == (0.95, 16, (16,))
+    assert (training.n_steps, training.gamma, training.network.lstm_hidden_size, training.network.net_arch) == (
+        64,
+        0.95,
+        16,
+        (16,),
+    )
 
 
 def test_every_section_reaches_the_model():
@@ -346,7 +351,7 @@ class TestLimits:
 
 def test_agents_that_are_averse_to_tails_have_defaults_of_their_own():
     plain, averse = (load_config(None, [f"training.risk={risk}"]).training for risk in ("{}", "{objective: cvar, period: 21}"))
-    assert (plain.steps, plain.n_steps, plain.learning_rate, plain.network.log_std_init) == (65_536, 128, 3e-4, 0.0)
+    assert (plain.steps, plain.n_steps, plain.learning_rate, plain.network.log_std_init) == (65_536, 64, 3e-4, 0.0)
     assert (averse.steps, averse.n_steps, averse.learning_rate, averse.network.log_std_init) == (65_536, 32, 1e-3, -2.0)
     assert (plain.gae_lambda, averse.gae_lambda, averse.risk.weight) == (0.95, 0.5, 0.1)
     own = [

@@ -53,7 +53,7 @@ def test_every_key_says_what_it_means(key):
         ("trading.participation", "number in (0, 1] or null", "`null`"),
         ("trading.fill", "`next_open`, `close` or `next_close`", '`"next_open"`'),
         ("features.macd", "list of 3 integers in [2, 10000]", "`[12, 26, 9]`"),
-        ("training.n_steps", "integer >= 2", "`128`"),
+        ("training.n_steps", "integer >= 2", "`64`"),
         ("training.risk.alpha", "number in (0, 1] or list of 2 numbers in (0, 1]", "`0.05`"),
         ("training.risk.limit", "number or null", "`null`"),
         ("training.critic.num_quantiles", "integer in [1, 1000]", "`32`"),

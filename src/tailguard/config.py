@@ -147,8 +147,8 @@ class TrainingConfig(BaseModel):
         ``training.network.lstm_hidden_size``.
     :param learning_rate: size of a gradient step, above 0. 3e-4 is typical; three times more is often unstable, three times
         less slow.
-    :param n_steps: steps per account between updates, at least 2. 128 is typical; longer rollouts see farther and update less
-        often. The recurrent policy learns from sequences of this length.
+    :param n_steps: steps per account between updates, at least 2. 64 to 128 are typical; longer rollouts see farther and update
+        less often. The recurrent policy learns from sequences of this length.
     :param batch_size: samples per gradient step, a divisor of ``n_steps * n_envs``; for ``MlpLstmPolicy`` a multiple of
         `n_steps`, since a minibatch is whole sequences. None takes a quarter of the rollout. Smaller ones are noisier and make
         more steps.
@@ -185,7 +185,7 @@ class TrainingConfig(BaseModel):
     policy: Literal["auto", "MlpPolicy", "MlpLstmPolicy"] = "auto"
     network: TradingNetworkConfig = Field(default_factory=TradingNetworkConfig)
     learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
-    n_steps: Annotated[int, Field(ge=2)] = 128
+    n_steps: Annotated[int, Field(ge=2)] = 64
     batch_size: PositiveInt | None = None
     n_epochs: PositiveInt = 4
     gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95

@@ -370,15 +370,15 @@ def test_t_statistics_are_those_of_scipy():
     ("steps", "shares", "expected"),
     [
         (65_536, (0.125, 0.25, 0.5, 1.0), [8192, 16_384, 32_768, 65_536]),
-        (60_000, (0.5, 1.0), [32_768, 61_440]),  # 15 updates: 7.5 are 8
-        (5000, (0.125, 0.25, 0.5, 1.0), [4096, 8192]),
-        (1, (0.5, 1.0), [4096]),
+        (60_000, (0.5, 1.0), [30_720, 61_440]),  # 30 updates
+        (5000, (0.125, 0.25, 0.5, 1.0), [2048, 4096, 6144]),  # 3 updates: 1.5 are 2
+        (1, (0.5, 1.0), [2048]),
         (65_536, (0.3,), [20_480]),
     ],
 )
 def test_stops_are_whole_updates(steps, shares, expected):
     training = load_config(None, [f"training.steps={steps}"]).training
-    assert (training.n_steps, training.n_envs) == (128, 32)
+    assert (training.n_steps, training.n_envs) == (64, 32)
     assert stops_of(training, SelectionConfig(stops=shares)) == expected
 
 

@@ -39,7 +39,7 @@ training:
     censored: false        # true: less noise for agents that go to their limits
   learning_rate: 0.0003    # size of a gradient step
   n_envs: 32               # accounts that trade side by side
-  n_steps: 128             # steps per account between updates
+  n_steps: 64              # steps per account between updates
   batch_size: null         # samples per gradient step, null is a quarter of n_steps * n_envs
   n_epochs: 4              # passes over each rollout
   gamma: 0.95              # discount: 0.95 looks about 20 bars ahead
