@@ -40,7 +40,7 @@ def scripts(tmp_path, monkeypatch):
 def test_every_job_names_a_script_and_options_that_exist(job):
     script, *words = shlex.split(job.command)
     source = (BENCHMARKS / script).read_text(encoding="utf-8")
-    declared = set(re.findall(r'add_argument\("(--[\w-]+)"', source))
+    declared = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', source))
     assert {word for word in words if word.startswith("--")} <= declared
 
 
