@@ -118,7 +118,7 @@ class PaperTrading:
 
     @property
     def remedy(self) -> str:
-        """What the user does to trade again after a kill: the file KILL stops a rearmed account as well."""
+        """The way to trade again after a kill, in words; the file KILL would stop a rearmed account as well."""
         file = self.folder / KILL
         return f"delete {file}, and --rearm trades again" if file.exists() else "--rearm trades again"
 

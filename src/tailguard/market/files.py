@@ -312,7 +312,7 @@ def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTabl
 
 
 def _filled_lines(content: bytes) -> NDArray[np.int64]:
-    """Return the numbers of the lines that are not blank, counted from 1."""
+    """Return the numbers of the lines with more than spaces, counted from 1."""
     characters = np.frombuffer(content, np.uint8)
     ends = np.append(np.flatnonzero(characters == ord("\n")), len(content))
     starts = np.append(0, ends[:-1] + 1)
