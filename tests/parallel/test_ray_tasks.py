@@ -18,6 +18,7 @@ from tailguard.market import random_walk
 from tailguard.parallel.tasks import run_tasks
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "tailguard[ray]"')
+NodeAffinitySchedulingStrategy = pytest.importorskip("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -45,6 +46,15 @@ def cluster():
     cluster.shutdown()
 
 
+def add_machine(cluster, cores):
+    """Add a machine whose processes have begun: Ray gives a task that waits to whoever is free first."""
+    machine = cluster.add_node(num_cpus=cores, **SMALL)
+    there = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
+    start = ray.remote(lambda seconds: time.sleep(seconds)).options(num_cpus=1, scheduling_strategy=there)
+    ray.get([start.remote(0.5) for _ in range(cores)])
+    return machine
+
+
 def test_a_walk_forward_that_loses_a_machine_is_the_same_as_in_this_process(cluster, tmp_path, monkeypatch, caplog):
     """The second of two machines is killed as soon as it works.
 
@@ -53,7 +63,7 @@ def test_a_walk_forward_that_loses_a_machine_is_the_same_as_in_this_process(clus
     bars, config = random_walk(500, seed=0), load_config(None, TINY)
     folds = make_folds(len(bars), 35, 35, config.walkforward)
     pairs, reports, start = [Pair(folds[0], seed) for seed in (0, 1)], [], walkforward._executor
-    worker, killers = cluster.add_node(num_cpus=1, **SMALL), []
+    worker, killers = add_machine(cluster, 1), []
 
     def watched_executor(*arguments):
         executor = start(*arguments)
@@ -96,7 +106,7 @@ class Slow(Square):
 def test_a_machine_that_is_lost_costs_each_of_its_tasks_one_loss(cluster, caplog):
     from tailguard.parallel.ray import RayTasks
 
-    worker = cluster.add_node(num_cpus=2, **SMALL)
+    worker = add_machine(cluster, 2)
     executor, results, seen = RayTasks(7), {}, set()
 
     def kill():
@@ -106,8 +116,11 @@ def test_a_machine_that_is_lost_costs_each_of_its_tasks_one_loss(cluster, caplog
         cluster.remove_node(worker)
 
     killer = threading.Thread(target=kill)
-    killer.start()
+    deadline = time.monotonic() + 60.0
+    while executor.capacity() != 3 and time.monotonic() < deadline:  # a machine of an earlier test may not be missed yet
+        time.sleep(0.2)
     assert executor.capacity() == 3
+    killer.start()
     run_tasks(
         [Slow(number) for number in range(8)],
         executor,
