@@ -16,7 +16,7 @@ def test_there_is_a_guide():
     assert len(PAGES) >= 7
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page, tmp_path):
     blocks = re.findall(r"```(bash|python)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
