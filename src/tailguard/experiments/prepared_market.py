@@ -14,7 +14,7 @@ from tailguard.market.data import load_source
 from tailguard.market.env import Rows, TradingVecEnv
 from tailguard.market.features import FeatureConfig, FeatureScaler, FeatureSet, build_features, build_pooled_features
 from tailguard.market.plugins import require_causal_function
-from tailguard.market.relevance import fill_returns
+from tailguard.market.relevance import fill_returns, volatility_scaled
 from tailguard.market.rules import TradingSettings
 from tailguard.validation import require
 
@@ -153,6 +153,7 @@ def prepare_market(
 def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train: Rows, spans: Sequence[Rows]) -> FeatureScaler:
     """Fit scale and relevance of the features on spans of the training rows; returns do not reach beyond their span.
 
+    Directions are looked for in returns in units of their volatility, sizes in the returns themselves.
     What says nothing about the direction of returns may say a lot about their size. An agent that maximises growth is better
     off without it, and one that is averse to the tail of its periods has nothing else to go by.
     """
@@ -160,13 +161,16 @@ def _fit_scaler(bars: pd.DataFrame, config: Config, features: FeatureSet, train:
     end = bars.index[last] if last < len(bars) else bars.index[-1] + pd.Timedelta(1)
     left_out = np.ones(last - first, bool)
     earned = np.full((last - first, len(symbols_of(bars))), np.nan)
+    sizes = np.full_like(earned, np.nan) if config.training.risk.counted_over is not None else None
     for start, stop in spans:
-        left_out[start - first : stop - first] = False
-        earned[start - first : stop - first] = fill_returns(bars.iloc[start:stop], config.trading.fill)
+        rows, part = slice(start - first, stop - first), bars.iloc[start:stop]
+        left_out[rows] = False
+        earned[rows] = volatility_scaled(part, config.trading.fill)
+        if sizes is not None:
+            sizes[rows] = fill_returns(part, config.trading.fill)
     scaler = FeatureScaler(bars.index[first], end)
-    sizes = None
-    if config.training.risk.counted_over is not None:
-        sizes = np.abs(earned - np.nanmean(earned, axis=0))
+    if sizes is not None:
+        sizes = np.abs(sizes - np.nanmean(sizes, axis=0))
     return scaler.fit(features[first:last], earned, config.features.relevance, left_out, sizes)
 
 

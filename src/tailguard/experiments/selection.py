@@ -42,7 +42,7 @@ from tailguard.io.sealed import read_sealed, write_sealed
 from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.env import Rows
 from tailguard.market.features import FeatureSet
-from tailguard.market.relevance import FLOOR, fill_returns, forecast_products, t_of_products
+from tailguard.market.relevance import FLOOR, fill_returns, forecast_products, t_of_products, volatility_scaled
 from tailguard.market.rules import TradingSettings
 
 # Sharpe ratio per year that holding a market usually earns, and how much markets differ: about what stock indices have paid.
@@ -394,14 +394,15 @@ class _Trials:
     def forecast_t(self) -> float:
         """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts.
 
-        For a risk-averse agent they are forecasts of the sizes of returns.
+        They are forecasts of returns in units of their volatility; for a risk-averse agent, of the sizes of returns.
         """
         products = []
+        returns_of = volatility_scaled if self.risk is None else fill_returns
         for market, (first, last) in zip(self.markets, self.blocks, strict=True):
             columns, fill = market.features.by_instrument().astype(np.float64), self.config.trading.fill
             seen = np.concatenate([np.arange(*span) for span in market.spans])
-            earned = np.concatenate([fill_returns(market.bars.iloc[slice(*span)], fill) for span in market.spans])
-            unseen_earned = fill_returns(market.bars.iloc[first:last], fill)
+            earned = np.concatenate([returns_of(market.bars.iloc[slice(*span)], fill) for span in market.spans])
+            unseen_earned = returns_of(market.bars.iloc[first:last], fill)
             if self.risk is not None:
                 usual = np.nanmean(earned, axis=0)
                 earned, unseen_earned = np.abs(earned - usual), np.abs(unseen_earned - usual)

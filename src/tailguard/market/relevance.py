@@ -11,6 +11,9 @@ the shrinkage of the non-negative garrote (Breiman 1995) for one predictor at a 
 Whether anything can be predicted at all is a question of its own. A linear forecast that was fitted to other rows answers it:
 its covariance with the returns of held-out rows (the information coefficient, times their deviations) has a t-statistic that is
 far more telling than that of an account, since an account earns a part of what could be forecast and pays for it.
+
+Both look at returns in units of the volatility that was forecast for them. A turbulent month says less about a mean than a calm
+one, and weighting by the inverse variance is what generalised least squares does: raw returns let the turbulent months decide.
 """
 
 import numpy as np
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 
 from tailguard.market.bars import iterate_symbols
 from tailguard.market.rules import Fill
+from tailguard.market.volatility import forecast_variance, measure
 
 Floats = NDArray[np.float64]
 FLOOR = 0.1
@@ -27,6 +31,7 @@ OUTLIER = 4.0
 # Penalty of the linear forecast, per row: as if each coefficient had been seen to be 0 by a column of variance 0.1. Columns at
 # FLOOR have variance 0.01, so that they hardly count.
 PENALTY = 0.1
+NEXT_BAR = np.array([1])  # horizon of the forecasts of volatility
 
 
 def fill_returns(bars: pd.DataFrame, fill: Fill) -> Floats:
@@ -43,6 +48,20 @@ def fill_returns(bars: pd.DataFrame, fill: Fill) -> Floats:
     earned: Floats = np.full_like(logs, np.nan)
     earned[: -1 - delay] = np.diff(logs[delay:], axis=0)
     return np.where(np.isfinite(earned), earned, np.nan)
+
+
+def volatility_scaled(bars: pd.DataFrame, fill: Fill) -> Floats:
+    """Return the returns of :func:`fill_returns` in units of the volatility per bar that was forecast at each close.
+
+    Closes before the first forecast have the first one, so that no row is lost; a series that never moves has a unit of 1.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param fill: see :func:`fill_returns`.
+    """
+    variance = forecast_variance(measure(bars), NEXT_BAR)[:, :, 0]
+    forecast = pd.DataFrame(np.sqrt(np.where(variance > 0.0, variance, np.nan)))
+    scaled: Floats = fill_returns(bars, fill) / forecast.bfill().fillna(1.0).to_numpy()
+    return scaled
 
 
 def relevance_weights(values: Floats, earned: Floats, threshold: float) -> Floats:
