@@ -1,7 +1,7 @@
 """Planted edges through the front door: how much of what the oracle earns do agents find in a CSV, with default settings?
 
     python benchmarks/edges.py [--families ar volume ...] [--sharpe 1 2] [--bars 2500 5000] [--draws 5] [--first-draw 0]
-                               [--set training.steps=60000 ...] [--folder edges] [--name default]
+                               [--set training.steps=60000 ...] [--folder edges] [--name default] [--rivals ridge ...]
 
 Each case writes a market of `tailguard.market.planted` to a CSV and gives it to `tailguard walkforward` with 2 folds x 2
 seeds and, unless --set says otherwise, default settings. Rivals (edge_rivals.py) learn on the same folds with the same
@@ -45,6 +45,7 @@ def main():
     )
     parser.add_argument("--drift", type=float, default=0.0, help="mean log return per year beside the edge")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="override of the configuration")
+    parser.add_argument("--rivals", nargs="*", default=list(RIVALS), choices=RIVALS, help="none takes half of the time")
     parser.add_argument("--name", default="default", help="of these settings, in the folder")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/edges"))
     options = parser.parse_args()
@@ -54,13 +55,13 @@ def main():
     for draw, bars, sharpe, family in product(draws, options.bars, options.sharpe, options.families):
         results.append(case(options, family, sharpe, bars, draw))
         print(line(results[-1]), file=sys.stderr, flush=True)
-    print(table(results))
+    print(table(results, options.rivals))
 
 
 def case(options, family, sharpe, n_bars, draw):
     """One market: agent, oracle and rivals on the same test bars; read from the folder where it is finished."""
     market_name = f"{family}-{sharpe:g}-{n_bars}-{draw}" + (f"-drift{options.drift:g}" if options.drift else "")
-    rivals_file = options.folder / "rivals" / f"{market_name}.json"
+    rivals_file = options.folder / "-".join(["rivals", *options.rivals]) / f"{market_name}.json"
     agent_file = options.folder / options.name / f"{market_name}.json"
     if not rivals_file.exists() or not agent_file.exists():
         market = planted_market(family, n_bars, sharpe=sharpe, fee=FEE, drift=options.drift, seed=draw)
@@ -90,8 +91,8 @@ def measure_rivals(market, _, options):
 
     in_sample = np.mean([oracle_sharpe(slice(features.warmup, fold.train[1])) for fold in folds])
     oracle, found = {"oracle": oracle_sharpe(span), "oracle_in_sample": float(in_sample)}, {}
-    for name, rival in RIVALS.items():
-        started, weights = time.process_time(), []
+    for name in options.rivals:
+        rival, started, weights = RIVALS[name], time.process_time(), []
         for fold in folds:
             scaler = FeatureScaler(market.bars.index[0], market.bars.index[fold.train[1]]).fit(features[: fold.train[1]])
             rows = (max(fold.train[0], features.warmup), fold.train[1])
@@ -150,7 +151,7 @@ def account(bars, weights):
 
 
 def line(result):
-    rivals = {name: round(result["rivals"][name], 2) for name in RIVALS}
+    rivals = {name: round(sharpe, 2) for name, sharpe in result["rivals"].items() if not name.endswith("_seconds")}
     return (
         f"{result['family']} {result['sharpe']:g} {result['bars']} draw {result['draw']}: oracle {result['oracle']:.2f}, agent "
         f"{result['agent']:.2f} ({result['outcome']}, steers {result['active']:.0%}), turnover {result['turnover']:.0f}, "
@@ -160,36 +161,39 @@ def line(result):
 
 HEADS = (
     "market", "oracle", "agent: in sample", "held out", "out of sample", "share of the oracle [90 % interval]",
-    "in sample / oracle", *RIVALS, "lead over the best rival", "steered", "turnover", "below the 5 % quantile",
-    "skill claimed", "seconds",
+    "in sample / oracle", "steered", "turnover", "below the 5 % quantile", "skill claimed", "seconds",
 )  # fmt: skip
 
 
-def table(results):
+def table(results, rivals):
     """One row for each market: medians over the draws, with an interval for the share by resampling draws."""
     frame = pd.DataFrame(results)
     frame["share"] = frame["agent"] / frame["oracle"].where(frame["oracle"] > 0.1)
     frame["memorised"] = frame["in_sample"] / frame["oracle_in_sample"].where(frame["oracle_in_sample"] > 0.1)
-    for name in RIVALS:
-        frame[name] = [rivals[name] for rivals in frame["rivals"]]
-    frame["lead"] = frame["agent"] - frame[list(RIVALS)].max(axis=1)
-    rows = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
+    for name in rivals:
+        frame[name] = [found[name] for found in frame["rivals"]]
+    heads = HEADS
+    if rivals:
+        frame["lead"] = frame["agent"] - frame[rivals].max(axis=1)
+        heads = (*HEADS, *rivals, "lead over the best rival")
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for (family, sharpe, bars), part in frame.groupby(["family", "sharpe", "bars"], sort=False):
-        rows.append(row(f"{family}, Sharpe {sharpe:g}, {bars:,} bars", part))
+        rows.append(row(f"{family}, Sharpe {sharpe:g}, {bars:,} bars", part, rivals))
     for bars, part in frame[frame["sharpe"] >= 1.0].groupby("bars"):
-        rows.append(row(f"all with Sharpe 1 and more, {bars:,} bars", part))
+        rows.append(row(f"all with Sharpe 1 and more, {bars:,} bars", part, rivals))
     return "\n".join(rows)
 
 
-def row(name, part):
+def row(name, part, rivals):
     median = part.median(numeric_only=True)
     skill = (part["outcome"] == "evidence of skill").mean()
     low, high = interval(part["share"].dropna().to_numpy())
     cells = [
         name, f"{median['oracle']:.2f}", f"{median['in_sample']:.2f}", f"{median['held_out']:.2f}", f"{median['agent']:.2f}",
         f"{median['share']:.2f} [{low:.2f}, {high:.2f}]", f"{median['memorised']:.2f}",
-        *(f"{median[rival]:.2f}" for rival in RIVALS), f"{median['lead']:+.2f}", f"{part['active'].mean():.0%}",
-        f"{median['turnover']:.0f}", f"{part['below_5_percent'].mean():.1%}", f"{skill:.0%}", f"{median['seconds']:.0f}",
+        f"{part['active'].mean():.0%}", f"{median['turnover']:.0f}", f"{part['below_5_percent'].mean():.1%}", f"{skill:.0%}",
+        f"{median['seconds']:.0f}", *(f"{median[rival]:.2f}" for rival in rivals),
+        *([f"{median['lead']:+.2f}"] if rivals else []),
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
