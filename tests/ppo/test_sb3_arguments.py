@@ -10,6 +10,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_observations import SPACES, Drawing
@@ -112,6 +113,23 @@ def test_the_users_optimizer_moves_the_networks(kind):
     assert type(model.policy.optimizer) is kind
     assert model.policy.optimizer.param_groups[0]["weight_decay"] == 0.01
     assert (flat(model) != before).all()
+
+
+@pytest.mark.parametrize("given", [{"eps": 0.3}, {"betas": (0.5, 0.9)}, {}])
+@pytest.mark.parametrize("policy", ["MlpPolicy", ActorCriticPolicy])
+def test_arguments_of_an_optimizer_without_a_class_are_those_of_adam_as_in_sb3(policy, given):
+    env, network = make_vec_env(Copying, B, seed=0), {"net_arch": [6], "optimizer_kwargs": given}
+    model = DistributionalPPO(policy, env, n_steps=T, policy_kwargs=network, seed=0).learn(T * B)
+    theirs = PPO("MlpPolicy", env, policy_kwargs=network, device="cpu").policy.optimizer
+    assert isinstance(model.policy.optimizer, torch.optim.Adam)
+    for name in ("eps", "betas"):
+        assert model.policy.optimizer.param_groups[0][name] == theirs.param_groups[0][name], name
+
+
+def test_an_optimizer_that_is_named_twice_is_said_to_be_the_policys():
+    with pytest.warns(UserWarning, match="optimizer sgd is not used"):
+        model = make(optimizer={"name": "sgd"}, policy_kwargs={"optimizer_class": torch.optim.AdamW})
+    assert type(model.policy.optimizer) is torch.optim.AdamW
 
 
 def test_a_network_of_the_old_form_is_taken_with_a_warning():

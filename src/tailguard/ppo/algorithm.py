@@ -294,6 +294,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
 
     def _setup_model(self) -> None:
+        self._leave_rewards_alone()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.clip_range = FloatSchedule(self.clip_range)
@@ -343,6 +344,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _setup_optimizer(self) -> None:
         """Build the optimizer over one flat tensor, and VGS over the heads that the tensor is made of."""
         policy, generator = self.actor_critic, torch.Generator().manual_seed(self.shuffler.initial_seed())
+        if policy.optimizer_class is not None and self.optimizer_config != OptimizerConfig():
+            warnings.warn(
+                f"optimizer {self.optimizer_config.name} is not used: policy_kwargs name an optimizer_class or optimizer_kwargs",
+                stacklevel=3,
+            )
         if policy.optimizer_class is None:
             policy.optimizer = build_optimizer(
                 self.optimizer_config, [self.flat.tensor], 0.0, vgs=self.vgs_config.enabled, generator=generator
@@ -359,16 +365,18 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """Wrap an environment; the constructor, ``set_env`` and ``load`` pass theirs through here."""
         if isinstance(env, VectorEnv):
             env = GymVectorAdapter(env)
-        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        vec_normalize = unwrap_vec_normalize(wrapped)
-        if vec_normalize is not None and vec_normalize.norm_reward:
-            vec_normalize.norm_reward = False
+        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
+    def _leave_rewards_alone(self) -> None:
+        """Switch off the reward scale of a user's ``VecNormalize``, but for policies of SB3's: their values are in raw units."""
+        env = None if self.env is None else unwrap_vec_normalize(self.env)
+        if env is not None and env.norm_reward and not is_sb3_policy(self.policy_class):
+            env.norm_reward = False
             warnings.warn(
                 "VecNormalize(norm_reward=True) would scale returns a second time: its norm_reward is now False, since "
                 "DistributionalPPO follows the scale of returns by itself (PopArt)",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return wrapped
 
     @classmethod
     def _return_augmented(cls, env: GymEnv, risk: RiskConfig, gamma: float, seed: int | None) -> VecEnv:
@@ -382,6 +390,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if self.risk_config.return_augmented:
             env = self._return_augmented(env, self.risk_config, self.gamma, self.seed)
         super().set_env(env, force_reset)
+        self._leave_rewards_alone()
 
     @property
     def learning_rate(self) -> float | Schedule:
