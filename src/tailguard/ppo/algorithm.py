@@ -144,7 +144,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param clip_range: how far the ratio of new to old probability may count; a number or a function of the progress remaining.
     :param clip_range_vf: how far a prediction of the critics may move in an update, in units of the return; a number or a
         function of the progress remaining. None does not clip.
-    :param normalize_advantage: standardise the advantages of a rollout.
+    :param normalize_advantage: standardise the advantages.
     :param ent_coef: weight of the entropy bonus, constant. None leaves it to `entropy`.
     :param vf_coef: weight of the critics' loss.
     :param max_grad_norm: gradients are scaled down to this norm.
@@ -168,6 +168,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param vgs: shorter steps where gradients are noisy: a :class:`VGSConfig` or a dict of its fields. None scales nothing.
     :param adversary: training against perturbed observations: a :class:`SAPPOConfig` or a dict of its fields. None has none.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
+    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch by themselves, as SB3 and CleanRL do,
+        instead of those of the rollout at once. Minibatches then count alike, however large their advantages are; small ones
+        add the noise of their own mean and deviation.
     :param rollout_buffer_class: not supported: a rollout has one form here.
     :param rollout_buffer_kwargs: not supported.
     """
@@ -217,6 +220,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         vgs: VGSConfig | Mapping[str, Any] | None = None,
         adversary: SAPPOConfig | Mapping[str, Any] | None = None,
         normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
+        normalize_advantage_per_mini_batch: bool = False,
         rollout_buffer_class: None = None,
         rollout_buffer_kwargs: None = None,
         _init_setup_model: bool = True,
@@ -241,6 +245,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             )
         self.batch_size, self.microbatch_size, self.n_epochs = batch_size, microbatch_size, n_epochs
         self.clip_range, self.clip_range_vf, self.normalize_advantage = clip_range, clip_range_vf, normalize_advantage
+        self.normalize_advantage_per_mini_batch = normalize_advantage_per_mini_batch
         sb3_policy = is_sb3_policy(policy)
         critic = SCALAR_CRITIC if critic is None and sb3_policy else critic
         self.critic_config = _config("critic", CriticConfig, critic)
@@ -649,7 +654,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             gamma=self.return_gamma,
             gae_lambda=self.gae_lambda,
             generator=self.shuffler,
-            normalize_advantage=self.normalize_advantage,
+            normalize_advantage=self.normalize_advantage and not self.normalize_advantage_per_mini_batch,
             keep_atoms=self._value_clip() is not None,
             sequence_length=self._unit,
         )
@@ -670,6 +675,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """
         minibatches: list[Tensor] = []
         settings = self._update_settings()
+        per_mini_batch = self.normalize_advantage and self.normalize_advantage_per_mini_batch
         for _ in range(self.n_epochs):
             before = len(minibatches)
             for batch in everything.shuffled(self._sequences, self.shuffler):
@@ -677,7 +683,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 if not total_weight:  # nothing to learn from; a step would only follow old momentum
                     self.logger.record("warn/empty_batch", 1.0)
                     continue
-                metrics = self.update.gradient(batch, total_weight, settings)
+                metrics = self.update.gradient(batch.standardised() if per_mini_batch else batch, total_weight, settings)
                 values = metrics.tolist()
                 if not all(map(math.isfinite, values)):  # a step with it would make every weight NaN
                     self.logger.record("warn/non_finite_gradient", 1.0)
@@ -938,6 +944,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             "clip_range": FloatSchedule(self.clip_range)(progress),
             "clip_range_vf": None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)(progress),
             "normalize_advantage": self.normalize_advantage,
+            "normalize_advantage_per_mini_batch": self.normalize_advantage_per_mini_batch,
             "use_sde": self.use_sde,
             "sde_sample_freq": self.sde_sample_freq,
             "max_grad_norm": self.max_grad_norm,
