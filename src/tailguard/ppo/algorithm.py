@@ -1035,15 +1035,16 @@ class DistributionalPPO(OnPolicyAlgorithm):
         return cls.from_tree(read_model(path), env, device, force_reset, {**known, **settings}, name)
 
     @classmethod
-    def from_sb3(cls, path: str | Path, env: Any, device: torch.device | str = "cpu", **settings: Any) -> Self:
+    def from_sb3(cls, path: str | Path, env: Any = None, device: torch.device | str = "cpu", **settings: Any) -> Self:
         """Return a model with the weights and settings of a zip of SB3's ``PPO`` or sb3-contrib's ``RecurrentPPO``.
 
-        No code in the file is run: weights are read as tensors, settings as plain values. Schedules that are functions, and
-        the state of the optimizer, are not taken over. The actor acts as the one in the file does; every quantile of the critic
-        begins as its value.
+        No code in the file is run: weights are read as tensors, settings as plain values, schedules and spaces from the text
+        beside their pickles. Schedules that are functions of the user's, and the state of the optimizer, are not taken over.
+        The actor acts as the one in the file does; every quantile of the critic begins as its value, in the units in which it
+        was trained.
 
         :param path: the zip.
-        :param env: environment to train on or to act in; the spaces in the file are pickles.
+        :param env: environment to train on. Without it the model can act, and has its spaces from the file.
         :param device: where to compute.
         :param settings: arguments of the constructor that shall differ.
         """
@@ -1058,8 +1059,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
             settings.pop("policy", saved.policy),
             env,
             device=device,
+            _init_setup_model=False,
             **{**saved.settings, **settings, "critic": critic, "policy_kwargs": kwargs},
         )
+        if model.env is None:
+            model.observation_space, model.action_space = saved.space("observation_space"), saved.space("action_space")
+            model.n_envs = saved.n_envs
+        model._setup_model()
         policy = model.actor_critic
         model.load_agent_state({"policy": weights_from_sb3(saved.weights, policy.state_dict(), model.action_space)})
         # Above 0: the critic's predictions count, and are kept when the scale of returns changes.
