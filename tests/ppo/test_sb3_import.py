@@ -51,6 +51,7 @@ def test_an_imported_model_acts_and_values_as_it_did(kind, tmp_path):
     found = (model.learning_rate, model.n_steps, model.batch_size, model.n_epochs, model.gamma, model.ent_coef, model.seed)
     assert found == (1e-3, 16, 8, 2, 0.9, 0.01, 0)
     assert model.clip_range(1.0) == 0.1
+    assert model.normalize_advantage_per_mini_batch
     model.learn(16)  # and is trained on: what the critic knew is kept when the scale of returns changes
     assert model.policy.return_scale.mass > 0.0
 

@@ -113,6 +113,7 @@ def read_sb3(path: str | Path) -> Sb3Model:
     except (pickle.UnpicklingError, RuntimeError):
         raise ValueError(f"{path} has weights that are more than tensors: reading them would run code of the file") from None
     settings = {name: data[name] for name in SETTINGS if isinstance(data.get(name, {}), PLAIN)}
+    settings["normalize_advantage_per_mini_batch"] = True  # what SB3's normalize_advantage means
     for name in SCHEDULES:
         schedule = _schedule(data.get(name))
         if schedule is not None:
