@@ -93,10 +93,10 @@ read from its files and not changed, for ours and for the class that they were t
 zoo says and leaves rewards alone, since [PopArt](concepts/popart.md) does this part.
 
 A run's score is the mean return of {EPISODES} episodes after the training, with the most likely actions. A row has the
-mean over seeds 0, 1, ..., from {ENOUGH_FOR_QUARTILES} seeds on the interquartile mean, with its 95 % bootstrap interval, and in parentheses every
-seed with the standard deviation over its episodes, which is also what the zoo publishes, of one run. *Reached*: the mean is not
-below the published mean less the published standard deviation. Runs that nobody has made are listed as not run. Every run is a
-file in `benchmarks/published_runs`, with its commit, machine and versions.
+mean over seeds 0, 1, ..., from {ENOUGH_FOR_QUARTILES} seeds on the interquartile mean, with its 95 % bootstrap interval, and in
+parentheses every seed with the standard deviation over its episodes, which is also what the zoo publishes, of one run.
+*Reached*: the mean is not below the published mean less the published standard deviation. Runs that nobody has made are
+listed as not run. Every run is a file in `benchmarks/published_runs`, with its commit, machine and versions.
 """
 
 

@@ -121,7 +121,7 @@ class Watched(DistributionalPPO):
 
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(("policy", "batch_size"), [("MlpPolicy", 8), ("MlpPolicy", 5), ("MlpPolicy", 31), ("MlpLstmPolicy", 8)])
+@pytest.mark.parametrize(("policy", "batch_size"), [*(("MlpPolicy", size) for size in (8, 5, 31)), ("MlpLstmPolicy", 8)])
 def test_advantages_are_standardised_in_each_minibatch_when_asked_for(policy, batch_size, compiled):
     found = {}
     for per_mini_batch in (True, False):

@@ -176,10 +176,8 @@ class GymVectorAdapter(ArrayVecEnv, Stateful):
             self._ended = {int(i): (float(self._returns[i]), int(self._lengths[i])) for i in ended}
             self._returns[ended], self._lengths[ended] = 0.0, 0
         finals = self._infos["final_obs"] if len(ended) else np.empty(0, object)
-        if finals.dtype == object:  # Gymnasium's own vector envs keep one observation per environment that ended
-            final_obs = final_observations(finals[ended].tolist(), obs)
-        else:
-            final_obs = finals[ended]
+        # Gymnasium's own vector envs keep one observation per environment that ended.
+        final_obs = final_observations(finals[ended].tolist(), obs) if finals.dtype == object else finals[ended]
         return StepArrays(obs, np.asarray(rewards, np.float64), terminated, truncated, ended, final_obs)
 
     def infos_of(self, step: StepArrays) -> list[dict[str, Any]]:
@@ -307,9 +305,7 @@ def _row(obs: Any, row: int) -> Any:
 def _info_of(infos: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Return what one environment said in a batch of infos, where ``_key`` tells who has said something under ``key``."""
     said = {
-        key: values
-        for key, values in infos.items()
-        if key not in AT_THE_END and f"_{key}" in infos and infos[f"_{key}"][index]
+        key: values for key, values in infos.items() if key not in AT_THE_END and f"_{key}" in infos and infos[f"_{key}"][index]
     }
     return {key: _info_of(values, index) if isinstance(values, Mapping) else values[index] for key, values in said.items()}
 

@@ -168,9 +168,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param vgs: shorter steps where gradients are noisy: a :class:`VGSConfig` or a dict of its fields. None scales nothing.
     :param adversary: training against perturbed observations: a :class:`SAPPOConfig` or a dict of its fields. None has none.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
-    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch by themselves, as SB3 and CleanRL do,
-        instead of those of the rollout at once. Minibatches then count alike, however large their advantages are; small ones
-        add the noise of their own mean and deviation.
+    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch by themselves, as SB3 and CleanRL
+        do, not those of the rollout at once. Minibatches then count alike, however large their advantages are; small ones add
+        the noise of their own mean and deviation.
     :param rollout_buffer_class: not supported: a rollout has one form here.
     :param rollout_buffer_kwargs: not supported.
     """
@@ -351,7 +351,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         policy, generator = self.actor_critic, torch.Generator().manual_seed(self.shuffler.initial_seed())
         if policy.optimizer_class is not None and self.optimizer_config != OptimizerConfig():
             warnings.warn(
-                f"optimizer {self.optimizer_config.name} is not used: policy_kwargs name an optimizer_class or optimizer_kwargs",
+                f"optimizer {self.optimizer_config.name} is not used: policy_kwargs name optimizer_class or optimizer_kwargs",
                 stacklevel=3,
             )
         if policy.optimizer_class is None:
@@ -373,7 +373,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _leave_rewards_alone(self) -> None:
-        """Switch off the reward scale of a user's ``VecNormalize``, but for policies of SB3's: their values are in raw units."""
+        """Switch off the reward scale of a user's ``VecNormalize``; not for SB3's policies, whose values are in raw units."""
         env = None if self.env is None else unwrap_vec_normalize(self.env)
         if env is not None and env.norm_reward and not is_sb3_policy(self.policy_class):
             env.norm_reward = False

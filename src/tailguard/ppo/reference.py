@@ -363,7 +363,7 @@ class ReferencePPO:
 
     @torch.no_grad()
     def prepare(self, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the networks' inputs, advantages ``[T, B]``, standardised unless minibatches are, and normalised targets ``[K, T, B, N]``."""
+        """Return inputs, advantages ``[T, B]``, standardised unless minibatches are, normalised targets ``[K, T, B, N]``."""
         s, agent, scale, cap, gamma = self.settings, self.agent, self.scale, self.cap, self.gamma
         if scale.mass == 0.0:  # a first guess from rewards alone: what untrained critics say would drown small returns
             nothing = torch.zeros_like(steps.rewards)

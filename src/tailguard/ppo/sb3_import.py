@@ -87,7 +87,7 @@ class Sb3Model(NamedTuple):
         try:
             return _space(self.described[name])
         except (KeyError, ValueError, TypeError, IndexError):
-            raise ValueError(f"the {name} cannot be read from the text in the file without running its code: give env") from None
+            raise ValueError(f"the {name} cannot be read from the text in the file, whose code is not run: give env") from None
 
     @property
     def n_envs(self) -> int:
@@ -240,7 +240,7 @@ def _space(described: Mapping[str, Any]) -> spaces.Space[Any]:
     if kind == "MultiBinary":
         return spaces.MultiBinary(shape[0] if isinstance(described["n"], int) else shape)
     if kind == "MultiDiscrete":
-        start = _array(described["start"], shape) if "start" in described else None
+        start = _array(described.get("start", 0), shape).astype(np.int64)
         return spaces.MultiDiscrete(_array(described["nvec"], shape).astype(np.int64), start=start)
     require(kind == "Box", "the space", kind, "one of SB3's")
     return _box(described["low"], described["high"], shape, str(described["dtype"]))
