@@ -159,7 +159,7 @@ class TrainingConfig(BaseModel):
     :param clip_range: how far the ratio of new to old probability may count, above 0. 0.2 is typical; 0.1 is more cautious.
     :param max_grad_norm: gradients are scaled down to this norm, above 0. 0.5 is typical; lower cuts more of them.
     :param vf_coef: weight of the critics' loss, at least 0. 0.5 is typical; it matters where actor and critics share an LSTM.
-    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch by themselves, as SB3 does, not those
+    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch alone, as SB3 does, not those
         of the rollout at once. It adds noise where minibatches are small, and lets all of them count alike.
     :param microbatch_size: samples per backward pass, a divisor of `batch_size`; gradients of a minibatch are added up, which
         saves memory and changes nothing else. None: the whole minibatch.
