@@ -224,8 +224,8 @@ class CriticConfig(BaseModel):
     @classmethod
     def _target_of_a_mean(cls, settings: Any) -> Any:
         """Let a single number learn lambda-returns unless another target is asked for: a draw of them has only more noise."""
-        one = isinstance(settings, dict) and settings.get("num_quantiles") == 1
-        return {"target": "lambda_return", **settings} if one else settings
+        is_mean = isinstance(settings, dict) and settings.get("num_quantiles") == 1
+        return {"target": "lambda_return", **settings} if is_mean else settings
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
