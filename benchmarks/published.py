@@ -140,7 +140,7 @@ def finish(task, folder, deadline, changes):
         return
     path = file_of(folder, *task)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(run(*task, changes)), encoding="utf-8")
+    unfinished.write_text(json.dumps(run(*task, changes)) + "\n", encoding="utf-8")
     unfinished.replace(path)
     print(path.stem, path.read_text(encoding="utf-8"), flush=True)
 
