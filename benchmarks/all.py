@@ -205,7 +205,7 @@ def machine(cores: int) -> list[str]:
         f"- Python {platform.python_version()}, {versions}.",
         f"- Not installed, so not compared with: {', '.join(absent) if absent else 'nothing'}.",
         f"- Load of the machine when it began: {load}. One thread per process.",
-        f"- Commit {_commit()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",
+        f"- Commit {commit()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",
     ]
 
 
@@ -220,7 +220,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Return the commit that is checked out, and whether something has been changed."""
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)

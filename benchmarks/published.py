@@ -8,8 +8,10 @@
         --settings '{"critic": {"num_quantiles": 1, "twin": false}}'   # ablate, on seeds that are not reported
 
 A run is a row, an engine and a seed, and a file in the folder once it is finished: whatever stops this script, it continues
-where it was. A run's score is the mean return of 50 episodes after the training, with the most likely actions; a row has
-the interquartile mean over seeds with a 95 % bootstrap interval. Runs that are missing are listed as not run.
+where it was. The folder of the table is part of the repository: commit what is finished, and another machine continues. To
+run something again, delete its file. A run's score is the mean return of 50 episodes after the training, with the most likely
+actions; a row has the mean over seeds, from four seeds on the interquartile mean, with a 95 % bootstrap interval. Runs that
+are missing are listed as not run.
 """
 
 import argparse
@@ -26,14 +28,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from all import machine
+from all import commit, machine
 from scipy.stats import trim_mean
 from stable_baselines3.common.evaluation import evaluate_policy
 from zoo import PEERS, zoo_settings
 
 from tailguard import DistributionalPPO
 
-FOLDER = Path("artifacts/published")
+FOLDER = Path(__file__).with_name("published_runs")
+ENOUGH_FOR_QUARTILES = 4
 EPISODES, TEST_ENVS = 50, 5
 RESAMPLES = 10_000
 
@@ -90,9 +93,10 @@ read from its files and not changed, for ours and for the class that they were t
 zoo says and leaves rewards alone, since [PopArt](concepts/popart.md) does this part.
 
 A run's score is the mean return of {EPISODES} episodes after the training, with the most likely actions. A row has the
-interquartile mean over seeds 0, 1, ... with its 95 % bootstrap interval, and in parentheses every seed with the standard
-deviation over its episodes, which is also what the zoo publishes, of one run. *Reached*: the interquartile mean is not below
-the published mean less the published standard deviation. Runs that nobody has made are listed as not run.
+mean over seeds 0, 1, ..., from {ENOUGH_FOR_QUARTILES} seeds on the interquartile mean, with its 95 % bootstrap interval, and in
+parentheses every seed with the standard deviation over its episodes, which is also what the zoo publishes, of one run.
+*Reached*: the mean is not below the published mean less the published standard deviation. Runs that nobody has made are
+listed as not run. Every run is a file in `benchmarks/published_runs`, with its commit, machine and versions.
 """
 
 
@@ -136,7 +140,7 @@ def finish(task, folder, deadline, changes):
         return
     path = file_of(folder, *task)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(run(*task, changes)), encoding="utf-8")
+    unfinished.write_text(json.dumps(run(*task, changes)) + "\n", encoding="utf-8")
     unfinished.replace(path)
     print(path.stem, path.read_text(encoding="utf-8"), flush=True)
 
@@ -158,33 +162,38 @@ def run(row, engine, seed, changes):
     seconds = time.process_time() - started
     test = settings.test_environment(env, TEST_ENVS, seed=seed + 1000)
     mean, std = evaluate_policy(model, test, EPISODES, deterministic=True)
-    return {"score": float(mean), "spread": float(std), "steps": settings.steps, "cpu_seconds": seconds}
+    found = {"score": float(mean), "spread": float(std), "steps": settings.steps, "cpu_seconds": seconds}
+    where, versions = (line.removeprefix("- ") for line in machine(os.cpu_count() or 1)[:2])
+    return found | {"commit": commit(), "machine": where, "versions": versions}
 
 
-def interquartile_mean(scores):
-    """Return the interquartile mean and its 95 % percentile-bootstrap interval over runs (Agarwal et al. 2021)."""
+def central(scores):
+    """Return the mean of runs and its 95 % percentile-bootstrap interval; the interquartile mean (Agarwal et al. 2021) where
+    there are enough runs to leave a quarter out at either end."""
     scores = np.asarray(scores)
+    cut = 0.25 if len(scores) >= ENOUGH_FOR_QUARTILES else 0.0
     draws = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
-    low, high = np.percentile(trim_mean(draws, 0.25, axis=1), [2.5, 97.5])
-    return float(trim_mean(scores, 0.25)), float(low), float(high)
+    low, high = np.percentile(trim_mean(draws, cut, axis=1), [2.5, 97.5])
+    return float(trim_mean(scores, cut)), float(low), float(high)
 
 
 def page(folder):
     """Return the page of the documentation, as Markdown."""
-    about = machine(os.cpu_count() or 1)[:2]
+    runs = [run for row in ROWS for engine in ENGINES for run in results(folder, row, engine)]
+    about = [f"- {text}" for name in ("machine", "versions") for text in sorted({run[name] for run in runs})]
     peers = f"- Settings of rl_zoo3 {version('rl_zoo3')}. One thread per run."
     return "\n".join([INTRODUCTION, table(folder), "", *about, peers, ""])
 
 
 def table(folder):
-    columns = ("environment", "published", "ours: interquartile mean [95 %] (seeds)", "reached", "peer: the same")
+    columns = ("environment", "published", "ours: mean [95 %] (seeds)", "reached", "peer: the same")
     lines = [f"| {' | '.join(columns)} | CPU minutes per run: ours, peer |", "|---" * 6 + "|"]
     for name, row in ROWS.items():
         runs = {engine: results(folder, name, engine) for engine in ENGINES}
         minutes = [f"{np.median([run['cpu_seconds'] for run in of]) / 60.0:.1f}" if of else "-" for of in runs.values()]
         reached = ""
         if row.bar is not None and runs["tailguard"]:
-            reached = "yes" if interquartile_mean([run["score"] for run in runs["tailguard"]])[0] >= row.bar else "no"
+            reached = "yes" if central([run["score"] for run in runs["tailguard"]])[0] >= row.bar else "no"
         title = row.env_id if row.steps is None else f"{row.env_id}, {row.steps:,} steps"
         cells = [title, row.published, cell(runs["tailguard"]), reached, cell(runs["peer"]), ", ".join(minutes)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -200,7 +209,7 @@ def cell(runs):
     if not runs:
         return "not run"
     scores = [result["score"] for result in runs]
-    mean, low, high = interquartile_mean(scores)
+    mean, low, high = central(scores)
     interval = f" [{low:.1f}, {high:.1f}]" if len(runs) > 1 else ""
     return f"{mean:.1f}{interval} ({', '.join('{score:.0f} ± {spread:.0f}'.format(**run) for run in runs)})"
 

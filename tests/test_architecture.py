@@ -147,6 +147,7 @@ def test_only_the_outside_of_the_algorithm_knows_sb3():
         "policy.py",
         "observations.py",
         "sb3_policy.py",
+        "sb3_import.py",
         "serialization.py",
         "schedules.py",
         "actions.py",

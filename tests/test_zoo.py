@@ -8,7 +8,7 @@ import yaml
 
 pytest.importorskip("sb3_contrib")
 
-from published import ENGINES, ROWS, file_of, interquartile_mean, table
+from published import ENGINES, ROWS, central, file_of, table
 from zoo import literal, make, schedule, translated
 
 ENTRY = """
@@ -56,9 +56,10 @@ def test_velocities_are_hidden() -> None:
 
 def test_the_interquartile_mean_leaves_out_the_quarters_at_the_ends() -> None:
     scores = np.array([-1e9, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1e9])
-    mean, low, high = interquartile_mean(scores)
+    mean, low, high = central(scores)
     assert mean == pytest.approx(3.5)
     assert low < mean < high
+    assert central([1.0, 2.0, 9.0])[0] == pytest.approx(4.0)  # nothing can be left out of three: their mean
 
 
 def test_the_table_says_what_was_reached_and_what_was_not_run(tmp_path):

@@ -159,6 +159,8 @@ class TrainingConfig(BaseModel):
     :param clip_range: how far the ratio of new to old probability may count, above 0. 0.2 is typical; 0.1 is more cautious.
     :param max_grad_norm: gradients are scaled down to this norm, above 0. 0.5 is typical; lower cuts more of them.
     :param vf_coef: weight of the critics' loss, at least 0. 0.5 is typical; it matters where actor and critics share an LSTM.
+    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch alone, as SB3 does, not those
+        of the rollout at once. It adds noise where minibatches are small, and lets all of them count alike.
     :param microbatch_size: samples per backward pass, a divisor of `batch_size`; gradients of a minibatch are added up, which
         saves memory and changes nothing else. None: the whole minibatch.
     :param risk: what is maximised: the mean return or the average of its worst share (CVaR).
@@ -193,6 +195,7 @@ class TrainingConfig(BaseModel):
     clip_range: Annotated[float, Field(gt=0.0)] = 0.2
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 0.5
     vf_coef: Annotated[float, Field(ge=0.0)] = 0.5
+    normalize_advantage_per_mini_batch: bool = False
     microbatch_size: PositiveInt | None = None
     risk: RiskConfig = Field(default_factory=RiskConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)

@@ -7,14 +7,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecMonitor
 
-from tailguard.envs.vec_env import RUNNING, ArrayVecEnv, GymVectorAdapter, StepArrays
+from tailguard import DistributionalPPO
+from tailguard.envs.vec_env import RUNNING, ArrayVecEnv, GymVectorAdapter, StepArrays, action_masks, has_action_masks
 from tailguard.io.state import env_state, load_env_state
 from tailguard.market import BettingGame, SignalMarket, TradingVecEnv, random_walk
 
@@ -262,6 +263,78 @@ def test_what_the_adapter_returned_is_never_changed_by_a_later_step() -> None:
             step = env.step_arrays(np.array(actions))
             kept += [(array, array.copy()) for array in step if array is not None]
         assert all(np.array_equal(array, copy) for array, copy in kept)
+
+
+class Corridor(gym.Env[Any, Any]):
+    """A walk of three steps that is watched by a Dict; only the door that it names may be taken, and it says how it ended."""
+
+    def __init__(self, first_door: int = 0) -> None:
+        self.observation_space = Dict({"place": Box(0.0, 9.0, (1,)), "door": Discrete(3)})
+        self.action_space, self.first_door = Discrete(3), first_door
+
+    def _observed(self) -> dict[str, Any]:
+        return {"place": np.float32([self.place]), "door": self.door}
+
+    @property
+    def door(self) -> int:
+        return (self.first_door + self.place) % 3
+
+    def action_masks(self) -> np.ndarray:
+        return np.arange(3) == self.door
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = 0
+        return self._observed(), {"fresh": True}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        assert action == self.door, "another door than the open one"
+        self.place += 1
+        over = self.place == 3 + self.first_door
+        info = {"is_success": self.first_door == 1} if over else {"seen": {"place": self.place}}
+        return self._observed(), 1.0, over, False, info
+
+
+def corridors(kind: type[SyncVectorEnv] | type[AsyncVectorEnv]) -> VectorEnv:
+    return kind([lambda: Corridor(0), lambda: Corridor(1)], autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_the_adapter_hands_on_dicts_masks_and_infos_of_separate_environments(kind: Any) -> None:
+    env = GymVectorAdapter(corridors(kind), seed=0)
+    try:
+        obs = env.reset()
+        assert isinstance(obs, dict)
+        assert obs["door"].tolist() == [0, 1]
+        assert has_action_masks(env)
+        assert not env.has_attr("colour")
+        with pytest.raises(AttributeError, match="colour"):
+            env.get_attr("colour")
+        assert env.get_attr("first_door", indices=1) == [1]
+        with pytest.raises(ValueError, match="only be called in all environments"):
+            env.env_method("action_masks", indices=1)
+        seen = []
+        for _ in range(4):
+            masks = action_masks(env)
+            assert masks.shape == (2, 3)
+            obs, _, dones, infos = env.step(masks.argmax(1))
+            seen.append([{**info, "done": bool(done)} for info, done in zip(infos, dones, strict=True)])
+        assert seen[0] == [{"seen": {"place": 1}, "done": False}] * 2
+        end = {"done": True, "TimeLimit.truncated": False}
+        assert seen[2][0].pop("terminal_observation") == {"place": [3.0], "door": 0}
+        assert seen[2][0] == {**end, "is_success": False, "episode": {"r": 3.0, "l": 3}}
+        assert seen[2][1] == {"seen": {"place": 3}, "done": False}
+        assert seen[3][1].pop("terminal_observation") == {"place": [4.0], "door": 2}
+        assert seen[3][1] == {**end, "is_success": True, "episode": {"r": 4.0, "l": 4}}
+        assert obs["place"].tolist() == [[1.0], [0.0]]
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("policy", ["MultiInputPolicy", "MultiInputLstmPolicy"])
+def test_an_agent_learns_in_separate_environments_with_masks_and_says_who_succeeded(policy: str) -> None:
+    model = DistributionalPPO(policy, corridors(SyncVectorEnv), n_steps=14, seed=0).learn(2 * 14)
+    assert sorted(model.ep_success_buffer) == [False] * 4 + [True] * 3  # 14 steps of 3, and of 4
 
 
 def test_closing_the_adapter_closes_the_environment() -> None:

@@ -32,6 +32,12 @@ FAMILIES = {
 every_family = pytest.mark.parametrize("return_dist", [make() for make in FAMILIES.values()], ids=FAMILIES)
 
 
+def test_an_ordinary_critic_has_sb3s_loss():
+    """Without the half that others have: vf_coef means the same."""
+    values, returns = random(50, 1), random(50, 1, seed=1)
+    torch.testing.assert_close(MeanReturn().errors(values, returns).mean(), nn.functional.mse_loss(values, returns))
+
+
 @every_family
 def test_masses_sum_to_one(return_dist):
     assert return_dist.masses.sum() == pytest.approx(1.0, abs=1e-6)

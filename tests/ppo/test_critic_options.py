@@ -144,6 +144,17 @@ class Echo(ArrayVecEnv):
         return StepArrays(self.draw(), rewards, ends, np.zeros_like(ends), np.flatnonzero(ends), final)
 
 
+@mlp_and_lstm
+def test_an_ordinary_critic_learns_the_lambda_returns_of_the_advantages(kind):
+    """As in SB3: one number has no spread that a sampled target could keep. Who asks for samples, or has a file, gets them."""
+    model = make(kind, critic={"num_quantiles": 1, "twin": False}, gae_lambda=0.7)
+    collect(model)
+    experience = prepared(model)
+    torch.testing.assert_close(experience.at_steps(experience.batch.targets[0, ..., 0]), experience.returns)
+    assert CriticConfig(num_quantiles=1, target="distribution").target == "distribution"
+    assert CriticConfig().target == CriticConfig(num_quantiles=2).target == "distribution"
+
+
 CRITICS = {
     "quantile": {},
     "monotone": {"distribution": "monotone"},

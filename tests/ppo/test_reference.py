@@ -69,10 +69,11 @@ class RecordedPPO(DistributionalPPO):
         return minibatches
 
 
-def engine_and_reference(action_space, alpha, kappa, period=None):
+def engine_and_reference(action_space, alpha, kappa, period=None, per_mini_batch=False):
     """Both with the same settings, environment and weights."""
     risk = {"objective": "neutral"} if alpha is None else {"objective": "cvar", "alpha": alpha, "anneal": 0.4, "period": period}
     shared = {"n_steps": T, "n_epochs": EPOCHS, "gamma": 0.97, "gae_lambda": 0.9, "seed": 0}
+    shared["normalize_advantage_per_mini_batch"] = per_mini_batch
     engine = RecordedPPO(
         "MlpLstmPolicy",
         Drift(action_space),
@@ -115,6 +116,7 @@ CASES = {
     "CVaR, continuous actions": (spaces.Box(-1.0, 1.0, (2,)), 0.2, 0.0),
     "CVaR of periods": (spaces.Box(-1.0, 1.0, (2,)), 0.2, 0.0, 4),
     "kappa above 0": (spaces.Discrete(3), None, 0.5),
+    "advantages per minibatch": (spaces.Box(-1.0, 1.0, (2,)), None, 0.0, None, True),
 }
 
 

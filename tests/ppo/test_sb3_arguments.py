@@ -10,6 +10,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_observations import SPACES, Drawing
@@ -104,6 +105,50 @@ def test_advantages_are_left_alone_when_asked_for():
     make(n_envs=1, n_steps=1, normalize_advantage=False).learn(2)
 
 
+class Watched(DistributionalPPO):
+    """Keeps the advantages of every minibatch."""
+
+    def _setup_model(self):
+        super()._setup_model()
+        self.seen, gradient = [], self.update.gradient
+
+        def watch(batch, *others):
+            self.seen.append((batch.advantages, batch.weights))
+            return gradient(batch, *others)
+
+        self.update.gradient = watch
+
+
+@pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("policy", "batch_size"), [*(("MlpPolicy", size) for size in (8, 5, 31)), ("MlpLstmPolicy", 8)])
+def test_advantages_are_standardised_in_each_minibatch_when_asked_for(policy, batch_size, compiled):
+    found = {}
+    for per_mini_batch in (True, False):
+        network = {"net_arch": [6], "lstm_hidden_size": 5, "compiled": compiled}
+        found[per_mini_batch] = Watched(
+            policy,
+            make_vec_env(Copying, B, seed=0),
+            n_steps=T,
+            batch_size=batch_size,
+            seed=0,
+            policy_kwargs=network,
+            normalize_advantage_per_mini_batch=per_mini_batch,
+        )
+        found[per_mini_batch].learn(T * B)
+    for (alone, weights), (together, _) in zip(found[True].seen[: T * B // batch_size], found[False].seen, strict=False):
+        weights = weights / weights.sum()
+        assert (weights * alone).sum().abs() < 1e-5
+        assert (weights * alone.square()).sum() == pytest.approx(1.0, abs=1e-4)
+        assert (weights * together).sum().abs() > 1e-3  # these are standardised all together
+        kept = weights > 0.0
+        assert torch.corrcoef(torch.stack((alone[kept], together[kept])))[0, 1] > 0.9999
+    if batch_size == 31:
+        last, weights = found[True].seen[1]
+        assert last.shape == (1,)
+        assert last.abs() > 1e-3  # a single one is left as it is, or nothing could be learnt from it
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])
 def test_the_users_optimizer_moves_the_networks(kind):
     model = make(policy_kwargs={"optimizer_class": kind, "optimizer_kwargs": {"weight_decay": 0.01}})
@@ -112,6 +157,23 @@ def test_the_users_optimizer_moves_the_networks(kind):
     assert type(model.policy.optimizer) is kind
     assert model.policy.optimizer.param_groups[0]["weight_decay"] == 0.01
     assert (flat(model) != before).all()
+
+
+@pytest.mark.parametrize("given", [{"eps": 0.3}, {"betas": (0.5, 0.9)}, {}])
+@pytest.mark.parametrize("policy", ["MlpPolicy", ActorCriticPolicy])
+def test_arguments_of_an_optimizer_without_a_class_are_those_of_adam_as_in_sb3(policy, given):
+    env, network = make_vec_env(Copying, B, seed=0), {"net_arch": [6], "optimizer_kwargs": given}
+    model = DistributionalPPO(policy, env, n_steps=T, policy_kwargs=network, seed=0).learn(T * B)
+    theirs = PPO("MlpPolicy", env, policy_kwargs=network, device="cpu").policy.optimizer
+    assert isinstance(model.policy.optimizer, torch.optim.Adam)
+    for name in ("eps", "betas"):
+        assert model.policy.optimizer.param_groups[0][name] == theirs.param_groups[0][name], name
+
+
+def test_an_optimizer_that_is_named_twice_is_said_to_be_the_policys():
+    with pytest.warns(UserWarning, match="optimizer sgd is not used"):
+        model = make(optimizer={"name": "sgd"}, policy_kwargs={"optimizer_class": torch.optim.AdamW})
+    assert type(model.policy.optimizer) is torch.optim.AdamW
 
 
 def test_a_network_of_the_old_form_is_taken_with_a_warning():

@@ -6,12 +6,15 @@ import json
 import pickle
 import zipfile
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv
 from test_observations import SPACES, Drawing, drawn
 from test_sb3_contract import Copying
 from torch import nn
@@ -48,8 +51,72 @@ def test_an_imported_model_acts_and_values_as_it_did(kind, tmp_path):
     found = (model.learning_rate, model.n_steps, model.batch_size, model.n_epochs, model.gamma, model.ent_coef, model.seed)
     assert found == (1e-3, 16, 8, 2, 0.9, 0.01, 0)
     assert model.clip_range(1.0) == 0.1
+    assert model.normalize_advantage_per_mini_batch
     model.learn(16)  # and is trained on: what the critic knew is kept when the scale of returns changes
     assert model.policy.return_scale.mass > 0.0
+
+
+BOXES = {"a": spaces.Box(-1.0, 1.0, (2,)), "e": spaces.Box(np.float32([0.0, -1.25, 2.0]), np.float32([1.0, np.inf, 3.0]))}
+DESCRIBED = {
+    "box": (spaces.Box(np.float32([-1.5, -np.inf, -3.3]), np.float32([1.0, np.inf, 2.2])), spaces.Box(-2.0, 2.0, (2,))),
+    "image": (spaces.Box(0, 255, (3, 36, 36), np.uint8), spaces.Discrete(3)),
+    "numbers": (spaces.Discrete(4), spaces.MultiDiscrete([2, 3])),
+    "several": (spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)),
+    "bits": (spaces.MultiBinary(3), spaces.Discrete(5)),
+    "dict": (
+        spaces.Dict(
+            {**BOXES, "b": spaces.Discrete(3), "c": spaces.Box(0, 255, (3, 36, 36), np.uint8), "d": spaces.MultiBinary(2)}
+        ),
+        spaces.Discrete(2),
+    ),
+}
+
+
+class Sampled(gym.Env):
+    """Draws its observations from a space."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+
+@pytest.mark.parametrize("kind", DESCRIBED)
+def test_without_an_environment_the_spaces_are_read_from_the_text_in_the_file(kind, tmp_path):
+    env = Sampled(*DESCRIBED[kind])
+    policy = {"image": "CnnPolicy", "dict": "MultiInputPolicy"}.get(kind, "MlpPolicy")
+    theirs = PPO(policy, env, n_steps=8, batch_size=8, seed=0, device="cpu")
+    theirs.save(tmp_path / "ppo")
+    model = DistributionalPPO.from_sb3(tmp_path / "ppo.zip")
+    assert (model.observation_space, model.action_space) == (env.observation_space, env.action_space)
+    observation = env.observation_space.sample()
+    expected = theirs.predict(observation, deterministic=True)[0]
+    np.testing.assert_allclose(model.predict(observation, deterministic=True)[0], expected, atol=1e-5)
+    model.set_env(DummyVecEnv([lambda: env]))
+
+
+def test_a_space_that_the_text_does_not_describe_is_asked_for(tmp_path):
+    low = np.arange(2_000, dtype=np.float32)  # shortened by numpy
+    env = Sampled(spaces.Box(low, low + 1.0), spaces.Discrete(2))
+    PPO("MlpPolicy", env, n_steps=8, batch_size=8, policy_kwargs={"net_arch": [2]}).save(tmp_path / "ppo")
+    with pytest.raises(ValueError, match=r"observation_space cannot be read .*: give env"):
+        DistributionalPPO.from_sb3(tmp_path / "ppo")
+    DistributionalPPO.from_sb3(tmp_path / "ppo", env)
+
+
+def test_linear_schedules_are_taken_over_and_functions_asked_for(tmp_path):
+    rates = {"learning_rate": LinearSchedule(1e-3, 1e-4, 0.5), "clip_range": LinearSchedule(0.3, 0.0, 1.0)}
+    PPO("MlpPolicy", Copying(), n_steps=16, batch_size=16, clip_range_vf=0.4, **rates).save(tmp_path / "ppo")
+    model = DistributionalPPO.from_sb3(tmp_path / "ppo")
+    for progress in (1.0, 0.75, 0.25, 0.0):
+        assert model.lr_schedule(progress) == pytest.approx(rates["learning_rate"](progress))
+        assert model.clip_range(progress) == pytest.approx(rates["clip_range"](progress))
+        assert model.clip_range_vf(progress) == 0.4
+    PPO("MlpPolicy", Copying(), learning_rate=lambda left: 1e-2 * left, n_steps=16, batch_size=16).save(tmp_path / "function")
+    with pytest.warns(UserWarning, match=r"learning_rate was a function.*from_sb3\(learning_rate=\.\.\.\)"):
+        DistributionalPPO.from_sb3(tmp_path / "function")
 
 
 def contrib_zip(path, hidden=5, critic="lstm_critic"):

@@ -8,6 +8,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import VecNormalize
 from test_observations import SPACES, Drawing
 from test_sb3_contract import Copying
 
@@ -90,6 +91,16 @@ def test_it_sees_images_and_integers_as_they_are():
             ActorCriticPolicy, make_vec_env(lambda name=name: Drawing(SPACES[name]), B), n_steps=T, seed=0
         )
         model.learn(T * B)
+
+
+def test_its_rewards_are_scaled_by_vec_normalize_since_nothing_else_scales_them():
+    """Its value is in the units of the rewards, so that PopArt cannot follow them."""
+    env = VecNormalize(make_vec_env(Copying, B, seed=0), norm_reward=True, gamma=GAMMA)
+    model = DistributionalPPO(ActorCriticPolicy, env, n_steps=T, seed=0).learn(3 * T * B)
+    np.testing.assert_allclose(model.rollout_buffer.rewards[-1], env.normalize_reward(env.get_original_reward()), rtol=1e-6)
+    assert env.ret_rms.count > T * B
+    model.set_env(env)
+    assert env.norm_reward
 
 
 def test_it_is_saved_and_needs_its_class_to_be_loaded(tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -18,6 +18,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 ACTION_MASKS = "action_masks"
 # Returns and lengths of running episodes, in the saved state of an adapted environment.
 RUNNING = "running_episodes"
+
+# What a Gymnasium vector env says of episodes that have just ended, in its infos.
+AT_THE_END = {"final_obs", "_final_obs", "final_info", "_final_info"}
 
 
 class StepArrays(NamedTuple):
@@ -92,7 +95,7 @@ class ArrayVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for row, index in enumerate(step.ended.tolist()):
             infos[index] = {
-                "terminal_observation": step.final_obs[row],
+                "terminal_observation": _row(step.final_obs, row),
                 "TimeLimit.truncated": bool(step.truncated[index] and not step.terminated[index]),
                 **self.episode_info(index),
             }
@@ -103,6 +106,10 @@ class ArrayVecEnv(VecEnv):
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+    def answers_at_once(self, method_name: str) -> bool:
+        """Return True if one call of the method answers for all environments, False if each has to be asked."""
+        return True
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return the batch's attribute, once for each of the indices."""
@@ -142,10 +149,14 @@ class GymVectorAdapter(ArrayVecEnv, Stateful):
                 'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})'
             )
         self.env = env
+        # Environments of their own, with attributes and methods of their own; other vector environments are one object.
+        batch = env.unwrapped
+        self._separate = batch if isinstance(batch, SyncVectorEnv | AsyncVectorEnv) else None
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._seeds = [seed] + [None] * (env.num_envs - 1)
         self._returns, self._lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)  # of the running episodes
         self._ended: dict[int, tuple[float, int]] = {}  # return and length of the episodes that ended in the last step
+        self._infos: Mapping[str, Any] = {}  # of the last step, as Gymnasium batches them
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seed if one is waiting."""
@@ -153,26 +164,34 @@ class GymVectorAdapter(ArrayVecEnv, Stateful):
         self._reset_seeds()
         self._reset_options()
         self._returns[:], self._lengths[:] = 0.0, 0
-        return np.asarray(obs)
+        return cast(VecEnvObs, obs if isinstance(obs, dict) else np.asarray(obs))
 
     def step_arrays(self, actions: NDArray[Any]) -> StepArrays:
         """Step the vector environment."""
-        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        obs, rewards, terminated, truncated, self._infos = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         self._returns += rewards
         self._lengths += 1
         if len(ended):
             self._ended = {int(i): (float(self._returns[i]), int(self._lengths[i])) for i in ended}
             self._returns[ended], self._lengths[ended] = 0.0, 0
-        final_obs = info["final_obs"][ended] if len(ended) else np.empty((0, *obs.shape[1:]), obs.dtype)
-        if final_obs.dtype == object:  # Gymnasium's own vector envs keep one array per ended environment
-            final_obs = np.stack(final_obs.tolist())
+        finals = self._infos["final_obs"] if len(ended) else np.empty(0, object)
+        # Gymnasium's own vector envs keep one observation per environment that ended.
+        final_obs = final_observations(finals[ended].tolist(), obs) if finals.dtype == object else finals[ended]
         return StepArrays(obs, np.asarray(rewards, np.float64), terminated, truncated, ended, final_obs)
 
+    def infos_of(self, step: StepArrays) -> list[dict[str, Any]]:
+        """Return the dictionaries that SB3 expects, with what the environments say in theirs."""
+        infos = super().infos_of(step)
+        if self._infos.keys() - AT_THE_END:
+            for index in set(range(self.num_envs)) - set(step.ended.tolist()):  # of the others it is about their next episode
+                infos[index] |= _info_of(self._infos, index)
+        return infos
+
     def episode_info(self, index: int) -> dict[str, Any]:
-        """Return the return and the length of the episode that has just ended, under SB3's keys."""
+        """Return what the environment said at the end of the episode, with its return and length under SB3's keys."""
         total, length = self._ended[index]
-        return {"episode": {"r": total, "l": length}}
+        return {**_info_of(self._infos.get("final_info", {}), index), "episode": {"r": total, "l": length}}
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the vector environment and of the running episodes; None if it has none to return."""
@@ -186,15 +205,38 @@ class GymVectorAdapter(ArrayVecEnv, Stateful):
         self._returns, self._lengths = state[RUNNING][0].copy(), state[RUNNING][1].astype(np.int64)
         self._reset_seeds()  # a seed that waits for a reset would start the episodes' randomness anew
 
+    def answers_at_once(self, method_name: str) -> bool:
+        """Return True if one call of the method answers for all environments, False if each has to be asked."""
+        return self._separate is None or hasattr(self.env, method_name)
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Return True if the adapted env, or each of its environments, has the attribute."""
+        # They are asked whether they have it: an AsyncVectorEnv does not survive being asked for what it has not.
+        separate = self._separate
+        return hasattr(self.env, attr_name) or (separate is not None and all(separate.call("has_wrapper_attr", attr_name)))
+
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """Return the adapted env's attribute, once for each of the indices."""
-        value = getattr(self.env, attr_name)
-        return [value for _ in self._get_indices(indices)]
+        """Return the attribute of the adapted env, or of each of its environments, once for each of the indices."""
+        if self._separate is None or hasattr(self.env, attr_name):
+            value = getattr(self.env, attr_name)
+            return [value for _ in self._get_indices(indices)]
+        self._require_attr(attr_name)
+        values = self._separate.get_attr(attr_name)
+        return [values[index] for index in self._get_indices(indices)]
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        """Call a method of the adapted env once and return its result, once for each of the indices."""
-        result = getattr(self.env, method_name)(*args, **kwargs)
-        return [result for _ in self._get_indices(indices)]
+        """Call a method of the adapted env once, or of each of its environments; return a result for each of the indices."""
+        if self._separate is None or hasattr(self.env, method_name):
+            result = getattr(self.env, method_name)(*args, **kwargs)
+            return [result for _ in self._get_indices(indices)]
+        self._require_attr(method_name)
+        if len(list(self._get_indices(indices))) < self.num_envs:
+            raise ValueError(f"{method_name} can only be called in all environments of a vector env, not in {indices}")
+        return list(self._separate.call(method_name, *args, **kwargs))
+
+    def _require_attr(self, name: str) -> None:
+        if not self.has_attr(name):
+            raise AttributeError(f"neither the vector env nor its environments have {name!r}")
 
     def close(self) -> None:
         """Close the vector environment."""
@@ -217,13 +259,8 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
     ended = np.flatnonzero(dones)
     truncated = np.zeros(env.num_envs, np.bool_)
     truncated[ended] = [bool(infos[index].get("TimeLimit.truncated", False)) for index in ended]
-    finals = [infos[index]["terminal_observation"] for index in ended]
-    final_obs: Any
-    if isinstance(obs, dict):
-        final_obs = {key: _stacked([final[key] for final in finals], values) for key, values in obs.items()}
-    else:
-        obs = np.asarray(obs)
-        final_obs = _stacked(finals, obs)
+    obs = obs if isinstance(obs, dict) else np.asarray(obs)
+    final_obs = final_observations([infos[index]["terminal_observation"] for index in ended], obs)
     weights = np.array([info.get("sample_weight", 1.0) for info in infos], dtype=np.float32)
     over = np.array([info.get("period_ended", False) for info in infos], dtype=np.bool_)
     step = StepArrays(
@@ -246,10 +283,31 @@ def has_action_masks(env: VecEnv) -> bool:
 
 def action_masks(env: VecEnv) -> NDArray[np.bool_]:
     """Return ``[B, n]``, false for actions that are not possible now."""
-    if isinstance(env.unwrapped, ArrayVecEnv):  # one call for all of them
+    batch = env.unwrapped
+    if isinstance(batch, ArrayVecEnv) and batch.answers_at_once(ACTION_MASKS):
         (masks,) = env.env_method(ACTION_MASKS, indices=0)
         return np.asarray(masks, np.bool_)
     return np.stack(env.env_method(ACTION_MASKS)).astype(np.bool_)
+
+
+def final_observations(finals: list[Any], obs: Any) -> Any:
+    """Return final observations ``[K, ...]`` in the form of `obs`: an array, or a dict of arrays."""
+    if isinstance(obs, dict):
+        return {key: _stacked([final[key] for final in finals], values) for key, values in obs.items()}
+    return _stacked(finals, obs)
+
+
+def _row(obs: Any, row: int) -> Any:
+    """Return one observation of a batch of them."""
+    return {key: values[row] for key, values in obs.items()} if isinstance(obs, dict) else obs[row]
+
+
+def _info_of(infos: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return what one environment said in a batch of infos, where ``_key`` tells who has said something under ``key``."""
+    said = {
+        key: values for key, values in infos.items() if key not in AT_THE_END and f"_{key}" in infos and infos[f"_{key}"][index]
+    }
+    return {key: _info_of(values, index) if isinstance(values, Mapping) else values[index] for key, values in said.items()}
 
 
 def _stacked(finals: list[Any], obs: NDArray[Any]) -> NDArray[Any]:

@@ -62,6 +62,7 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
         clip_range=training.clip_range,
         max_grad_norm=training.max_grad_norm,
         vf_coef=training.vf_coef,
+        normalize_advantage_per_mini_batch=training.normalize_advantage_per_mini_batch,
         microbatch_size=training.microbatch_size,
         optimizer=training.optimizer,
         critic=training.critic,

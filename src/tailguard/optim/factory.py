@@ -49,14 +49,15 @@ def build_optimizer(
     return optimizer
 
 
-def build_custom_optimizer(kind: type[Optimizer], params: ParamsT, options: dict[str, Any]) -> Optimizer:
+def build_custom_optimizer(kind: type[Optimizer], params: ParamsT, options: dict[str, Any] | None) -> Optimizer:
     """Return an optimizer of a class that the user names, as SB3 builds it; the learning rate is set with every update.
 
     :param kind: the class.
     :param params: the parameters that it moves.
-    :param options: its arguments without the learning rate.
+    :param options: its arguments without the learning rate. None is ``eps=1e-5`` for Adam; arguments that are given leave the
+        others at torch's defaults, as in SB3.
     """
-    if issubclass(kind, torch.optim.Adam):
-        options = {"eps": PPO_EPS} | options
+    if options is None:
+        options = {"eps": PPO_EPS} if kind is torch.optim.Adam else {}
     optimizer: Optimizer = kind(params, lr=0.0, **options)  # type: ignore[call-arg]
     return optimizer

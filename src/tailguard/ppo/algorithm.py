@@ -144,7 +144,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param clip_range: how far the ratio of new to old probability may count; a number or a function of the progress remaining.
     :param clip_range_vf: how far a prediction of the critics may move in an update, in units of the return; a number or a
         function of the progress remaining. None does not clip.
-    :param normalize_advantage: standardise the advantages of a rollout.
+    :param normalize_advantage: standardise the advantages.
     :param ent_coef: weight of the entropy bonus, constant. None leaves it to `entropy`.
     :param vf_coef: weight of the critics' loss.
     :param max_grad_norm: gradients are scaled down to this norm.
@@ -168,6 +168,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
     :param vgs: shorter steps where gradients are noisy: a :class:`VGSConfig` or a dict of its fields. None scales nothing.
     :param adversary: training against perturbed observations: a :class:`SAPPOConfig` or a dict of its fields. None has none.
     :param normalize_obs: False, True, an :class:`ObsNormConfig` or a dict of its fields.
+    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch by themselves, as SB3 and CleanRL
+        do, not those of the rollout at once. Minibatches then count alike, however large their advantages are; small ones add
+        the noise of their own mean and deviation.
     :param rollout_buffer_class: not supported: a rollout has one form here.
     :param rollout_buffer_kwargs: not supported.
     """
@@ -217,6 +220,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         vgs: VGSConfig | Mapping[str, Any] | None = None,
         adversary: SAPPOConfig | Mapping[str, Any] | None = None,
         normalize_obs: bool | ObsNormConfig | Mapping[str, Any] = False,
+        normalize_advantage_per_mini_batch: bool = False,
         rollout_buffer_class: None = None,
         rollout_buffer_kwargs: None = None,
         _init_setup_model: bool = True,
@@ -241,6 +245,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             )
         self.batch_size, self.microbatch_size, self.n_epochs = batch_size, microbatch_size, n_epochs
         self.clip_range, self.clip_range_vf, self.normalize_advantage = clip_range, clip_range_vf, normalize_advantage
+        self.normalize_advantage_per_mini_batch = normalize_advantage_per_mini_batch
         sb3_policy = is_sb3_policy(policy)
         critic = SCALAR_CRITIC if critic is None and sb3_policy else critic
         self.critic_config = _config("critic", CriticConfig, critic)
@@ -294,6 +299,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
 
     def _setup_model(self) -> None:
+        self._leave_rewards_alone()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.clip_range = FloatSchedule(self.clip_range)
@@ -343,6 +349,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
     def _setup_optimizer(self) -> None:
         """Build the optimizer over one flat tensor, and VGS over the heads that the tensor is made of."""
         policy, generator = self.actor_critic, torch.Generator().manual_seed(self.shuffler.initial_seed())
+        if policy.optimizer_class is not None and self.optimizer_config != OptimizerConfig():
+            warnings.warn(
+                f"optimizer {self.optimizer_config.name} is not used: policy_kwargs name optimizer_class or optimizer_kwargs",
+                stacklevel=3,
+            )
         if policy.optimizer_class is None:
             policy.optimizer = build_optimizer(
                 self.optimizer_config, [self.flat.tensor], 0.0, vgs=self.vgs_config.enabled, generator=generator
@@ -359,16 +370,18 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """Wrap an environment; the constructor, ``set_env`` and ``load`` pass theirs through here."""
         if isinstance(env, VectorEnv):
             env = GymVectorAdapter(env)
-        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        vec_normalize = unwrap_vec_normalize(wrapped)
-        if vec_normalize is not None and vec_normalize.norm_reward:
-            vec_normalize.norm_reward = False
+        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
+    def _leave_rewards_alone(self) -> None:
+        """Switch off the reward scale of a user's ``VecNormalize``; not for SB3's policies, whose values are in raw units."""
+        env = None if self.env is None else unwrap_vec_normalize(self.env)
+        if env is not None and env.norm_reward and not is_sb3_policy(self.policy_class):
+            env.norm_reward = False
             warnings.warn(
                 "VecNormalize(norm_reward=True) would scale returns a second time: its norm_reward is now False, since "
                 "DistributionalPPO follows the scale of returns by itself (PopArt)",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return wrapped
 
     @classmethod
     def _return_augmented(cls, env: GymEnv, risk: RiskConfig, gamma: float, seed: int | None) -> VecEnv:
@@ -382,6 +395,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         if self.risk_config.return_augmented:
             env = self._return_augmented(env, self.risk_config, self.gamma, self.seed)
         super().set_env(env, force_reset)
+        self._leave_rewards_alone()
 
     @property
     def learning_rate(self) -> float | Schedule:
@@ -640,7 +654,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             gamma=self.return_gamma,
             gae_lambda=self.gae_lambda,
             generator=self.shuffler,
-            normalize_advantage=self.normalize_advantage,
+            normalize_advantage=self.normalize_advantage and not self.normalize_advantage_per_mini_batch,
             keep_atoms=self._value_clip() is not None,
             sequence_length=self._unit,
         )
@@ -661,6 +675,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """
         minibatches: list[Tensor] = []
         settings = self._update_settings()
+        per_mini_batch = self.normalize_advantage and self.normalize_advantage_per_mini_batch
         for _ in range(self.n_epochs):
             before = len(minibatches)
             for batch in everything.shuffled(self._sequences, self.shuffler):
@@ -668,7 +683,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 if not total_weight:  # nothing to learn from; a step would only follow old momentum
                     self.logger.record("warn/empty_batch", 1.0)
                     continue
-                metrics = self.update.gradient(batch, total_weight, settings)
+                metrics = self.update.gradient(batch.standardised() if per_mini_batch else batch, total_weight, settings)
                 values = metrics.tolist()
                 if not all(map(math.isfinite, values)):  # a step with it would make every weight NaN
                     self.logger.record("warn/non_finite_gradient", 1.0)
@@ -929,6 +944,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             "clip_range": FloatSchedule(self.clip_range)(progress),
             "clip_range_vf": None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)(progress),
             "normalize_advantage": self.normalize_advantage,
+            "normalize_advantage_per_mini_batch": self.normalize_advantage_per_mini_batch,
             "use_sde": self.use_sde,
             "sde_sample_freq": self.sde_sample_freq,
             "max_grad_norm": self.max_grad_norm,
@@ -1019,15 +1035,16 @@ class DistributionalPPO(OnPolicyAlgorithm):
         return cls.from_tree(read_model(path), env, device, force_reset, {**known, **settings}, name)
 
     @classmethod
-    def from_sb3(cls, path: str | Path, env: Any, device: torch.device | str = "cpu", **settings: Any) -> Self:
+    def from_sb3(cls, path: str | Path, env: Any = None, device: torch.device | str = "cpu", **settings: Any) -> Self:
         """Return a model with the weights and settings of a zip of SB3's ``PPO`` or sb3-contrib's ``RecurrentPPO``.
 
-        No code in the file is run: weights are read as tensors, settings as plain values. Schedules that are functions, and
-        the state of the optimizer, are not taken over. The actor acts as the one in the file does; every quantile of the critic
-        begins as its value.
+        No code in the file is run: weights are read as tensors, settings as plain values, schedules and spaces from the text
+        beside their pickles. Schedules that are functions of the user's, and the state of the optimizer, are not taken over.
+        The actor acts as the one in the file does; every quantile of the critic begins as its value, in the units in which it
+        was trained.
 
         :param path: the zip.
-        :param env: environment to train on or to act in; the spaces in the file are pickles.
+        :param env: environment to train on. Without it the model can act, and has its spaces from the file.
         :param device: where to compute.
         :param settings: arguments of the constructor that shall differ.
         """
@@ -1042,8 +1059,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
             settings.pop("policy", saved.policy),
             env,
             device=device,
+            _init_setup_model=False,
             **{**saved.settings, **settings, "critic": critic, "policy_kwargs": kwargs},
         )
+        if model.env is None:
+            model.observation_space, model.action_space = saved.space("observation_space"), saved.space("action_space")
+            model.n_envs = saved.n_envs
+        model._setup_model()
         policy = model.actor_critic
         model.load_agent_state({"policy": weights_from_sb3(saved.weights, policy.state_dict(), model.action_space)})
         # Above 0: the critic's predictions count, and are kept when the scale of returns changes.

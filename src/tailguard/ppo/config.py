@@ -175,9 +175,11 @@ class CriticConfig(BaseModel):
     :param aggregate: the value of a state from both critics: ``mean`` or ``min`` of their means. ``min`` is pessimistic.
     :param huber_kappa: half-width of the quadratic zone of the loss, in normalised units. 0 learns true quantiles; 1, the usual
         choice elsewhere, pulls the tails inward by a fifth.
-    :param target: ``distribution``: SR(lambda), which keeps the spread of the return; ``lambda_return``: a single number per
-        sample, which does not.
-    :param value_lambda: lambda of the targets. 0.95 is usual; lower trusts the critic more, 1 trusts only observed returns.
+    :param target: ``distribution``: SR(lambda), which keeps the spread of the return; ``lambda_return``: the lambda-return of
+        the advantages' `gae_lambda`, a single number per sample, which does not. Left out for one quantile, which is
+        a mean and has no spread, it is ``lambda_return``, as in ordinary PPO.
+    :param value_lambda: lambda of targets that are distributions. 0.95 is usual; lower trusts the critic more, 1 trusts only
+        observed returns. It does not follow `gae_lambda`: a tail needs long traces where a policy learns best from short ones.
     :param tail_quantiles: how many of the quantiles are placed in the lower tail; 0 spreads all evenly. None: 5 of 20 or more
         quantiles, which more than halves the error of the CVaR there, and none of fewer.
     :param tail_alpha: the tail that they share; set it to the tail that you look at.
@@ -217,6 +219,13 @@ class CriticConfig(BaseModel):
         mode = settings.get("clip_mode", "per_quantile")
         require(mode == "per_quantile", "clip_mode", mode, "per_quantile: every quantile is clipped by itself; leave it out")
         return {name: value for name, value in settings.items() if name not in ("clip_mode", "clip_variance_factor")}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _target_of_a_mean(cls, settings: Any) -> Any:
+        """Let a single number learn lambda-returns unless another target is asked for: a draw of them has only more noise."""
+        is_mean = isinstance(settings, dict) and settings.get("num_quantiles") == 1
+        return {"target": "lambda_return", **settings} if is_mean else settings
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

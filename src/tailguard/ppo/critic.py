@@ -82,14 +82,14 @@ class AtomReturns(ReturnDistribution):
 
 
 class MeanReturn(AtomReturns):
-    """A single number, the mean, learnt by squared loss: the critic of ordinary PPO."""
+    """A single number, the mean, learnt by squared loss: the critic of ordinary PPO, with SB3's meaning of ``vf_coef``."""
 
     def __init__(self) -> None:
         super().__init__(1, torch.ones(1))
 
     @override
     def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
-        return 0.5 * (atoms - targets).squeeze(-1).square()
+        return (atoms - targets).squeeze(-1).square()
 
 
 class QuantileReturns(AtomReturns):

@@ -67,7 +67,8 @@ class DistributionalPolicy(BasePolicy):
     :param share_features_extractor: one extractor for actor and critics instead of one each.
     :param normalize_images: scale images to [0, 1].
     :param optimizer_class: a torch optimizer instead of the algorithm's own; None leaves the choice to the algorithm.
-    :param optimizer_kwargs: its arguments, without the learning rate.
+    :param optimizer_kwargs: its arguments, without the learning rate; without a class they are those of torch's Adam. None is
+        ``eps=1e-5`` for Adam, as in SB3, and torch's defaults for others.
     :param lstm_hidden_size: size of the hidden state, of a GRU as well.
     :param n_lstm_layers: number of recurrent layers.
     :param recurrent_cell: ``lstm``, or ``gru`` for GRU layers in the place of every LSTM.
@@ -139,7 +140,9 @@ class DistributionalPolicy(BasePolicy):
         )
         require(threads in (1, 2), "threads", threads, "1 or 2")
         self.compiled, self.threads = compiled, threads
-        self.optimizer_class, self.optimizer_kwargs = optimizer_class, dict(optimizer_kwargs or {})  # type: ignore[assignment]
+        if optimizer_kwargs is not None:  # SB3's default: arguments alone are Adam's
+            optimizer_class = optimizer_class or torch.optim.Adam
+        self.optimizer_class, self.optimizer_kwargs = optimizer_class, optimizer_kwargs  # type: ignore[assignment]
         self.observations = ObservationRows(observation_space, normalize_images)
         self.obs_size = self.observations.size
         self.action_dist = action_distribution(action_space, squash_output, censored)

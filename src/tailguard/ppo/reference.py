@@ -36,6 +36,7 @@ class ReferenceSettings:
 
     :param minibatches: gradient steps per epoch; a minibatch is the whole sequences of some environments.
     :param learning_rate: at the start; it falls linearly to 0.
+    :param normalize_advantage_per_mini_batch: standardise the advantages of each minibatch, not those of the rollout.
     :param head_size: width of the hidden layer between an LSTM and the outputs of actor or critic.
     :param alpha: maximise the mean of the worst share alpha of the returns (CVaR); None maximises the mean of all.
     :param period: steps that these returns are counted over, undiscounted; None is the episode, discounted by gamma.
@@ -52,6 +53,7 @@ class ReferenceSettings:
     vf_coef: float = 0.5
     learning_rate: float = 3e-4
     max_grad_norm: float = 0.5
+    normalize_advantage_per_mini_batch: bool = False
     lstm_hidden_size: int = 64
     head_size: int = 64
     num_quantiles: int = 16
@@ -147,6 +149,11 @@ def gae_advantages(rewards: Tensor, values: Tensor, next_values: Tensor, steps: 
     for t in reversed(range(len(delta))):
         advantages[t] = later = delta[t] + gamma * lam * running[t] * later
     return advantages.to(rewards)
+
+
+def standardise(advantages: Tensor) -> Tensor:
+    """Return advantages of mean 0 and standard deviation 1."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
 # ------------------------------------------------------------------------------------------------------------- 3. targets
@@ -356,7 +363,7 @@ class ReferencePPO:
 
     @torch.no_grad()
     def prepare(self, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the networks' inputs, standardised advantages ``[T, B]`` and normalised targets ``[K, T, B, N]``."""
+        """Return inputs, advantages ``[T, B]``, standardised unless minibatches are, normalised targets ``[K, T, B, N]``."""
         s, agent, scale, cap, gamma = self.settings, self.agent, self.scale, self.cap, self.gamma
         if scale.mass == 0.0:  # a first guess from rewards alone: what untrained critics say would drown small returns
             nothing = torch.zeros_like(steps.rewards)
@@ -384,8 +391,8 @@ class ReferencePPO:
             rest = torch.zeros(1) if steps.over[t, b] else next_atoms[:, t, b].sort(-1).values.mean(0)
             cap.episodes.append((after[0][t, b] + after[1][t, b] * rest.double(), torch.ones_like(rest).double() / len(rest)))
         scale.update(returns, [cast(nn.Linear, cast(nn.Sequential, critic)[-1]) for critic in agent.critics])
-        standardised = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-        return seen, standardised, (torch.stack(targets) - scale.mean) / scale.std
+        advantages = advantages if s.normalize_advantage_per_mini_batch else standardise(advantages)
+        return seen, advantages, (torch.stack(targets) - scale.mean) / scale.std
 
     def update(self, steps: Steps, progress: float) -> tuple[Tensor, Tensor, Tensor]:
         """Improve actor and critics; return advantages, targets, and of every gradient step the losses and the norm.
@@ -402,6 +409,7 @@ class ReferencePPO:
         for _ in range(s.n_epochs):
             for envs in torch.randperm(self.env.num_envs, generator=self.generator).chunk(s.minibatches):
                 x, starts, advantage = inputs[:, envs], steps.starts[:, envs], advantages[:, envs]
+                advantage = standardise(advantage) if s.normalize_advantage_per_mini_batch else advantage
                 actor_hidden, actor_cells, critic_hidden, critic_cells = (state[envs] for state in states)
                 pi = agent.action_distribution(unroll(agent.actor_lstm, x, starts, (actor_hidden, actor_cells))[0])
                 rho = (pi.log_prob(steps.actions[:, envs]) - steps.log_probs[:, envs]).exp()

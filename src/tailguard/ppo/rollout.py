@@ -373,7 +373,7 @@ class Batch:
     :param obs: normalised observations.
     :param actions: actions taken.
     :param dist_params: parameters of the distribution that they were drawn from.
-    :param advantages: normalised advantages.
+    :param advantages: advantages, standardised unless that is left to minibatches.
     :param weights: weights of the samples; 0 where there is nothing to learn.
     :param targets: target atoms of each critic, ``[K, ..., M]``.
     :param old_atoms: atoms that each critic predicted before the update, ``[K, ..., M]``; empty where nobody needs them.
@@ -416,6 +416,12 @@ class Batch:
         if device == self.weights.device:
             return self
         return Batch(*(getattr(self, name).to(device) for name in AXES_IN_FRONT))
+
+    def standardised(self) -> "Batch":
+        """Return the batch with advantages of mean 0 and deviation 1; a single sample keeps its own."""
+        if int((self.weights > 0.0).sum()) < 2:
+            return self
+        return dataclasses.replace(self, advantages=standardise(self.advantages, self.weights))
 
     def shuffled(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
         """Yield all sequences or samples in random order, `size` at a time."""
@@ -544,7 +550,7 @@ def prepare(
             advantages = _risk_advantages(rollout, objective, layout, columns, worth, gamma, gae_lambda)
             finished = _finished_returns(rollout, objective, layout, columns, atoms, gamma)
         targets = _targets(rollout, atoms, returns, layout, critic, gamma, generator)
-        standardised = _standardise(advantages, rollout.weights) if normalize_advantage else advantages
+        standardised = standardise(advantages, rollout.weights) if normalize_advantage else advantages
         steps = (rollout.actions, rollout.dist_params, standardised, rollout.weights)
         old_atoms = torch.stack([layout.gather(each) for each in atoms]) if keep_atoms else EMPTY
         states = (*actor_state, *critic_state)
@@ -617,11 +623,12 @@ def _same_scale(advantages: Tensor, weights: Tensor, alphas: Tensor) -> Tensor:
     scaled = advantages.clone()
     for alpha in alphas.unique():
         chosen = alphas == alpha
-        scaled[chosen] = _standardise(advantages[chosen], weights[chosen])
+        scaled[chosen] = standardise(advantages[chosen], weights[chosen])
     return scaled
 
 
-def _standardise(advantages: Tensor, weights: Tensor) -> Tensor:
+def standardise(advantages: Tensor, weights: Tensor) -> Tensor:
+    """Return advantages of weighted mean 0 and weighted standard deviation 1."""
     total = weights.sum().clamp(min=1e-8)
     mean = (weights * advantages).sum() / total
     variance = (weights * (advantages - mean).square()).sum() / total

@@ -55,6 +55,7 @@ EVERY_SETTING = {
     "clip_range": NUMBER,
     "clip_range_vf": Maybe(NUMBER),
     "normalize_advantage": FLAG,
+    "normalize_advantage_per_mini_batch": FLAG,
     "use_sde": FLAG,
     "sde_sample_freq": INTEGER,
     "max_grad_norm": EXTENDED,

@@ -2,20 +2,26 @@
 
 SB3 pickles whatever is not JSON into the file, and opening that runs code. Here only three things are read: the names and
 tensors of ``policy.pth``, by torch's loader for weights, which knows no code; numbers of the JSON; and the readable text that
-stands beside a pickle, where it names a class of torch's. The shape of the networks follows from their weights.
+stands beside a pickle, where it names a class of torch's, a schedule or a space. The shape of the networks follows from their
+weights.
 """
 
 import json
+import math
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.utils import LinearSchedule
 from torch import Tensor
 
 from tailguard.ppo.serialization import CLASSES
@@ -51,6 +57,9 @@ NETWORK = (
     "enable_critic_lstm",
 )
 PLAIN = (int, float, bool, type(None))
+NUMBERS = re.compile(r"[-+]?(?:inf|nan|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)")
+# A space in the text of a Dict space.
+ENTRY = re.compile(r"'([^']+)': (Box|Discrete|MultiDiscrete|MultiBinary)\((.*?)\)(?=, '|[})]$)", re.DOTALL)
 
 
 class Sb3Model(NamedTuple):
@@ -60,12 +69,31 @@ class Sb3Model(NamedTuple):
     :param settings: arguments of the algorithm.
     :param policy_kwargs: arguments of the policy.
     :param weights: of the policy, by SB3's names.
+    :param described: what the JSON says of the spaces, and how many environments there were.
     """
 
     policy: str
     settings: dict[str, Any]
     policy_kwargs: dict[str, Any]
     weights: dict[str, Tensor]
+    described: dict[str, Any]
+
+    def space(self, name: str) -> spaces.Space[Any]:
+        """Return the space that the text in the file describes.
+
+        :param name: ``observation_space`` or ``action_space``.
+        :raises ValueError: for one that it does not describe well enough.
+        """
+        try:
+            return _space(self.described[name])
+        except (KeyError, ValueError, TypeError, IndexError):
+            raise ValueError(f"the {name} cannot be read from the text in the file, whose code is not run: give env") from None
+
+    @property
+    def n_envs(self) -> int:
+        """Number of environments that the model was trained in."""
+        n_envs = self.described.get("n_envs")
+        return n_envs if isinstance(n_envs, int) and n_envs >= 1 else 1
 
 
 def read_sb3(path: str | Path) -> Sb3Model:
@@ -85,8 +113,19 @@ def read_sb3(path: str | Path) -> Sb3Model:
     except (pickle.UnpicklingError, RuntimeError):
         raise ValueError(f"{path} has weights that are more than tensors: reading them would run code of the file") from None
     settings = {name: data[name] for name in SETTINGS if isinstance(data.get(name, {}), PLAIN)}
-    settings |= {name: _constant(data.get(name)) for name in SCHEDULES if _constant(data.get(name)) is not None}
-    return Sb3Model(_policy_of(path, weights), settings, _policy_kwargs(data.get("policy_kwargs", {}), weights), weights)
+    settings["normalize_advantage_per_mini_batch"] = True  # what SB3's normalize_advantage means
+    for name in SCHEDULES:
+        schedule = _schedule(data.get(name))
+        if schedule is not None:
+            settings[name] = schedule
+        elif data.get(name) is not None:
+            warnings.warn(
+                f"{name} was a function, which is code and not read: give it to from_sb3({name}=...), or it has its default",
+                stacklevel=3,
+            )
+    described = {name: data.get(name) for name in ("observation_space", "action_space", "n_envs")}
+    kwargs = _policy_kwargs(data.get("policy_kwargs", {}), weights)
+    return Sb3Model(_policy_of(path, weights), settings, kwargs, weights, described)
 
 
 def weights_from_sb3(
@@ -172,9 +211,65 @@ def _plain(value: Any) -> Any:
     return float(value) if re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", value) else int(value)
 
 
-def _constant(value: Any) -> float | None:
-    """Return the number of a constant schedule; None for any other."""
+def _schedule(value: Any) -> float | LinearSchedule | None:
+    """Return a number or a linear schedule; None for any other, which is code."""
     if isinstance(value, Mapping):
-        text = re.search(r"ConstantSchedule\(val=([\d.e-]+)\)", str(value.get("value_schedule", "")))
-        return float(text[1]) if text else None
+        text = str(value.get("value_schedule", ""))
+        constant = re.fullmatch(r"ConstantSchedule\(val=(\S+)\)", text)
+        linear = {name: value[name] for name in ("start", "end", "end_fraction") if isinstance(value.get(name), int | float)}
+        linear = linear or {name: float(number) for name, number in re.findall(r"(start|end|end_fraction)=([-\d.e]+)", text)}
+        if "LinearSchedule" in f"{value.get(':type:')}{text}" and len(linear) == 3:
+            return LinearSchedule(**linear)
+        return float(constant[1]) if constant else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _space(described: Mapping[str, Any]) -> spaces.Space[Any]:
+    """Return the space of an entry of the JSON, where its pickle stands beside a text of its attributes."""
+    kind = str(described[":type:"]).removesuffix("'>").rpartition(".")[2]
+    if kind == "Dict":
+        text = str(described["spaces"])
+        entries: dict[str, spaces.Space[Any]] = {key: _space_of_repr(of, parts) for key, of, parts in ENTRY.findall(text)}
+        found = spaces.Dict(entries)
+        # Whatever is written in another way than this space is, has not been understood.
+        require(text in (str(dict(found.spaces)), str(found.spaces)), "spaces", text, "the text of a Dict")
+        return found
+    if kind == "Discrete":
+        return spaces.Discrete(int(described["n"]), start=int(described.get("start", 0)))
+    shape = tuple(int(size) for size in described["_shape"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(shape[0] if isinstance(described["n"], int) else shape)
+    if kind == "MultiDiscrete":
+        start = _array(described.get("start", 0), shape).astype(np.int64)
+        return spaces.MultiDiscrete(_array(described["nvec"], shape).astype(np.int64), start=start)
+    require(kind == "Box", "the space", kind, "one of SB3's")
+    return _box(described["low"], described["high"], shape, str(described["dtype"]))
+
+
+def _space_of_repr(kind: str, parts: str) -> spaces.Space[Any]:
+    """Return the space of a text such as ``Box(-1.0, 1.0, (2,), float32)``."""
+    if kind == "Box":
+        low, high, rest = parts.split(", ", 2)
+        shape, _, dtype = rest.rpartition(", ")
+        return _box(low, high, tuple(map(int, re.findall(r"\d+", shape))), dtype)
+    if kind == "Discrete":
+        n, _, start = parts.partition(", start=")
+        return spaces.Discrete(int(n), start=int(start or 0))
+    sizes = [int(size) for size in re.findall(r"\d+", parts)]
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(sizes if "(" in parts or "[" in parts else sizes[0])
+    return spaces.MultiDiscrete(sizes)
+
+
+def _box(low: Any, high: Any, shape: tuple[int, ...], dtype: str) -> spaces.Box:
+    kind = np.dtype(dtype).type
+    return spaces.Box(_array(low, shape).astype(kind), _array(high, shape).astype(kind), dtype=kind)
+
+
+def _array(text: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return the array of a text: of all its numbers, or, where numpy has shortened it, of the one number that it repeats."""
+    numbers = np.array([float(number) for number in NUMBERS.findall(str(text))])
+    if numbers.size == math.prod(shape) and "..." not in str(text):
+        return numbers.reshape(shape)
+    require(len(np.unique(numbers)) == 1, "the text of an array", text, "complete, or of one number")
+    return np.full(shape, numbers[0])

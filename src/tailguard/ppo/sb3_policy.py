@@ -10,6 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tailguard.optim.factory import PPO_EPS
 from tailguard.ppo.actions import action_distribution
 from tailguard.ppo.config import CriticConfig, ReturnScaleConfig, RiskConfig
 from tailguard.ppo.critic import build_return_distribution
@@ -42,7 +43,7 @@ class Sb3PolicyAdapter(DistributionalPolicy):
         BasePolicy.__init__(self, policy.observation_space, policy.action_space)
         self.inner = policy
         self.compiled = self.free_std = self.use_sde = False
-        given = policy.optimizer_class is not torch.optim.Adam or set(policy.optimizer_kwargs) - {"eps"}
+        given = policy.optimizer_class is not torch.optim.Adam or policy.optimizer_kwargs != {"eps": PPO_EPS}  # SB3's default
         self.optimizer_class = policy.optimizer_class if given else None  # type: ignore[assignment]
         self.optimizer_kwargs = policy.optimizer_kwargs
         self.observations = ObservationRows(policy.observation_space)

@@ -5,7 +5,7 @@ policy's loss (loss.py), the critics' loss, and back. ``applies.py`` says when i
 
 The critics' loss (quantiles.py, critic.py) with its gradient is one pass over the samples::
 
-    mean:       sum_m w_m (v_m - y_m)^2 / 2
+    mean:       sum_m w_m (v_m - y_m)^2
     quantiles:  sum_m w_m mean_i sum_j p_j u (tau_i - 1{u < 0}),   u = y_mj - q_mi
 
 The second is quantile regression with the pinball loss, kappa = 0: tau S - S_below with S the mean of u and S_below that of
@@ -46,10 +46,10 @@ def mean_loss(values: Array, targets: Array, weights: Array, scale: float, grad_
     total = 0.0
     for m in range(len(weights)):
         error = values[m, 0] - targets[m, 0]
-        grad_values[m, 0] = np.float32(scale) * weights[m] * error if weights[m] != ZERO else ZERO
+        grad_values[m, 0] = np.float32(2.0 * scale) * weights[m] * error if weights[m] != ZERO else ZERO
         if weights[m] != ZERO:
             total += weights[m] * np.float64(error) * error
-    return 0.5 * total
+    return total
 
 
 @inlined
