@@ -87,7 +87,7 @@ def test_an_agent_that_earns_on_held_out_bars_is_trusted():
 
 
 def test_where_nothing_can_be_learnt_nothing_is_steered():
-    """What is steered by chance has a mean of 0.19 and a deviation of 0.33 (the forecasts of 60 such markets, seeds from 200)."""
+    """What is steered by chance has a mean of 0.19 and a deviation of 0.33 (60 such markets, seeds from 200)."""
     shares = [chosen(planted_market("none", 1500, seed=seed).bars, tiny=SMALL).active for seed in range(5)]
     assert np.median(shares) == 0.0
     assert np.mean(shares) <= 0.19 + 2.0 * 0.33 / 5**0.5
