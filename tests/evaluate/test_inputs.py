@@ -177,7 +177,10 @@ def test_days_keep_their_date_and_hours_are_brought_to_utc(tmp_path):
     hours = pd.date_range("2020-03-01 09:30", periods=40, freq="h", tz="America/New_York")
     path = tmp_path / "a.csv"
     RETURNS.set_axis(hours).to_csv(path)
-    assert read_returns(path).index.equals(hours.tz_convert("UTC").tz_localize(None).as_unit("ns"))
+    assert read_returns(path).index.equals(hours.tz_convert("UTC").as_unit("ns"))
+    bare = RETURNS.set_axis(hours.tz_localize(None))
+    assert read_returns(bare).index.equals(hours.tz_localize(None).as_unit("ns"))
+    assert read_returns(bare, timezone="America/New_York").index.equals(hours.tz_convert("UTC").as_unit("ns"))
     RETURNS.tz_localize("America/New_York").to_csv(path)  # midnights there: the offset changes with the season
     same(read_returns(path))
 

@@ -205,6 +205,83 @@ def test_weights_of_a_day_are_known_at_its_end():
     assert found.evaluation.agent.times[0] == daily.index[102]
 
 
+HOURS = pd.date_range("2020-01-01", periods=24 * 60, freq="h")
+HOURLY = random_walk(len(HOURS), seed=4).set_index(HOURS.rename("time"))
+
+
+def test_times_of_which_only_some_name_a_zone_are_refused(tmp_path):
+    """Weights that follow the last move of a random walk would have earned the moves of the next nine hours."""
+    weights = pd.Series(np.sign(HOURLY["close"].diff(8).fillna(0.0)), HOURS, name="weight")
+    path, bars = tmp_path / "weights.csv", tmp_path / "bars.csv"
+    weights.tz_localize("Asia/Tokyo").to_csv(path, index_label="time")
+    HOURLY.to_csv(bars)
+    refusal = "the times of the weights name their zone and those of the bars do not; .* --timezone"
+    for given in (path, weights.tz_localize("Asia/Tokyo")):
+        for traded in (str(bars), HOURLY):
+            with pytest.raises(DataError, match=refusal):
+                tailguard.judge(weights=given, bars=traded, trading=FREE, effort=QUICK)
+    right = tailguard.judge(weights=path, bars=str(bars), trading=FREE, effort=QUICK, timezone="Asia/Tokyo")
+    assert right.verdict.outcome != "evidence of skill"
+    same = tailguard.judge(weights=weights, bars=HOURLY, trading=FREE, effort=QUICK)
+    np.testing.assert_array_equal(right.evaluation.agent.returns, same.evaluation.agent.returns)
+    weights.to_csv(path, index_label="time")
+    HOURLY.tz_localize("Asia/Tokyo").to_csv(bars)
+    with pytest.raises(DataError, match="the times of the bars name their zone and those of the weights do not"):
+        tailguard.judge(weights=path, bars=str(bars), trading=FREE, effort=QUICK)
+    loaded = load_bars(bars)  # in UTC, without saying so: weights are made of it
+    made = tailguard.judge(weights=weights.set_axis(loaded.index), bars=loaded, trading=FREE, effort=QUICK)
+    np.testing.assert_array_equal(made.evaluation.agent.returns, same.evaluation.agent.returns)
+    returns = HOURLY["close"].pct_change().iloc[1:]
+    with pytest.raises(DataError, match="the times of the returns name their zone and those of the benchmark do not"):
+        tailguard.judge(returns.tz_localize("Etc/GMT+5"), benchmark=HOURLY)
+
+
+def test_skill_by_times_that_name_no_zone_comes_with_a_caution():
+    """Nobody can see that these weights, written in another zone than the bars, use the next five hours."""
+    weights = pd.Series(np.sign(HOURLY["close"].diff(5).shift(-5).fillna(0.0)), HOURS)
+    found = tailguard.judge(weights=weights, bars=HOURLY, trading=FREE, effort=QUICK)
+    assert found.verdict.outcome == "evidence of skill"
+    assert found.verdict.reasons[-1].startswith("The times of weights and bars name no zone and are taken to be on one clock")
+    zoned = tailguard.judge(weights=weights, bars=HOURLY, trading=FREE, effort=QUICK, timezone="UTC")
+    assert "zone" not in " ".join(zoned.verdict.reasons)
+    edge = ar1_returns(1500, rho=0.6, overnight_share=0.1, seed=1)
+    edge = edge.set_index(pd.date_range("2020-01-01", periods=1500, freq="h", name="time"))
+    decided = tailguard.judge_strategy(follow, edge, trading=FREE, effort=QUICK)
+    assert decided.verdict.outcome == "evidence of skill"
+    assert "zone" not in " ".join(decided.verdict.reasons)
+
+
+@pytest.mark.parametrize("hours", [5, -9, 5.5])
+def test_a_benchmark_in_another_time_zone_is_refused(hours):
+    half = pd.date_range("2020-01-01", periods=2000, freq="30min")
+    market = pd.Series(drifting(2).to_numpy()[:2000], half)
+    mine = 0.5 * market + 0.005 * np.random.default_rng(3).standard_normal(2000)
+    moved = mine.set_axis(half + pd.Timedelta(hours=hours))
+    when = "before" if hours > 0 else "after"
+    with pytest.raises(
+        DataError, match=rf"the benchmark's of {abs(hours):g} hours {when} .* move them by {abs(hours):g} hours"
+    ):
+        tailguard.judge(moved, benchmark=market)
+    faint = 0.3 * market + 0.01 * np.random.default_rng(3).standard_normal(2000)
+    found = tailguard.judge(faint.set_axis(moved.index), benchmark=market, effort=Effort(draws=50))
+    assert any(f"move more with the benchmark's of {abs(hours):g} hours {when}" in reason for reason in found.verdict.reasons)
+    assert not any("move more" in reason for reason in tailguard.judge(mine, benchmark=market, effort=QUICK).verdict.reasons)
+
+
+def test_days_of_weights_end_where_their_zone_ends():
+    """A weight of a day in New York may be made of bars up to five in the morning in UTC."""
+    bars = HOURLY.tz_localize("UTC")
+    weights = pd.Series(np.arange(40) / 40.0, pd.date_range("2020-01-03", periods=40))
+    found = tailguard.judge(weights=weights, bars=bars, trading=FREE, effort=QUICK)
+    assert found.evaluation.agent.times[0] == pd.Timestamp("2020-01-04 00:00")
+    assert found.verdict.reasons[-1].startswith("The weights have days and no times of day: their days are taken to end at")
+    there = tailguard.judge(weights=weights, bars=bars, trading=FREE, effort=QUICK, timezone="America/New_York")
+    assert there.evaluation.agent.times[0] == pd.Timestamp(
+        "2020-01-04 05:00"
+    )  # decided at four, the last before midnight there
+    assert not any("their days" in reason or "after the bar of their day" in reason for reason in there.verdict.reasons)
+
+
 def test_a_benchmark_beside_weights_has_to_be_beaten(bars):
     weights = pd.Series(follow(bars), bars.index)
     found = tailguard.judge(weights=weights, bars=bars, benchmark=bars, trading=FREE, effort=QUICK)

@@ -166,6 +166,7 @@ def run_judge(
     """Judge anybody's strategy by its returns, or by its weights, which are traded again: a verdict, reasons, a report."""
     from tailguard.evaluate.judge import judge
     from tailguard.evaluate.record import RECORD_FOLDER, save_record
+    from tailguard.market.data import load_source
     from tailguard.market.rules import TradingRules
 
     given = returns or weights
@@ -173,18 +174,20 @@ def run_judge(
         raise ValueError("nothing to judge: give --returns FILE, or --weights FILE with --bars FILE")
     if weights is not None and bars is None:
         raise ValueError("--weights needs --bars: a file or a shipped data set that they trade")
-    trading = settings.load().trading
+    tree = settings.load()
     with console(stderr=True).status("evaluating"):
         judgement = judge(
             returns,
             weights,
-            bars,
+            None if bars is None else load_source(bars, tree.files),
             benchmark,
             trials,
             cash_rate=_rate(cash_rate),
-            trading=TradingRules(**trading.model_dump(include=set(TradingRules.model_fields))),
+            trading=TradingRules(**tree.trading.model_dump(include=set(TradingRules.model_fields))),
             column=column,
+            timezone=tree.files.timezone,
             title=given.name,
+            source=bars or str(given),
             ledger="user" if ledger else None,
         )
         folder = output or free_folder("judged", str(given))

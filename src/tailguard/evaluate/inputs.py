@@ -8,19 +8,21 @@ numbers.
 import io
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.stats.series import Floats
-from tailguard.market.bars import DataError, symbols_of, timeframe_text
+from tailguard.market.bars import ZONE_REMEDY, DataError, symbols_of, timeframe_text
 from tailguard.market.columns import as_numbers
 from tailguard.market.files import DATE, SAMPLE_LINES, SEPARATORS, UNREADABLE, decode, unpacked
-from tailguard.market.times import AmbiguousTimes, are_clocks, as_text, join_clocks, parse_times
+from tailguard.market.times import AmbiguousTimes, are_clocks, are_days, as_text, join_clocks, localize, parse_times
 
 logger = logging.getLogger(__name__)
+Table = TypeVar("Table", pd.Series, pd.DataFrame)
 TableSource = str | Path | pd.Series | pd.DataFrame
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".gz", ".zip")
 # As :func:`_plain` writes them, the likelier ones first. A name decides which column is meant; numbers decide what they are.
@@ -62,15 +64,21 @@ MOST_RATE = 1.0
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
 
 
-def read_returns(source: TableSource, column: str | None = None, what: str = "returns") -> pd.Series:
+def read_returns(
+    source: TableSource, column: str | None = None, what: str = "returns", timezone: str | None = None
+) -> pd.Series:
     """Return simple returns per bar, indexed by the time at which each was earned.
+
+    As in all tables of this module, times of day are in UTC, and say so, if their zone is known; else they are as written. Days
+    keep their date.
 
     :param source: returns, or an equity curve or prices, whose changes are taken.
     :param column: name of the column; None finds it by the names that are usual.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     :raises DataError: naming the row or the column, and what to do.
     """
-    table = _table(source, what)
+    table = _table(source, what, timezone)
     values = _pick(table, column, (*RETURN_NAMES, *LEVEL_NAMES), what)
     _say_understood(source, values, table, _kind(values))
     values = values.set_axis(_month_ends(pd.DatetimeIndex(values.index)))
@@ -84,14 +92,17 @@ def read_returns(source: TableSource, column: str | None = None, what: str = "re
     return values.rename(what)
 
 
-def read_levels(source: TableSource, column: str | None = None, what: str = "benchmark") -> pd.Series:
+def read_levels(
+    source: TableSource, column: str | None = None, what: str = "benchmark", timezone: str | None = None
+) -> pd.Series:
     """Return prices, or an index that earns the returns of a table and begins one bar before them.
 
     :param source: see :func:`read_returns`.
     :param column: see :func:`read_returns`.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     """
-    table = _table(source, what)
+    table = _table(source, what, timezone)
     values = _pick(table, column, (*BENCHMARK_NAMES, *LEVEL_NAMES, *RETURN_NAMES), what)
     _say_understood(source, values, table, _kind(values).replace("equity curve", "prices"))
     if _kind(values) == "equity curve":
@@ -105,16 +116,17 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
     return index
 
 
-def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights") -> pd.DataFrame:
+def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights", timezone: str | None = None) -> pd.DataFrame:
     """Return target weights, one column per symbol of the bars; NaN holds.
 
     :param source: weights, a column per symbol, or a row per time and symbol; or positions in money beside a column `cash`,
         which are divided by their sum.
     :param bars: what is traded.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     :raises DataError: naming the symbol that is missing or not known.
     """
-    table = _table(_by_symbol(_frame(source, what), what), what, holes=True)
+    table = _table(_by_symbol(_frame(source, what), what), what, timezone, holes=True)
     named = {str(column).strip().lower(): column for column in table.columns}
     symbols = symbols_of(bars)
     if symbols == [""]:
@@ -134,13 +146,14 @@ def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights")
     return chosen.set_axis(symbols, axis=1)
 
 
-def read_rates(source: TableSource, what: str = "cash_rate") -> pd.Series:
+def read_rates(source: TableSource, what: str = "cash_rate", timezone: str | None = None) -> pd.Series:
     """Return interest rates per year by time, as fractions; where one is missing, that before it holds.
 
     :param source: rates, such as 0.03 for 3 %; those of FRED, which are told by their names, in percent.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     """
-    table = _table(source, what)
+    table = _table(source, what, timezone)
     rates = _pick(table, None, (*RATE_NAMES, *PERCENT_RATES), what, holes=True).dropna()
     percent = _plain(rates.name) in PERCENT_RATES
     _say_understood(source, rates, table, "interest rates in percent" if percent else "interest rates")
@@ -159,6 +172,7 @@ def rates_at(rates: float | pd.Series, starts: pd.DatetimeIndex) -> Floats:
     """
     if not isinstance(rates, pd.Series):
         return np.full(len(starts), float(rates))
+    rates = without_zone(rates)
     known = np.searchsorted(rates.index.to_numpy(), starts.to_numpy(), side="right") - 1
     if known[0] < 0:
         raise DataError(f"cash_rate: begins at {rates.index[0]}, after the first bar, {starts[0]}; give earlier rates as well")
@@ -173,16 +187,33 @@ def first_start(times: pd.DatetimeIndex) -> pd.Timestamp:
 
 def usual_step(index: pd.Index) -> pd.Timedelta:
     """Return the usual time between two bars."""
-    return pd.Timedelta(np.median(np.diff(index.to_numpy())))
+    return pd.Timedelta(np.median(np.diff(pd.DatetimeIndex(index).tz_localize(None).to_numpy())))
 
 
-def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
-    """Return the numeric columns of a table, sorted by their times, which are unique and without a zone.
+def require_one_clock(times: Mapping[str, pd.DatetimeIndex]) -> None:
+    """Refuse times of day of which some name their zone and others do not: signals may stand before what they are made of.
 
+    :param times: of the tables that are to be compared, by their names.
+    """
+    clocked = {what: index for what, index in times.items() if not are_days(index)}
+    zoned, bare = ([what for what, index in clocked.items() if (index.tz is not None) is kind] for kind in (True, False))
+    if zoned and bare:
+        raise DataError(f"the times of the {zoned[0]} name their zone and those of the {bare[0]} do not; {ZONE_REMEDY}")
+
+
+def without_zone(table: Table) -> Table:
+    """Return a table without the zone of its times."""
+    return table.tz_localize(None) if cast(pd.DatetimeIndex, table.index).tz is not None else table
+
+
+def _table(source: TableSource, what: str, timezone: str | None = None, holes: bool = False) -> pd.DataFrame:
+    """Return the numeric columns of a table, sorted by their times, which are unique, and in UTC if their zone is known.
+
+    :param timezone: of times of day that name none.
     :param holes: True leaves NaN where it is; False lets :func:`_pick` refuse it.
     """
     frame = _frame(source, what)
-    index = _without_zone(pd.DatetimeIndex(frame.index))
+    index = _on_clock(pd.DatetimeIndex(frame.index), timezone)
     if index.has_duplicates:
         repeated = index[index.duplicated()][0]
         raise DataError(f"{what}: the time {repeated} is there more than once; drop all rows of it but one")
@@ -330,17 +361,14 @@ def _times(column: pd.Series, what: str) -> pd.DatetimeIndex | None:
     if months is not None:
         return months
     try:
-        if pd.api.types.is_numeric_dtype(column):
-            return parse_times(column).values
-        text = as_text(column)
-        local = parse_times(text.str.replace(r"(?<=:\d\d)(\.\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)$", r"\1", regex=True)).values
-        # Days keep their date whatever the zone; other times are brought to UTC.
-        times = local if bool((local == local.normalize()).all()) else parse_times(text).values
+        times = parse_times(column if pd.api.types.is_numeric_dtype(column) else as_text(column))
     except AmbiguousTimes as error:
         raise DataError(f"{what}: {str(error).partition(';')[0]}; write dates as 2020-12-31") from None
     except DataError:
         return None
-    return None if times.isna().any() else times
+    if times.values.isna().any():
+        return None
+    return times.values.tz_localize("UTC") if times.in_utc else times.values
 
 
 def _months(column: pd.Series) -> pd.DatetimeIndex | None:
@@ -367,11 +395,13 @@ def _plain(name: object) -> str:
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
-def _without_zone(index: pd.DatetimeIndex) -> pd.DatetimeIndex:
-    if index.tz is not None:
-        local = index.tz_localize(None)
-        index = local if bool((local == local.normalize()).all()) else index.tz_convert("UTC").tz_localize(None)
-    return index.as_unit("ns")
+def _on_clock(index: pd.DatetimeIndex, timezone: str | None) -> pd.DatetimeIndex:
+    """Return days without a zone, times of day in UTC if their zone is known, and else as they are."""
+    if are_days(index):
+        return index.tz_localize(None).as_unit("ns")
+    if index.tz is None and timezone is not None:
+        index = localize(index, timezone)
+    return (index if index.tz is None else index.tz_convert("UTC")).as_unit("ns")
 
 
 def _pick(table: pd.DataFrame, column: str | None, names: tuple[str, ...], what: str, holes: bool = False) -> pd.Series:
