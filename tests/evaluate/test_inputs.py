@@ -212,6 +212,15 @@ def test_weights_go_to_their_symbols():
         read_weights(weights.assign(cc=1.0), bars)
 
 
+def test_a_symbol_without_a_row_is_sold_and_one_without_a_number_is_held():
+    bars = load_bars({symbol: random_walk(40, seed=seed) for seed, symbol in enumerate("ABC")})
+    rows = [(bars.index[k], "ABC"[k % 3], 1.0) for k in range(6)]
+    rows += [(bars.index[6], "A", np.nan), (bars.index[6], "B", 0.5)]
+    found = read_weights(pd.DataFrame(rows, columns=["date", "ticker", "target_weight"]), bars)
+    np.testing.assert_array_equal(found.iloc[:6], np.tile(np.eye(3), (2, 1)))
+    np.testing.assert_array_equal(found.iloc[6], [np.nan, 0.5, 0.0])
+
+
 def test_rates_hold_until_the_next():
     rates = read_rates(pd.Series([0.01, 0.02], index=DAYS[[0, 10]]))
     np.testing.assert_array_equal(rates_at(rates, DAYS), np.where(np.arange(40) < 10, 0.01, 0.02))

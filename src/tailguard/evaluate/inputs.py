@@ -244,7 +244,10 @@ def _frame(source: TableSource, what: str) -> pd.DataFrame:
 
 
 def _by_symbol(frame: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Return a column per symbol for a table with a row per time and symbol; others come back as they are."""
+    """Return a column per symbol for a table with a row per time and symbol; others come back as they are.
+
+    A symbol that has no row at a time is not held from then on; a row without a number holds.
+    """
     plain = {_plain(name): name for name in frame.columns}
     symbol = next((plain[name] for name in SYMBOL_NAMES if name in plain), None)
     weight = next((plain[name] for name in WEIGHT_NAMES if name in plain), None)
@@ -256,7 +259,11 @@ def _by_symbol(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     if twice.any():
         first = long[twice].iloc[0]
         raise DataError(f"{what}: {first['symbol']} at {first['time']} is there more than once; drop all rows of it but one")
-    return long.pivot(index="time", columns="symbol", values="weight").rename(columns=str)
+    wide = long.set_index(["time", "symbol"])["weight"].unstack(fill_value=0).rename(columns=str)
+    absent = wide.size - len(long)
+    if absent:
+        logger.info("%s: a row per time and symbol; %s pairs without a row are weights of 0", what, f"{absent:,}")
+    return wide
 
 
 def _fractions(column: pd.Series) -> Floats:
