@@ -102,8 +102,8 @@ def test_an_equity_curve_may_have_thousands_marks_and_currencies(style):
 
 def test_an_equity_curve_that_begins_at_1_is_not_taken_for_factors():
     for seed in range(50):
-        returns = LONGER.iloc[:64].sample(frac=1.0, random_state=seed).to_numpy()
-        curve = pd.Series(np.cumprod(1.0 + returns), LONGER.index[:64])
+        returns = LONGER.iloc[:32].sample(frac=1.0, random_state=seed).to_numpy()
+        curve = pd.Series(np.cumprod(1.0 + returns), LONGER.index[:32])
         np.testing.assert_allclose(read_returns(curve), returns[1:], atol=1e-12)
 
 
@@ -249,6 +249,8 @@ def test_rates_hold_until_the_next():
         (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
         (pd.Series("x", DAYS), "holds no numbers over time"),
         (1.0 + LONGER, "looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1"),
+        (0.75 + 20.0 * RETURNS, "as large as an equity curve, but hardly depends on its value before; divide percent"),
+        ((1.0 + 20.0 * RETURNS).rename("nav"), "hardly depends on its value before"),
         (pd.DataFrame({"date": [*DAYS.strftime("%Y-%m-%d"), "Total"], "returns": [*RETURNS, 0.1]}), "row 41 has 'Total'"),
     ],
 )  # fmt: skip

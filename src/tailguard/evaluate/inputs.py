@@ -58,8 +58,8 @@ MONTH_FORMATS = ("%Y%m", "%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y")
 LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gains as much on the usual bar
 # Cumulated returns are close to the value before, begin near 0, and move; interest, which is as smooth, hardly moves.
 FEWEST_CUMULATED, CUMULATED_CORRELATION, CUMULATED_MOVE = 32, 0.9, 1e-4
-# Factors are around 1 and hardly correlated with those before; so many values of a random walk are.
-FEWEST_FACTORS, FACTOR_RANGE, FACTOR_CORRELATION = 64, 0.1, 0.3
+# An equity curve is close to its value before; factors, which are around 1, and percentages are not. So many values show it.
+FEWEST_LEVELS, FACTOR_RANGE, LEVEL_CORRELATION = 32, 0.1, 0.3
 MOST_RATE = 1.0
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
 
@@ -83,7 +83,7 @@ def read_returns(
     _say_understood(source, values, table, _kind(values))
     values = values.set_axis(_month_ends(pd.DatetimeIndex(values.index)))
     _require_uncumulated(values, what)
-    _require_no_factors(values, what)
+    _require_true_levels(values, what)
     if _kind(values) == "equity curve":
         return values.pct_change(fill_method=None).iloc[1:].rename(what)
     if _kind(values) == "log returns":
@@ -107,7 +107,7 @@ def read_levels(
     _say_understood(source, values, table, _kind(values).replace("equity curve", "prices"))
     if _kind(values) == "equity curve":
         _require_uncumulated(values, what)
-        _require_no_factors(values, what)
+        _require_true_levels(values, what)
         levels: pd.Series = values.rename(what).set_axis(_month_ends(pd.DatetimeIndex(values.index)))
         return levels
     returns = read_returns(values.to_frame(), None, what)
@@ -482,13 +482,18 @@ def _require_uncumulated(values: pd.Series, what: str) -> None:
         raise DataError(f"{what}: {values.name} looks like returns cumulated from the start, not returns per bar; {remedy}")
 
 
-def _require_no_factors(values: pd.Series, what: str) -> None:
-    """Refuse 1.01 for a return of 1 %: an equity curve is close to its value before, factors are not."""
+def _require_true_levels(values: pd.Series, what: str) -> None:
+    """Refuse what is as large as an equity curve and is none: 1.01, or 1, for a return of 1 %."""
     numbers = values.to_numpy(dtype=np.float64)
+    if len(numbers) < FEWEST_LEVELS or _kind(values) != "equity curve":
+        return
     centred = numbers - numbers.mean()
-    around = len(numbers) >= FEWEST_FACTORS and abs(float(np.median(numbers)) - 1.0) < FACTOR_RANGE
-    if around and float(centred[1:] @ centred[:-1]) < FACTOR_CORRELATION * float(centred @ centred):
+    if float(centred[1:] @ centred[:-1]) >= LEVEL_CORRELATION * float(centred @ centred):
+        return
+    if abs(float(np.median(numbers)) - 1.0) < FACTOR_RANGE and float(numbers.std()) < FACTOR_RANGE:
         raise DataError(f"{what}: {values.name} looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1")
+    remedy = "divide percentages by 100"
+    raise DataError(f"{what}: {values.name} is as large as an equity curve, but hardly depends on its value before; {remedy}")
 
 
 def _cumulated(values: Floats) -> bool:
