@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import tailguard
-from tailguard.evaluate import statistics
+from tailguard.evaluate import inputs, statistics
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.judge import LookAheadError, require_causal
 from tailguard.evaluate.record import load_record
@@ -300,6 +300,38 @@ def test_interest_is_taken_out_of_returns_too(rate):
     assert "did not trade" in " ".join(found.verdict.reasons)
 
 
+def test_bars_before_the_first_rate_are_left_out():
+    """As those before a benchmark are: a table of rates often begins with the returns, which are earned from the day before."""
+    market = drifting(1, years=4)
+    rates = pd.Series(np.linspace(0.0, 0.05, len(market)), market.index, name="rate")
+    found = tailguard.judge(market, cash_rate=rates, effort=Effort(draws=50))
+    assert found.evaluation.agent.times[0] == market.index[1]
+    assert "left out" not in " ".join(found.verdict.reasons)
+    found = tailguard.judge(market, cash_rate=rates.iloc[99:], effort=Effort(draws=50))
+    assert "100 bars of the returns lie before the first cash rate, and are left out." in found.verdict.reasons
+    with pytest.raises(DataError, match="3 bars inside the cash rate; at least 8 are needed"):
+        tailguard.judge(market.iloc[:100], cash_rate=rates.iloc[96:])
+
+
+def test_rates_of_a_file_of_factors_get_a_word(caplog, tmp_path, monkeypatch):
+    market = drifting(1, years=4)
+    path = tmp_path / "factors.csv"
+    pd.Series(0.019, market.index, name="RF").to_csv(path)
+    monkeypatch.setattr(inputs.logger, "handlers", [caplog.handler])  # the command line may have taken it over
+    monkeypatch.setattr(inputs.logger, "propagate", False)
+    with caplog.at_level("INFO", inputs.logger.name):
+        found = tailguard.judge(market, cash_rate=path, effort=Effort(draws=50))
+    assert "interest rates (1.90% per year in the middle)" in caplog.messages[-1]
+    assert found.verdict.reasons[-1].startswith("The cash rate in column RF is taken to be per year, 1.90% in the middle")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int])
+def test_a_rate_may_be_any_number(kind):
+    rate = kind(0) if kind in (int, np.int64) else kind(0.03125)
+    found = tailguard.judge(drifting(1, years=4), cash_rate=rate, effort=Effort(draws=50)).evaluation
+    assert found.agent.riskless[1] == pytest.approx(float(rate) / 365.25)
+
+
 def test_a_table_of_rates_is_paid_on_idle_cash(bars):
     rates = pd.Series([0.02, 0.05], bars.index[[0, 700]])
     idle = pd.Series(0.0, bars.index)
@@ -412,6 +444,8 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         ({"weights": weights, "bars": bars, "trading": {"fees": 1}}, "fees: unknown key"),
         ({"returns": drifting(0), "trials": 0}, "trials is 0"),
         ({"returns": drifting(0), "cash_rate": 3}, "cash_rate is 3, but it must be a fraction per year: 0.03 is 3 %"),
+        ({"returns": drifting(0), "cash_rate": -5}, "cash_rate is -5, but it must be a fraction per year"),
+        ({"returns": drifting(0), "cash_rate": 0.0 * drifting(0) - 0.05}, "a rate of -0.05 per year"),
         ({"weights": weights, "bars": bars, "cash_rate": 3.0}, "cash_rate is 3.0, but it must be a fraction"),
         ({"returns": drifting(0), "benchmark": "nasdaq"}, "nasdaq: no such file"),
         ({"returns": drifting(0), "benchmark": 0.0 * drifting(0) + 100.0}, "benchmark: does not move from"),

@@ -60,7 +60,8 @@ LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gai
 FEWEST_CUMULATED, CUMULATED_CORRELATION, CUMULATED_MOVE = 32, 0.9, 1e-4
 # An equity curve is close to its value before; factors, which are around 1, and percentages are not. So many values show it.
 FEWEST_LEVELS, FACTOR_RANGE, LEVEL_CORRELATION = 32, 0.1, 0.3
-MOST_RATE = 1.0
+LEAST_RATE, MOST_RATE = -0.02, 1.0  # interest per year: lower than any that was ever paid on cash, and percentages
+PER_BAR_RATES = ("rf", "risk_free", "riskfree")  # names that files of factors give to the interest of a day or a month
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
 
 
@@ -156,12 +157,24 @@ def read_rates(source: TableSource, what: str = "cash_rate", timezone: str | Non
     table = _table(source, what, timezone)
     rates = _pick(table, None, (*RATE_NAMES, *PERCENT_RATES), what, holes=True).dropna()
     percent = _plain(rates.name) in PERCENT_RATES
-    _say_understood(source, rates, table, "interest rates in percent" if percent else "interest rates")
+    kind = "interest rates in percent" if percent else "interest rates"
     rates = rates / 100.0 if percent else rates
-    largest = float(rates.abs().max())
-    if largest >= MOST_RATE:
-        raise DataError(f"{what}: a rate of {largest:g} per year; rates are fractions, 0.03 is 3 %: divide percentages by 100")
+    _say_understood(source, rates, table, f"{kind} ({rates.median():.2%} per year in the middle)")
+    wrong = rates[(rates >= MOST_RATE) | (rates < LEAST_RATE)]
+    if len(wrong):
+        remedy = "rates are fractions, 0.03 is 3 %: divide percentages by 100"
+        raise DataError(f"{what}: a rate of {wrong.iloc[0]:g} per year; {remedy}")
     return rates
+
+
+def rate_doubts(rates: float | pd.Series) -> list[str]:
+    """Return what to check about interest rates whose name is that of rates per bar in other files."""
+    if not isinstance(rates, pd.Series) or _plain(rates.name) not in PER_BAR_RATES:
+        return []
+    return [
+        f"The cash rate in column {rates.name} is taken to be per year, {rates.median():.2%} in the middle: files of factors "
+        "hold rates per day or month under this name; those have to be converted."
+    ]
 
 
 def rates_at(rates: float | pd.Series, starts: pd.DatetimeIndex) -> Floats:

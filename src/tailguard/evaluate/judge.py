@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 from tailguard.evaluate.assessment import Context, Effort, assess, assess_returns
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.inputs import (
+    LEAST_RATE,
     MOST_RATE,
     TableSource,
     first_start,
+    rate_doubts,
     rates_at,
     read_levels,
     read_rates,
@@ -185,7 +188,7 @@ def judge(
     judgement = Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
     if isinstance(weights, pd.DataFrame) and weights.attrs.get(DECIDED_ON_BARS):
         del clocks["weights"]
-    return _cautioned(judgement, [*notes, *_clock_doubts(judgement, clocks)])
+    return _cautioned(judgement, [*notes, *rate_doubts(rate), *_clock_doubts(judgement, clocks)])
 
 
 def judge_strategy(function: Strategy, bars: TableSource | Mapping[str, Any], *, start: int = 1, **options: Any) -> Judgement:
@@ -302,8 +305,13 @@ def _name(table: Any) -> str:
 
 
 def _rate(rate: Any, timezone: str | None) -> float | pd.Series:
-    if isinstance(rate, int | float):
-        require(rate < MOST_RATE, "cash_rate", rate, "a fraction per year: 0.03 is 3 %")
+    if isinstance(rate, Real):
+        require(
+            LEAST_RATE <= float(rate) < MOST_RATE,
+            "cash_rate",
+            rate,
+            f"a fraction per year: 0.03 is 3 %, and {LEAST_RATE:g} the least",
+        )
         return float(rate)
     return read_rates(rate, timezone=timezone)
 
@@ -319,13 +327,20 @@ def _accounts(
     series = without_zone(series)
     times = pd.DatetimeIndex(series.index)
     starts = times[:-1].insert(0, first_start(times))
-    notes, given = [], len(times)
+    notes, given = rate_doubts(rate), len(times)
+    if isinstance(rate, pd.Series):
+        known = np.asarray(starts >= without_zone(rate).index[0])
+        series, times, starts = series[known], times[known], starts[known]
+        if given - len(times) > 1:
+            notes.append(f"{given - len(times):,} bars of the returns lie before the first cash rate, and are left out.")
+        given = len(times)
     if levels is not None:
         levels = _fitting(without_zone(levels), times)
         known = np.asarray((starts >= levels.index[0]) & (times < levels.index[-1] + usual_step(levels.index)))
         series, times, starts = series[known], times[known], starts[known]
     if len(times) < FEWEST_BARS:
-        which = "" if levels is None else " inside the benchmark"
+        inside = [name for name, table in (("cash rate", rate), ("benchmark", levels)) if isinstance(table, pd.Series)]
+        which = f" inside the {' and the '.join(inside)}" if inside else ""
         raise DataError(f"returns: {len(times)} bars{which}; at least {FEWEST_BARS} are needed")
     riskless = rates_at(rate, starts) * ((times - starts) / YEAR).to_numpy()
     agent = _untraded(AGENT, times, series.to_numpy(dtype=np.float64), riskless)
