@@ -282,6 +282,28 @@ def test_days_of_weights_end_where_their_zone_ends():
     assert not any("their days" in reason or "after the bar of their day" in reason for reason in there.verdict.reasons)
 
 
+def test_closes_can_be_traded_at_the_next_close(tmp_path):
+    table = {name: random_walk(400, seed=seed) for seed, name in enumerate("AB")}
+    closes = pd.DataFrame({name: bars["close"] for name, bars in table.items()})
+    weights = pd.DataFrame({"A": np.tile([1.0, 0.0], 200), "B": 0.0}, closes.index)
+    closes.to_csv(tmp_path / "closes.csv")
+    for given in (closes, str(tmp_path / "closes.csv"), tmp_path / "closes.csv"):
+        found = tailguard.judge(weights=weights, bars=given, trading=FREE, effort=QUICK)
+        expected = simulate(load_bars(table), weights.to_numpy(), fee=0.0, fill="next_close").equity
+        np.testing.assert_allclose(found.evaluation.agent.returns, expected[1:] / expected[:-1] - 1.0, rtol=0, atol=1e-12)
+        assert found.verdict.reasons[-1].startswith("The bars have closes only, without opens: orders are filled at the next")
+    single = tailguard.judge(weights=weights["A"], bars=closes["A"], trading=FREE, effort=QUICK)
+    np.testing.assert_allclose(single.evaluation.agent.returns, found.evaluation.agent.returns, atol=1e-12)
+    strategy = tailguard.judge_strategy(follow, closes["A"], trading=FREE | {"fill": "close"}, effort=QUICK)
+    assert "closes only" not in " ".join(strategy.verdict.reasons)
+    for wrong, message in (
+        (closes["A"].pct_change().iloc[1:], "not positive"),
+        (pd.DataFrame(table["A"][["open", "close"]]), "no column for high, low"),
+    ):
+        with pytest.raises(DataError, match=message):
+            tailguard.judge(weights=weights["A"], bars=wrong, trading=FREE, effort=QUICK)
+
+
 def test_a_benchmark_beside_weights_has_to_be_beaten(bars):
     weights = pd.Series(follow(bars), bars.index)
     found = tailguard.judge(weights=weights, bars=bars, benchmark=bars, trading=FREE, effort=QUICK)

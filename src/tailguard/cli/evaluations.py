@@ -166,7 +166,6 @@ def run_judge(
     """Judge anybody's strategy by its returns, or by its weights, which are traded again: a verdict, reasons, a report."""
     from tailguard.evaluate.judge import judge
     from tailguard.evaluate.record import RECORD_FOLDER, save_record
-    from tailguard.market.data import load_source
     from tailguard.market.rules import TradingRules
 
     given = returns or weights
@@ -179,13 +178,13 @@ def run_judge(
         judgement = judge(
             returns,
             weights,
-            None if bars is None else load_source(bars, tree.files),
+            bars,
             benchmark,
             trials,
             cash_rate=_rate(cash_rate),
             trading=TradingRules(**tree.trading.model_dump(include=set(TradingRules.model_fields))),
             column=column,
-            timezone=tree.files.timezone,
+            files=tree.files,
             title=given.name,
             source=bars or str(given),
             ledger="user" if ledger else None,

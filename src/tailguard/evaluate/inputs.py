@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.stats.series import Floats
-from tailguard.market.bars import ZONE_REMEDY, DataError, symbols_of, timeframe_text
+from tailguard.market.bars import PRICES, ZONE_REMEDY, DataError, symbols_of, timeframe_text
 from tailguard.market.columns import as_numbers
 from tailguard.market.files import DATE, SAMPLE_LINES, SEPARATORS, UNREADABLE, decode, unpacked
 from tailguard.market.times import AmbiguousTimes, are_clocks, are_days, as_text, join_clocks, localize, parse_times
@@ -60,6 +60,7 @@ LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gai
 FEWEST_CUMULATED, CUMULATED_CORRELATION, CUMULATED_MOVE = 32, 0.9, 1e-4
 # An equity curve is close to its value before; factors, which are around 1, and percentages are not. So many values show it.
 FEWEST_LEVELS, FACTOR_RANGE, LEVEL_CORRELATION = 32, 0.1, 0.3
+BAR_NAMES = {"open", "high", "low", "volume"}
 LEAST_RATE, MOST_RATE = -0.02, 1.0  # interest per year: lower than any that was ever paid on cash, and percentages
 PER_BAR_RATES = ("rf", "risk_free", "riskfree")  # names that files of factors give to the interest of a day or a month
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
@@ -145,6 +146,30 @@ def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights",
         if float(total.abs().median()) > MOST_GROSS:  # shares of equity sum to 1, amounts of money to the equity
             chosen = chosen.div(total, axis=0)
     return chosen.set_axis(symbols, axis=1)
+
+
+def read_closes(source: TableSource, what: str = "bars", timezone: str | None = None) -> dict[str, pd.DataFrame] | None:
+    """Return bars of closes alone, by symbol, the only one unnamed; None for a table that holds more prices of a bar.
+
+    :param source: closes, one column per symbol.
+    :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
+    """
+    if isinstance(source, pd.DataFrame) and isinstance(source.columns, pd.MultiIndex):
+        return None
+    table = _table(source, what, timezone, holes=True)
+    if {_plain(name) for name in table.columns} & BAR_NAMES:
+        return None
+    symbols = [""] if len(table.columns) == 1 else [str(name) for name in table.columns]
+    closes = {symbol: table[name].dropna() for symbol, name in zip(symbols, table.columns, strict=True)}
+    for symbol, prices in closes.items():
+        named = f"{what}: {symbol}" if symbol else what
+        _require_uncumulated(prices, named)
+        _require_true_levels(prices, named)
+    return {
+        symbol: pd.DataFrame({**dict.fromkeys(PRICES, prices), "volume": 0.0}, index=prices.index)
+        for symbol, prices in closes.items()
+    }
 
 
 def read_rates(source: TableSource, what: str = "cash_rate", timezone: str | None = None) -> pd.Series:

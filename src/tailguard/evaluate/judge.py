@@ -25,6 +25,7 @@ from tailguard.evaluate.inputs import (
     first_start,
     rate_doubts,
     rates_at,
+    read_closes,
     read_levels,
     read_rates,
     read_returns,
@@ -38,7 +39,7 @@ from tailguard.evaluate.record import RECORD_FOLDER, AccountHistory, Estimate, E
 from tailguard.evaluate.report.report import summary_html, write_report
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.evaluate.verdict import AGENT, Verdict, VerdictRules
-from tailguard.market.bars import YEAR, DataError, in_utc, periods_per_year, symbols_of, timeframe_text
+from tailguard.market.bars import YEAR, DataError, in_utc, iterate_symbols, periods_per_year, symbols_of, timeframe_text
 from tailguard.market.baselines import Strategy
 from tailguard.market.data import load_bars, load_dataset, load_source
 from tailguard.market.files import FileConfig
@@ -119,6 +120,7 @@ def judge(
     trading: TradingRules | Mapping[str, Any] | None = None,
     column: str | None = None,
     timezone: str | None = None,
+    files: FileConfig | None = None,
     title: str = "",
     source: str = "",
     rules: VerdictRules | None = None,
@@ -132,7 +134,8 @@ def judge(
     :param returns: simple returns per bar after all costs, or an equity curve; either these or `weights`.
     :param weights: target weights by symbol, as shares of equity, at the close of the bar when they were decided; they are
         traded as `trading` says, at the next open by default. Where a bar has no row, the position is held.
-    :param bars: what the weights trade: the name of a shipped set, or anything that :func:`tailguard.market.load_bars` takes.
+    :param bars: what the weights trade: the name of a shipped set, or anything that :func:`tailguard.market.load_bars` takes;
+        or closes alone, a column per symbol, at which orders are filled a bar later: there is no open to fill them at.
     :param benchmark: returns or prices of the market, or the name of a shipped set. With `returns` it is what alpha is measured
         over; with `weights` it is a further baseline that has to be beaten.
     :param trials: strategies that this one was chosen from by looking at these bars; the ledger may know of more.
@@ -141,7 +144,8 @@ def judge(
     :param trading: costs and fills, for `weights`; fields of :class:`tailguard.market.TradingRules`.
     :param column: of `returns`, where its name is not a usual one.
     :param timezone: of times of day that name no zone, in all tables, and of days of weights on intraday bars; such as
-        ``America/New_York``.
+        ``America/New_York``. None takes that of `files`.
+    :param files: what is known about the files of `bars`.
     :param title: one line; empty makes one.
     :param source: name of the data; empty makes one.
     :param rules: of the verdict.
@@ -151,6 +155,7 @@ def judge(
     given = [name for name, table in (("returns", returns), ("weights", weights)) if table is not None]
     require(len(given) == 1, "what is judged", given or None, "either returns or weights")
     costs = trading if isinstance(trading, TradingRules) else build(TradingRules, dict(trading or {}))
+    timezone = timezone or (files.timezone if files else None)
     known_ledger = user_ledger() if ledger == "user" else ledger
     if returns is not None:
         require(bars is None, "bars", "given", "left out beside returns: only weights can be traded again")
@@ -167,7 +172,7 @@ def judge(
             notes.append(f"A volatility of {volatility:.0%} per year: percentages are to be divided by 100.")
         return _cautioned(judgement, [*notes, *_clock_doubts(judgement, clocks)])
     require(bars is not None, "bars", None, "given beside weights: they are what is traded")
-    table = _bars(bars, timezone)
+    table = _bars(bars, timezone, files)
     given_weights = read_weights(cast(TableSource, weights), table, timezone=timezone)
     levels = None if benchmark is None else _levels(benchmark, timezone)
     rate = _rate(costs.cash_rate if cash_rate is None else cash_rate, timezone)
@@ -177,6 +182,9 @@ def judge(
         clocks["bars"] = clocks["bars"].tz_localize("UTC")
     require_one_clock(clocks)
     targets, span, notes = _aligned(given_weights, table, timezone if in_utc(table) else None)
+    notes += rate_doubts(rate)
+    if costs.fill == "next_open" and _only_closes(table):
+        notes.append("The bars have closes only, without opens: orders are filled at the next close, a bar after the decision.")
     window = _window(table, costs, span, rate)
     provenance = _provenance(trials, targets, {"trading": window.rules.model_dump(mode="json")}, table)
     market = None
@@ -188,7 +196,7 @@ def judge(
     judgement = Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
     if isinstance(weights, pd.DataFrame) and weights.attrs.get(DECIDED_ON_BARS):
         del clocks["weights"]
-    return _cautioned(judgement, [*notes, *rate_doubts(rate), *_clock_doubts(judgement, clocks)])
+    return _cautioned(judgement, [*notes, *_clock_doubts(judgement, clocks)])
 
 
 def judge_strategy(function: Strategy, bars: TableSource | Mapping[str, Any], *, start: int = 1, **options: Any) -> Judgement:
@@ -201,7 +209,7 @@ def judge_strategy(function: Strategy, bars: TableSource | Mapping[str, Any], *,
     :param options: all other parameters of :func:`judge`.
     :raises LookAheadError: if decisions change when the bars after them are replaced.
     """
-    table = _bars(bars, options.get("timezone"))
+    table = _bars(bars, options.get("timezone"), options.get("files"))
     decided = require_causal(function, table)
     require(1 <= start <= len(table) - FEWEST_BARS, "start", start, f"from 1 to {len(table) - FEWEST_BARS}")
     times = pd.DatetimeIndex(table.index).tz_localize("UTC" if in_utc(table) else None)
@@ -292,9 +300,23 @@ def _same(weights: Floats, other: Floats) -> bool:
     return bool(np.isclose(weights, other, 0.0, SAME_WEIGHT, equal_nan=True).all())
 
 
-def _bars(bars: Any, timezone: str | None) -> pd.DataFrame:
-    files = FileConfig(timezone=timezone)
-    return load_source(bars, files) if isinstance(bars, str) else load_bars(bars, files)
+def _bars(bars: Any, timezone: str | None, files: FileConfig | None) -> pd.DataFrame:
+    """Return a table of bars; for one of closes, bars of which all prices are the close."""
+    files = (files or FileConfig()).model_copy(update={} if timezone is None else {"timezone": timezone})
+    if isinstance(bars, pd.Series):
+        bars = bars.to_frame()
+    try:
+        return load_source(bars, files) if isinstance(bars, str) else load_bars(bars, files)
+    except DataError:
+        table = isinstance(bars, pd.DataFrame) or (isinstance(bars, str | Path) and Path(bars).is_file())
+        closes = read_closes(bars, timezone=timezone) if table else None
+        if closes is None:
+            raise
+    return load_bars(closes if len(closes) > 1 else next(iter(closes.values())))
+
+
+def _only_closes(bars: pd.DataFrame) -> bool:
+    return all(table["open"].equals(table["close"]) for _, table in iterate_symbols(bars))
 
 
 def _name(table: Any) -> str:
