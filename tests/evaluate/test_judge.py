@@ -12,6 +12,8 @@ from tailguard.evaluate import inputs, statistics
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.judge import LookAheadError, require_causal
 from tailguard.evaluate.record import load_record
+from tailguard.evaluate.report.report import report_html
+from tailguard.evaluate.verdict import VerdictRules
 from tailguard.market import TradingRules, ar1_returns, load_bars, load_dataset, random_walk, simulate
 from tailguard.market.baselines import STRATEGIES
 from tailguard.market.data import DataError
@@ -479,6 +481,12 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         with pytest.raises(ValueError, match=message) as error:
             tailguard.judge(**arguments)
         assert "\n" not in str(error.value)
+
+
+def test_rules_of_the_verdict_are_those_of_the_report():
+    found = tailguard.judge(drifting(0, years=4), rules=VerdictRules(fewest_bars=2000), effort=Effort(draws=50))
+    assert found.evaluation.rules.fewest_bars == 2000
+    assert "the test has fewer than 2,000 bars" in report_html(found.evaluation)
 
 
 def test_rules_of_trading_may_be_given_as_they_are(bars):

@@ -216,7 +216,7 @@ def run_control(
     quiet: QuietOption = False,
 ) -> None:
     """Plant edges of known strength into your own bars, train and judge: which edge does the agent learn, which is found?"""
-    from tailguard.evaluate.report.formatting import source_name
+    from tailguard.evaluate.record import source_name
     from tailguard.experiments import control
     from tailguard.experiments.prepared_market import load_source_of
 
@@ -251,7 +251,8 @@ def run_trials(
 ) -> None:
     """Show the ledger of trials: what was evaluated on which data, and how many different trials that makes."""
     from tailguard.evaluate.ledger import OFF, VARIABLE, count_each, user_ledger
-    from tailguard.evaluate.report.formatting import moment, source_name
+    from tailguard.evaluate.record import source_name
+    from tailguard.evaluate.report.formatting import moment
 
     ledger = user_ledger()
     if ledger is None:

@@ -124,7 +124,7 @@ def assess(
     )
     spread = sanity.dispersion(seeds, fold_rows, periods)
     checks = _sanity(window, ensemble, agent, market, spread, permuted_sharpes)
-    record = _record(accounts, periods, window.prices, context, verdict, figures, checks)
+    record = _record(accounts, periods, window.prices, context, verdict, figures, checks, rules)
     return replace(record, trades=window.round_trips(result), calibration=calibrate_tail(window, ensemble))
 
 
@@ -154,7 +154,7 @@ def assess_returns(
     context, verdict, figures = _tested(accounts, periods, context, rules, effort or Effort(), (ledger, RETURNS, None))
     checks = Sanity([], None, None, sanity.regimes(market.returns, agent, market, periods), None, None, None)
     prices = pd.DataFrame(index=agent.times)
-    return _record(accounts, periods, prices, context, verdict, figures, checks)
+    return _record(accounts, periods, prices, context, verdict, figures, checks, rules)
 
 
 class Accounts(NamedTuple):
@@ -260,6 +260,7 @@ def _record(
     verdict: Verdict,
     figures: dict[str, dict[str, Estimate]],
     checks: Sanity,
+    rules: VerdictRules | None,
 ) -> Evaluation:
     return Evaluation(
         title=context.title,
@@ -284,6 +285,7 @@ def _record(
         selection=context.selection,
         instruments=context.instruments,
         subject=context.subject,
+        rules=rules or VerdictRules(),
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tailguard.bounded_yaml import parse_yaml
 from tailguard.evaluate.comparison import Comparison, compare_runs
-from tailguard.evaluate.record import Evaluation
+from tailguard.evaluate.record import Evaluation, without_folders
 from tailguard.evaluate.report.charts import (
     LOG_FROM,
     TIME,
@@ -20,7 +20,7 @@ from tailguard.evaluate.report.charts import (
     estimate_row,
     seconds,
 )
-from tailguard.evaluate.report.formatting import capital, chance, day, say, with_interval, without_folders
+from tailguard.evaluate.report.formatting import capital, chance, day, say, with_interval
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, page, table, tag
 from tailguard.evaluate.report.report import is_intraday
