@@ -249,6 +249,7 @@ def test_rates_hold_until_the_next():
         (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
         (pd.Series("x", DAYS), "holds no numbers over time"),
         (1.0 + LONGER, "looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1"),
+        (pd.DataFrame({"date": range(43831, 43871), "returns": RETURNS.to_numpy()}), "43831 is a day as spreadsheets"),
         (0.75 + 20.0 * RETURNS, "as large as an equity curve, but hardly depends on its value before; divide percent"),
         ((1.0 + 20.0 * RETURNS).rename("nav"), "hardly depends on its value before"),
         (pd.DataFrame({"date": [*DAYS.strftime("%Y-%m-%d"), "Total"], "returns": [*RETURNS, 0.1]}), "row 41 has 'Total'"),

@@ -189,6 +189,10 @@ def test_minutes_and_single_gains_can_be_judged():
 def test_percentages_that_could_be_returns_get_a_word():
     small = 100.0 * drifting(0, years=4).clip(-0.009, 0.009)
     assert "A volatility of 1" in tailguard.judge(small, effort=Effort(draws=50)).verdict.reasons[-1]
+    calm = 0.06 / 0.01 * drifting(0, years=4)  # percentages of a fund of bonds
+    assert "A volatility of 9" in tailguard.judge(calm, effort=Effort(draws=50)).verdict.reasons[-1]
+    usual = tailguard.judge(4.0 * drifting(0, years=4), effort=Effort(draws=50)).verdict.reasons
+    assert not any("A volatility" in reason for reason in usual)
 
 
 def test_weights_of_a_day_are_known_at_its_end():
@@ -471,6 +475,11 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         ({"returns": drifting(0), "cash_rate": -5}, "cash_rate is -5, but it must be a fraction per year"),
         ({"returns": drifting(0), "cash_rate": 0.0 * drifting(0) - 0.05}, "a rate of -0.05 per year"),
         ({"weights": weights, "bars": bars, "cash_rate": 3.0}, "cash_rate is 3.0, but it must be a fraction"),
+        (
+            {"returns": drifting(0), "cash_rate": drifting(0).iloc[:1]},
+            "cash_rate: holds one row; give a single rate as a number",
+        ),
+        ({"returns": drifting(0).iloc[:1]}, "returns: holds one row; at least two are needed"),
         ({"returns": drifting(0), "benchmark": "nasdaq"}, "nasdaq: no such file"),
         ({"returns": drifting(0), "benchmark": 0.0 * drifting(0) + 100.0}, "benchmark: does not move from"),
         (

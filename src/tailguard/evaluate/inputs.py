@@ -19,7 +19,16 @@ from tailguard.evaluate.stats.series import Floats
 from tailguard.market.bars import PRICES, ZONE_REMEDY, DataError, symbols_of, timeframe_text
 from tailguard.market.columns import as_numbers
 from tailguard.market.files import DATE, SAMPLE_LINES, SEPARATORS, UNREADABLE, decode, unpacked
-from tailguard.market.times import AmbiguousTimes, are_clocks, are_days, as_text, join_clocks, localize, parse_times
+from tailguard.market.times import (
+    SPREADSHEET_DAYS,
+    AmbiguousTimes,
+    are_clocks,
+    are_days,
+    as_text,
+    join_clocks,
+    localize,
+    parse_times,
+)
 
 logger = logging.getLogger(__name__)
 Table = TypeVar("Table", pd.Series, pd.DataFrame)
@@ -257,7 +266,10 @@ def _table(source: TableSource, what: str, timezone: str | None = None, holes: b
         raise DataError(f"{what}: the time {repeated} is there more than once; drop all rows of it but one")
     numbers = {name: _fractions(frame[name]) for name in frame.columns}
     kept = {name: values for name, values in numbers.items() if np.isfinite(values).any()}
-    if not kept or len(index) < 2:
+    if len(index) == 1:
+        remedy = "give a single rate as a number, such as 0.03" if what == "cash_rate" else "at least two are needed"
+        raise DataError(f"{what}: holds one row; {remedy}")
+    if not kept:
         raise DataError(f"{what}: holds no numbers over time; needed are times and a column of numbers")
     table = pd.DataFrame(kept, index=index.rename("time")).sort_index()
     return table if holes else table.replace([np.inf, -np.inf], np.nan)
@@ -383,7 +395,9 @@ def _with_times(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def _not_a_time(column: pd.Series) -> str:
-    """Return which cell is no time, where the others are times."""
+    """Return which cell is no time, where the others are times, or how the numbers of a spreadsheet become times."""
+    if pd.api.types.is_numeric_dtype(column) and bool(column.between(*SPREADSHEET_DAYS).all()):
+        return f": {column.iloc[0]:g} is a day as spreadsheets count them; format the column as dates there"
     try:
         absent = parse_times(column).values.isna()
     except DataError:

@@ -62,7 +62,7 @@ SOMEWHAT_SHIFTED, SURELY = 0.2, 6.0  # a correlation, and as many of its standar
 ZONE_STEP, FARTHEST_ZONE = pd.Timedelta(minutes=30), pd.Timedelta(days=1)  # differences of time zones that are tried
 DECIDED_ON_BARS = "decided_on_bars"  # key in the attributes of weights that are on the bars' clock, whichever it is
 LATEST_ZONE = "Etc/GMT+12"  # where days end last
-MOST_VOLATILITY = 3.0  # per year; higher ones are more often percentages
+MOST_VOLATILITY = 0.8  # per year; higher ones may be percentages of a calm strategy
 MOST_EXPOSURE = 20.0  # gross; larger weights are percentages, or units
 # Nothing was trained: the tables of a record that are about training are empty.
 NO_FOLDS = pd.DataFrame({name: [] for name in ("fold", "train_from", "train_to", "test_from", "test_to")})
@@ -169,7 +169,9 @@ def judge(
         judgement = Judgement(assess_returns(agent, market, periods, context, rules, effort, known_ledger))
         volatility = judgement.statistics[AGENT]["volatility"].value
         if volatility > MOST_VOLATILITY:
-            notes.append(f"A volatility of {volatility:.0%} per year: percentages are to be divided by 100.")
+            notes.append(
+                f"A volatility of {volatility:.0%} per year is rare: if the returns are percentages, divide them by 100."
+            )
         return _cautioned(judgement, [*notes, *_clock_doubts(judgement, clocks)])
     require(bars is not None, "bars", None, "given beside weights: they are what is traded")
     table = _bars(bars, timezone, files)
