@@ -121,7 +121,15 @@ def run_compare(
     """Put evaluated runs side by side in one page, and test which is better, given that one can choose."""
     from tailguard.evaluate.comparison import compare_runs
     from tailguard.evaluate.record import RECORD_FOLDER, load_record
-    from tailguard.evaluate.report.compare import NOT_RANKED, compare, comparison_rows, comparison_sentences, ranking_rows
+    from tailguard.evaluate.report.compare import (
+        NOT_RANKED,
+        PAIRED,
+        compare,
+        comparison_rows,
+        comparison_sentences,
+        difference_rows,
+        ranking_rows,
+    )
     from tailguard.evaluate.report.report import write_page
 
     short = [run.resolve().name for run in runs]
@@ -133,6 +141,7 @@ def run_compare(
         say(NOT_RANKED)
     else:
         print_rows("Ranking over the bars that all runs share", ranking_rows(comparison), Format.TABLE)
+        print_rows(PAIRED.removesuffix("."), difference_rows(comparison), Format.TABLE)
         for line in comparison_sentences(comparison):
             say(f"  - {line}")
     say(f"page: {write_page(compare(evaluations, names), output)}")
