@@ -257,6 +257,35 @@ def test_skill_by_times_that_name_no_zone_comes_with_a_caution():
     assert "zone" not in " ".join(decided.verdict.reasons)
 
 
+def test_skill_that_is_gone_a_bar_later_comes_with_a_caution(bars):
+    """Weights that stand a bar too early know the next move of a random walk; nothing but the delay shows it."""
+    walk = random_walk(1000, seed=5)
+    ahead = pd.Series(np.sign(walk["close"].diff().shift(-1).fillna(0.0)), walk.index)
+    found = tailguard.judge(weights=ahead, bars=walk, trading=FREE, effort=QUICK)
+    assert found.verdict.outcome == "evidence of skill"
+    assert found.verdict.reasons[-1].startswith("Traded one bar later, the Sharpe ratio is ")
+    slow = ar1_returns(1500, rho=0.35, overnight_share=0.1, seed=1)
+    decided = tailguard.judge_strategy(follow, slow, trading=FREE, effort=QUICK)
+    assert not any("one bar later" in reason for reason in decided.verdict.reasons)
+
+
+def test_symbols_whose_times_name_no_zone_may_be_on_different_clocks():
+    """One symbol is the other, written in a zone three hours ahead: following it is look-ahead, and no function shows that."""
+    early = HOURLY.set_index(HOURS - pd.Timedelta(hours=3)).iloc[3:]
+    table = {"a": HOURLY.iloc[:-3], "b": early}
+    assert table["a"].index.equals(early.index.rename("time"))
+
+    def lead(bars):
+        moves = np.sign(bars["b"]["close"].diff(3).fillna(0.0)).to_numpy()
+        return np.stack([moves, np.zeros(len(moves))], axis=1)
+
+    found = tailguard.judge_strategy(lead, table, trading=FREE, effort=QUICK)
+    assert found.verdict.outcome == "evidence of skill"
+    assert found.verdict.reasons[-1].startswith("The times of bars and bars of the other symbols name no zone")
+    zoned = {name: bars.tz_localize("UTC") for name, bars in table.items()}
+    assert "zone" not in " ".join(tailguard.judge_strategy(lead, zoned, trading=FREE, effort=QUICK).verdict.reasons)
+
+
 @pytest.mark.parametrize("hours", [5, -9, 5.5])
 def test_a_benchmark_in_another_time_zone_is_refused(hours):
     half = pd.date_range("2020-01-01", periods=2000, freq="30min")

@@ -60,6 +60,7 @@ SHIFTED = 0.5  # correlation with the bar before or after the same one of a benc
 FEWEST_SHIFTED = 40
 SOMEWHAT_SHIFTED, SURELY = 0.2, 6.0  # a correlation, and as many of its standard errors, that deserve a caution
 ZONE_STEP, FARTHEST_ZONE = pd.Timedelta(minutes=30), pd.Timedelta(days=1)  # differences of time zones that are tried
+KEPT = 0.5  # share of the Sharpe ratio that should be left one bar later
 DECIDED_ON_BARS = "decided_on_bars"  # key in the attributes of weights that are on the bars' clock, whichever it is
 LATEST_ZONE = "Etc/GMT+12"  # where days end last
 MOST_VOLATILITY = 0.8  # per year; higher ones may be percentages of a calm strategy
@@ -196,8 +197,12 @@ def judge(
     context = Context(title or "A strategy", source or _name(bars) or "bars", NO_FOLDS, NO_TRAINING, provenance)
     context = replace(context, subject=SUBJECT, baselines=[] if market is None else [market])
     judgement = Judgement(assess(window, {AGENT: targets}, [len(targets)], context, rules, effort, known_ledger))
+    if len(symbols_of(table)) > 1 and not in_utc(table):
+        clocks["bars of the other symbols"] = clocks["bars"]
     if isinstance(weights, pd.DataFrame) and weights.attrs.get(DECIDED_ON_BARS):
         del clocks["weights"]
+    else:
+        notes += _delay_doubts(judgement)
     return _cautioned(judgement, [*notes, *_clock_doubts(judgement, clocks)])
 
 
@@ -300,6 +305,17 @@ def _decisions(function: Strategy, bars: pd.DataFrame) -> Floats:
 
 def _same(weights: Floats, other: Floats) -> bool:
     return bool(np.isclose(weights, other, 0.0, SAME_WEIGHT, equal_nan=True).all())
+
+
+def _delay_doubts(judgement: Judgement) -> list[str]:
+    """Return what to check before skill is believed that is gone one bar later: the weights may stand a bar too early."""
+    delay = judgement.evaluation.sanity.delay
+    if delay is None or judgement.verdict.outcome != "evidence of skill" or delay.sharpe > KEPT * delay.sharpe_before:
+        return []
+    return [
+        f"Traded one bar later, the Sharpe ratio is {delay.sharpe:.2f} instead of {delay.sharpe_before:.2f}. If the times of "
+        "the weights are the starts of bars, or a bar too early, that is look-ahead; judge_strategy tests a function for it."
+    ]
 
 
 def _bars(bars: Any, timezone: str | None, files: FileConfig | None) -> pd.DataFrame:
@@ -524,10 +540,11 @@ def _aligned(weights: pd.DataFrame, bars: pd.DataFrame, timezone: str | None) ->
     if later and not (timezone and are_days(times)):
         said = f"{later:,} weights lie after the bar of their day, or on a day without one: they are traded at the next bar."
         notes.append(said)
-    if in_utc(bars) and timezone is None and are_days(times) and (latest[inside] > rows).any():
+    if timezone is None and are_days(times) and not are_days(closes) and (latest[inside] > rows).any():
         notes.append(
-            "The weights have days and no times of day: their days are taken to end at midnight UTC. If they end later, the "
-            "strategy looks ahead; --timezone (timezone=) says where they end."
+            "The weights have days and no times of day: their days are taken to end at midnight on the clock of the bars"
+            f"{' (UTC)' if in_utc(bars) else ''}. If they end later, the strategy looks ahead; --timezone (timezone=) says "
+            "where they end."
         )
     return targets, (first, last + 2), notes
 
