@@ -181,6 +181,9 @@ def test_days_keep_their_date_and_hours_are_brought_to_utc(tmp_path):
     bare = RETURNS.set_axis(hours.tz_localize(None))
     assert read_returns(bare).index.equals(hours.tz_localize(None).as_unit("ns"))
     assert read_returns(bare, timezone="America/New_York").index.equals(hours.tz_convert("UTC").as_unit("ns"))
+    for table in (bare, RETURNS):
+        with pytest.raises(DataError, match="cannot be read in the time zone 'Mars/Base'"):
+            read_returns(table, timezone="Mars/Base")
     RETURNS.tz_localize("America/New_York").to_csv(path)  # midnights there: the offset changes with the season
     same(read_returns(path))
 

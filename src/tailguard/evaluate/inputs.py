@@ -28,6 +28,7 @@ from tailguard.market.times import (
     join_clocks,
     localize,
     parse_times,
+    require_zone,
 )
 
 logger = logging.getLogger(__name__)
@@ -457,6 +458,7 @@ def _plain(name: object) -> str:
 def _on_clock(index: pd.DatetimeIndex, timezone: str | None) -> pd.DatetimeIndex:
     """Return days without a zone, times of day in UTC if their zone is known, and else as they are."""
     if are_days(index):
+        require_zone(timezone)
         return index.tz_localize(None).as_unit("ns")
     if index.tz is None and timezone is not None:
         index = localize(index, timezone)

@@ -263,9 +263,16 @@ def localize(index: pd.DatetimeIndex, timezone: str) -> pd.DatetimeIndex:
         raise DataError(f"times cannot be read in the time zone {timezone!r} ({error})") from None
 
 
+def require_zone(timezone: str | None) -> None:
+    """Refuse a time zone that is not known, where no time has to be read in it."""
+    if timezone is not None:
+        localize(pd.DatetimeIndex(["2000-01-01 12:00"]), timezone)
+
+
 def _in_utc(index: pd.DatetimeIndex, form: str, timezone: str | None) -> Times:
     """Bring times of day to UTC if their zone is known; days keep their date."""
     if are_days(index):
+        require_zone(timezone)
         return Times(index.tz_localize(None), form)
     zoned = localize(index, timezone) if index.tz is None and timezone is not None else index
     return Times(index, form) if zoned.tz is None else Times(zoned.tz_convert("UTC").tz_localize(None), form, True)
