@@ -93,6 +93,8 @@ BENCH = (
     Job("Optimizers", "optim.py --only digits --seeds 1", 5.0),
     Job("Population", "population.py toys --seeds 50", 4.0),
     Job("Population", "population.py search --agent-seeds 2 --horizon 60", 6.0, 2),
+    Job("Verdict", "verdict.py speed", 4.0, 0),
+    Job("Verdict", "verdict.py walks nulls returns ledger power --walks 20", 10.0),
     Job("Driver of a large walk-forward", "driver.py", 2.0),
 )
 CHECK = (
@@ -109,6 +111,7 @@ CHECK = (
     Job("Robustness", "robustness.py --quick --tasks cartpole-mlp --agents PPO --market-steps 0", 5.0),
     Job("Optimizers", "optim.py --only gradients --seeds 1", 5.0),
     Job("Population", "population.py toys --seeds 3", 5.0),
+    Job("Verdict", "verdict.py nulls --walks 2 --draws 100", 5.0),
     Job("Driver of a large walk-forward", "driver.py --pairs 50 --machines 10 --lost 2", 5.0),
 )
 

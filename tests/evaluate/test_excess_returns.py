@@ -15,6 +15,11 @@ from tailguard.market.bars import YEAR
 RATE = 0.03
 SPAN = (300, 1800)
 N = SPAN[1] - SPAN[0] - 1
+ZERO = (
+    "sharpe", "sortino", "calmar", "lo_sharpe", "volatility", "hit_rate", "alpha", "alpha_t", "beta", "max_drawdown", "ulcer",
+    "cdar_5", "turnover", "exposure", "net_exposure", "costs", "cost_share",
+)  # fmt: skip
+UNDEFINED = ("probabilistic_sharpe", "deflated_sharpe", "minimum_track_record")
 
 
 def business_days(bars):
@@ -42,10 +47,32 @@ def test_cash_earns_its_rate_and_has_no_sharpe_ratio(bars, record):
     years = np.diff(bars.index[SPAN[0] : SPAN[1]]) / YEAR.to_timedelta64()
     np.testing.assert_allclose(cash.returns, RATE * years, rtol=0, atol=1e-15)
     assert record.statistics["cash"]["cagr"].value == pytest.approx(RATE, rel=0.03)
-    for name in ("sharpe", "sortino", "calmar", "lo_sharpe", "volatility", "hit_rate", "alpha", "alpha_t", "beta"):
-        assert record.statistics["cash"][name].value == pytest.approx(0.0, abs=1e-9), name
-    for name in ("probabilistic_sharpe", "deflated_sharpe", "minimum_track_record"):
-        assert np.isnan(record.statistics["cash"][name].value), name
+    require_figures_of_cash(record, "cash")
+
+
+def require_figures_of_cash(record, name):
+    """Every statistic of an account that holds cash: no ratio, no risk, no trade, and the interest as its return."""
+    account, figures = record.history(name), {key: figure.value for key, figure in record.statistics[name].items()}
+    interest = np.prod(1.0 + account.riskless) - 1.0
+    years = N / record.periods_per_year
+    expected = dict.fromkeys(ZERO, 0.0) | dict.fromkeys(UNDEFINED, np.nan)
+    expected |= {"total_return": interest, "cagr": (1.0 + interest) ** (1.0 / years) - 1.0}
+    expected |= {f"cvar_{percent}": statistics.cvar(account.riskless, percent / 100.0) for percent in (1, 5)}
+    figures.pop("agent_lead", None)  # compares it with another
+    assert set(figures) == set(expected)
+    for key, value in figures.items():
+        assert value == pytest.approx(expected[key], abs=1e-9, nan_ok=True), key
+
+
+@pytest.mark.parametrize("by_bar", [False, True])
+def test_every_statistic_of_cash_is_that_of_cash_whatever_its_rate(bars, by_bar):
+    """An agent that stays idle while the rate rises from 0 to 5 %, as it did: interest is no gain over interest."""
+    window = {"cash_rates": np.linspace(0.0, 0.05, N)} if by_bar else {}
+    record = assessed(bars, np.zeros((N, 1)), rate=0.0 if by_bar else RATE, **window)
+    assert np.ptp(record.agent.riskless) > 1e-4 * by_bar
+    for name in ("agent", "cash"):
+        require_figures_of_cash(record, name)
+    assert record.verdict.outcome == "no evidence of skill"
 
 
 def test_every_statistic_is_that_of_the_excess_returns(record):

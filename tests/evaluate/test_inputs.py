@@ -102,8 +102,8 @@ def test_an_equity_curve_may_have_thousands_marks_and_currencies(style):
 
 def test_an_equity_curve_that_begins_at_1_is_not_taken_for_factors():
     for seed in range(50):
-        returns = LONGER.iloc[:64].sample(frac=1.0, random_state=seed).to_numpy()
-        curve = pd.Series(np.cumprod(1.0 + returns), LONGER.index[:64])
+        returns = LONGER.iloc[:32].sample(frac=1.0, random_state=seed).to_numpy()
+        curve = pd.Series(np.cumprod(1.0 + returns), LONGER.index[:32])
         np.testing.assert_allclose(read_returns(curve), returns[1:], atol=1e-12)
 
 
@@ -177,7 +177,13 @@ def test_days_keep_their_date_and_hours_are_brought_to_utc(tmp_path):
     hours = pd.date_range("2020-03-01 09:30", periods=40, freq="h", tz="America/New_York")
     path = tmp_path / "a.csv"
     RETURNS.set_axis(hours).to_csv(path)
-    assert read_returns(path).index.equals(hours.tz_convert("UTC").tz_localize(None).as_unit("ns"))
+    assert read_returns(path).index.equals(hours.tz_convert("UTC").as_unit("ns"))
+    bare = RETURNS.set_axis(hours.tz_localize(None))
+    assert read_returns(bare).index.equals(hours.tz_localize(None).as_unit("ns"))
+    assert read_returns(bare, timezone="America/New_York").index.equals(hours.tz_convert("UTC").as_unit("ns"))
+    for table in (bare, RETURNS):
+        with pytest.raises(DataError, match="cannot be read in the time zone 'Mars/Base'"):
+            read_returns(table, timezone="Mars/Base")
     RETURNS.tz_localize("America/New_York").to_csv(path)  # midnights there: the offset changes with the season
     same(read_returns(path))
 
@@ -209,6 +215,15 @@ def test_weights_go_to_their_symbols():
         read_weights(weights.assign(cc=1.0), bars)
 
 
+def test_a_symbol_without_a_row_is_sold_and_one_without_a_number_is_held():
+    bars = load_bars({symbol: random_walk(40, seed=seed) for seed, symbol in enumerate("ABC")})
+    rows = [(bars.index[k], "ABC"[k % 3], 1.0) for k in range(6)]
+    rows += [(bars.index[6], "A", np.nan), (bars.index[6], "B", 0.5)]
+    found = read_weights(pd.DataFrame(rows, columns=["date", "ticker", "target_weight"]), bars)
+    np.testing.assert_array_equal(found.iloc[:6], np.tile(np.eye(3), (2, 1)))
+    np.testing.assert_array_equal(found.iloc[6], [np.nan, 0.5, 0.0])
+
+
 def test_rates_hold_until_the_next():
     rates = read_rates(pd.Series([0.01, 0.02], index=DAYS[[0, 10]]))
     np.testing.assert_array_equal(rates_at(rates, DAYS), np.where(np.arange(40) < 10, 0.01, 0.02))
@@ -237,6 +252,9 @@ def test_rates_hold_until_the_next():
         (pd.DataFrame({"date": ["x"] * 40, "returns": RETURNS.to_numpy()}), "column 'date' does not hold times"),
         (pd.Series("x", DAYS), "holds no numbers over time"),
         (1.0 + LONGER, "looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1"),
+        (pd.DataFrame({"date": range(43831, 43871), "returns": RETURNS.to_numpy()}), "43831 is a day as spreadsheets"),
+        (0.75 + 20.0 * RETURNS, "as large as an equity curve, but hardly depends on its value before; divide percent"),
+        ((1.0 + 20.0 * RETURNS).rename("nav"), "hardly depends on its value before"),
         (pd.DataFrame({"date": [*DAYS.strftime("%Y-%m-%d"), "Total"], "returns": [*RETURNS, 0.1]}), "row 41 has 'Total'"),
     ],
 )  # fmt: skip

@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 
 import tailguard
-from tailguard.evaluate import statistics
+from tailguard.evaluate import inputs, statistics
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.judge import LookAheadError, require_causal
 from tailguard.evaluate.record import load_record
+from tailguard.evaluate.report.report import report_html
+from tailguard.evaluate.verdict import VerdictRules
 from tailguard.market import TradingRules, ar1_returns, load_bars, load_dataset, random_walk, simulate
 from tailguard.market.baselines import STRATEGIES
 from tailguard.market.data import DataError
@@ -187,6 +189,10 @@ def test_minutes_and_single_gains_can_be_judged():
 def test_percentages_that_could_be_returns_get_a_word():
     small = 100.0 * drifting(0, years=4).clip(-0.009, 0.009)
     assert "A volatility of 1" in tailguard.judge(small, effort=Effort(draws=50)).verdict.reasons[-1]
+    calm = 0.06 / 0.01 * drifting(0, years=4)  # percentages of a fund of bonds
+    assert "A volatility of 9" in tailguard.judge(calm, effort=Effort(draws=50)).verdict.reasons[-1]
+    usual = tailguard.judge(4.0 * drifting(0, years=4), effort=Effort(draws=50)).verdict.reasons
+    assert not any("A volatility" in reason for reason in usual)
 
 
 def test_weights_of_a_day_are_known_at_its_end():
@@ -205,6 +211,134 @@ def test_weights_of_a_day_are_known_at_its_end():
     assert found.evaluation.agent.times[0] == daily.index[102]
 
 
+HOURS = pd.date_range("2020-01-01", periods=24 * 60, freq="h")
+HOURLY = random_walk(len(HOURS), seed=4).set_index(HOURS.rename("time"))
+
+
+def test_times_of_which_only_some_name_a_zone_are_refused(tmp_path):
+    """Weights that follow the last move of a random walk would have earned the moves of the next nine hours."""
+    weights = pd.Series(np.sign(HOURLY["close"].diff(8).fillna(0.0)), HOURS, name="weight")
+    path, bars = tmp_path / "weights.csv", tmp_path / "bars.csv"
+    weights.tz_localize("Asia/Tokyo").to_csv(path, index_label="time")
+    HOURLY.to_csv(bars)
+    refusal = "the times of the weights name their zone and those of the bars do not; .* --timezone"
+    for given in (path, weights.tz_localize("Asia/Tokyo")):
+        for traded in (str(bars), HOURLY):
+            with pytest.raises(DataError, match=refusal):
+                tailguard.judge(weights=given, bars=traded, trading=FREE, effort=QUICK)
+    right = tailguard.judge(weights=path, bars=str(bars), trading=FREE, effort=QUICK, timezone="Asia/Tokyo")
+    assert right.verdict.outcome != "evidence of skill"
+    same = tailguard.judge(weights=weights, bars=HOURLY, trading=FREE, effort=QUICK)
+    np.testing.assert_array_equal(right.evaluation.agent.returns, same.evaluation.agent.returns)
+    weights.to_csv(path, index_label="time")
+    HOURLY.tz_localize("Asia/Tokyo").to_csv(bars)
+    with pytest.raises(DataError, match="the times of the bars name their zone and those of the weights do not"):
+        tailguard.judge(weights=path, bars=str(bars), trading=FREE, effort=QUICK)
+    loaded = load_bars(bars)  # in UTC, without saying so: weights are made of it
+    made = tailguard.judge(weights=weights.set_axis(loaded.index), bars=loaded, trading=FREE, effort=QUICK)
+    np.testing.assert_array_equal(made.evaluation.agent.returns, same.evaluation.agent.returns)
+    returns = HOURLY["close"].pct_change().iloc[1:]
+    with pytest.raises(DataError, match="the times of the returns name their zone and those of the benchmark do not"):
+        tailguard.judge(returns.tz_localize("Etc/GMT+5"), benchmark=HOURLY)
+
+
+def test_skill_by_times_that_name_no_zone_comes_with_a_caution():
+    """Nobody can see that these weights, written in another zone than the bars, use the next five hours."""
+    weights = pd.Series(np.sign(HOURLY["close"].diff(5).shift(-5).fillna(0.0)), HOURS)
+    found = tailguard.judge(weights=weights, bars=HOURLY, trading=FREE, effort=QUICK)
+    assert found.verdict.outcome == "evidence of skill"
+    assert found.verdict.reasons[-1].startswith("The times of weights and bars name no zone and are taken to be on one clock")
+    zoned = tailguard.judge(weights=weights, bars=HOURLY, trading=FREE, effort=QUICK, timezone="UTC")
+    assert "zone" not in " ".join(zoned.verdict.reasons)
+    edge = ar1_returns(1500, rho=0.6, overnight_share=0.1, seed=1)
+    edge = edge.set_index(pd.date_range("2020-01-01", periods=1500, freq="h", name="time"))
+    decided = tailguard.judge_strategy(follow, edge, trading=FREE, effort=QUICK)
+    assert decided.verdict.outcome == "evidence of skill"
+    assert "zone" not in " ".join(decided.verdict.reasons)
+
+
+def test_skill_that_is_gone_a_bar_later_comes_with_a_caution(bars):
+    """Weights that stand a bar too early know the next move of a random walk; nothing but the delay shows it."""
+    walk = random_walk(1000, seed=5)
+    ahead = pd.Series(np.sign(walk["close"].diff().shift(-1).fillna(0.0)), walk.index)
+    found = tailguard.judge(weights=ahead, bars=walk, trading=FREE, effort=QUICK)
+    assert found.verdict.outcome == "evidence of skill"
+    assert found.verdict.reasons[-1].startswith("Traded one bar later, the Sharpe ratio is ")
+    slow = ar1_returns(1500, rho=0.35, overnight_share=0.1, seed=1)
+    decided = tailguard.judge_strategy(follow, slow, trading=FREE, effort=QUICK)
+    assert not any("one bar later" in reason for reason in decided.verdict.reasons)
+
+
+def test_symbols_whose_times_name_no_zone_may_be_on_different_clocks():
+    """One symbol is the other, written in a zone three hours ahead: following it is look-ahead, and no function shows that."""
+    early = HOURLY.set_index(HOURS - pd.Timedelta(hours=3)).iloc[3:]
+    table = {"a": HOURLY.iloc[:-3], "b": early}
+    assert table["a"].index.equals(early.index.rename("time"))
+
+    def lead(bars):
+        moves = np.sign(bars["b"]["close"].diff(3).fillna(0.0)).to_numpy()
+        return np.stack([moves, np.zeros(len(moves))], axis=1)
+
+    found = tailguard.judge_strategy(lead, table, trading=FREE, effort=QUICK)
+    assert found.verdict.outcome == "evidence of skill"
+    assert found.verdict.reasons[-1].startswith("The times of bars and bars of the other symbols name no zone")
+    zoned = {name: bars.tz_localize("UTC") for name, bars in table.items()}
+    assert "zone" not in " ".join(tailguard.judge_strategy(lead, zoned, trading=FREE, effort=QUICK).verdict.reasons)
+
+
+@pytest.mark.parametrize("hours", [5, -9, 5.5])
+def test_a_benchmark_in_another_time_zone_is_refused(hours):
+    half = pd.date_range("2020-01-01", periods=2000, freq="30min")
+    market = pd.Series(drifting(2).to_numpy()[:2000], half)
+    mine = 0.5 * market + 0.005 * np.random.default_rng(3).standard_normal(2000)
+    moved = mine.set_axis(half + pd.Timedelta(hours=hours))
+    when = "before" if hours > 0 else "after"
+    with pytest.raises(
+        DataError, match=rf"the benchmark's of {abs(hours):g} hours {when} .* move them by {abs(hours):g} hours"
+    ):
+        tailguard.judge(moved, benchmark=market)
+    faint = 0.3 * market + 0.01 * np.random.default_rng(3).standard_normal(2000)
+    found = tailguard.judge(faint.set_axis(moved.index), benchmark=market, effort=Effort(draws=50))
+    assert any(f"move more with the benchmark's of {abs(hours):g} hours {when}" in reason for reason in found.verdict.reasons)
+    assert not any("move more" in reason for reason in tailguard.judge(mine, benchmark=market, effort=QUICK).verdict.reasons)
+
+
+def test_days_of_weights_end_where_their_zone_ends():
+    """A weight of a day in New York may be made of bars up to five in the morning in UTC."""
+    bars = HOURLY.tz_localize("UTC")
+    weights = pd.Series(np.arange(40) / 40.0, pd.date_range("2020-01-03", periods=40))
+    found = tailguard.judge(weights=weights, bars=bars, trading=FREE, effort=QUICK)
+    assert found.evaluation.agent.times[0] == pd.Timestamp("2020-01-04 00:00")
+    assert found.verdict.reasons[-1].startswith("The weights have days and no times of day: their days are taken to end at")
+    there = tailguard.judge(weights=weights, bars=bars, trading=FREE, effort=QUICK, timezone="America/New_York")
+    assert there.evaluation.agent.times[0] == pd.Timestamp(
+        "2020-01-04 05:00"
+    )  # decided at four, the last before midnight there
+    assert not any("their days" in reason or "after the bar of their day" in reason for reason in there.verdict.reasons)
+
+
+def test_closes_can_be_traded_at_the_next_close(tmp_path):
+    table = {name: random_walk(400, seed=seed) for seed, name in enumerate("AB")}
+    closes = pd.DataFrame({name: bars["close"] for name, bars in table.items()})
+    weights = pd.DataFrame({"A": np.tile([1.0, 0.0], 200), "B": 0.0}, closes.index)
+    closes.to_csv(tmp_path / "closes.csv")
+    for given in (closes, str(tmp_path / "closes.csv"), tmp_path / "closes.csv"):
+        found = tailguard.judge(weights=weights, bars=given, trading=FREE, effort=QUICK)
+        expected = simulate(load_bars(table), weights.to_numpy(), fee=0.0, fill="next_close").equity
+        np.testing.assert_allclose(found.evaluation.agent.returns, expected[1:] / expected[:-1] - 1.0, rtol=0, atol=1e-12)
+        assert found.verdict.reasons[-1].startswith("The bars have closes only, without opens: orders are filled at the next")
+    single = tailguard.judge(weights=weights["A"], bars=closes["A"], trading=FREE, effort=QUICK)
+    np.testing.assert_allclose(single.evaluation.agent.returns, found.evaluation.agent.returns, atol=1e-12)
+    strategy = tailguard.judge_strategy(follow, closes["A"], trading=FREE | {"fill": "close"}, effort=QUICK)
+    assert "closes only" not in " ".join(strategy.verdict.reasons)
+    for wrong, message in (
+        (closes["A"].pct_change().iloc[1:], "not positive"),
+        (pd.DataFrame(table["A"][["open", "close"]]), "no column for high, low"),
+    ):
+        with pytest.raises(DataError, match=message):
+            tailguard.judge(weights=weights["A"], bars=wrong, trading=FREE, effort=QUICK)
+
+
 def test_a_benchmark_beside_weights_has_to_be_beaten(bars):
     weights = pd.Series(follow(bars), bars.index)
     found = tailguard.judge(weights=weights, bars=bars, benchmark=bars, trading=FREE, effort=QUICK)
@@ -221,6 +355,38 @@ def test_interest_is_taken_out_of_returns_too(rate):
     assert found.statistics["agent"]["sharpe"].value == found.statistics["cash"]["sharpe"].value == 0.0
     assert found.verdict.outcome == "no evidence of skill"
     assert "did not trade" in " ".join(found.verdict.reasons)
+
+
+def test_bars_before_the_first_rate_are_left_out():
+    """As those before a benchmark are: a table of rates often begins with the returns, which are earned from the day before."""
+    market = drifting(1, years=4)
+    rates = pd.Series(np.linspace(0.0, 0.05, len(market)), market.index, name="rate")
+    found = tailguard.judge(market, cash_rate=rates, effort=Effort(draws=50))
+    assert found.evaluation.agent.times[0] == market.index[1]
+    assert "left out" not in " ".join(found.verdict.reasons)
+    found = tailguard.judge(market, cash_rate=rates.iloc[99:], effort=Effort(draws=50))
+    assert "100 bars of the returns lie before the first cash rate, and are left out." in found.verdict.reasons
+    with pytest.raises(DataError, match="3 bars inside the cash rate; at least 8 are needed"):
+        tailguard.judge(market.iloc[:100], cash_rate=rates.iloc[96:])
+
+
+def test_rates_of_a_file_of_factors_get_a_word(caplog, tmp_path, monkeypatch):
+    market = drifting(1, years=4)
+    path = tmp_path / "factors.csv"
+    pd.Series(0.019, market.index, name="RF").to_csv(path)
+    monkeypatch.setattr(inputs.logger, "handlers", [caplog.handler])  # the command line may have taken it over
+    monkeypatch.setattr(inputs.logger, "propagate", False)
+    with caplog.at_level("INFO", inputs.logger.name):
+        found = tailguard.judge(market, cash_rate=path, effort=Effort(draws=50))
+    assert "interest rates (1.90% per year in the middle)" in caplog.messages[-1]
+    assert found.verdict.reasons[-1].startswith("The cash rate in column RF is taken to be per year, 1.90% in the middle")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int])
+def test_a_rate_may_be_any_number(kind):
+    rate = kind(0) if kind in (int, np.int64) else kind(0.03125)
+    found = tailguard.judge(drifting(1, years=4), cash_rate=rate, effort=Effort(draws=50)).evaluation
+    assert found.agent.riskless[1] == pytest.approx(float(rate) / 365.25)
 
 
 def test_a_table_of_rates_is_paid_on_idle_cash(bars):
@@ -335,7 +501,14 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         ({"weights": weights, "bars": bars, "trading": {"fees": 1}}, "fees: unknown key"),
         ({"returns": drifting(0), "trials": 0}, "trials is 0"),
         ({"returns": drifting(0), "cash_rate": 3}, "cash_rate is 3, but it must be a fraction per year: 0.03 is 3 %"),
+        ({"returns": drifting(0), "cash_rate": -5}, "cash_rate is -5, but it must be a fraction per year"),
+        ({"returns": drifting(0), "cash_rate": 0.0 * drifting(0) - 0.05}, "a rate of -0.05 per year"),
         ({"weights": weights, "bars": bars, "cash_rate": 3.0}, "cash_rate is 3.0, but it must be a fraction"),
+        (
+            {"returns": drifting(0), "cash_rate": drifting(0).iloc[:1]},
+            "cash_rate: holds one row; give a single rate as a number",
+        ),
+        ({"returns": drifting(0).iloc[:1]}, "returns: holds one row; at least two are needed"),
         ({"returns": drifting(0), "benchmark": "nasdaq"}, "nasdaq: no such file"),
         ({"returns": drifting(0), "benchmark": 0.0 * drifting(0) + 100.0}, "benchmark: does not move from"),
         (
@@ -346,6 +519,12 @@ def test_what_cannot_be_judged_gets_one_line(bars):
         with pytest.raises(ValueError, match=message) as error:
             tailguard.judge(**arguments)
         assert "\n" not in str(error.value)
+
+
+def test_rules_of_the_verdict_are_those_of_the_report():
+    found = tailguard.judge(drifting(0, years=4), rules=VerdictRules(fewest_bars=2000), effort=Effort(draws=50))
+    assert found.evaluation.rules.fewest_bars == 2000
+    assert "the test has fewer than 2,000 bars" in report_html(found.evaluation)
 
 
 def test_rules_of_trading_may_be_given_as_they_are(bars):

@@ -108,6 +108,32 @@ def test_the_key_of_the_data_stays_when_bars_are_added_or_adjusted():
     assert data_key(bars.index[1:], bars["close"].iloc[1:]) != key
 
 
+@pytest.mark.parametrize("later", [0, 37])
+def test_the_data_are_known_again_wherever_the_bars_begin(tmp_path, later):
+    bars, ledger = random_walk(1000, seed=0), Ledger(tmp_path / "trials.jsonl")
+    generator = np.random.default_rng(0)
+    for k in range(4):
+        weights = pd.Series(generator.choice([-1.0, 1.0], 500), bars.index[-500:])
+        given = bars.iloc[later * k :] * [1.0 + k, 1.0 + k, 1.0 + k, 1.0 + k, 1.0]
+        judged = tailguard.judge(weights=weights, bars=given, ledger=ledger, effort=QUICK)
+    assert judged.evaluation.provenance.trials == 4
+    assert count_each(ledger.trials()) == [4, 4, 4, 4]
+    other = random_walk(1000, seed=1)
+    judged = tailguard.judge(weights=weights, bars=other, ledger=ledger, effort=QUICK)
+    assert judged.evaluation.provenance.trials == 1
+    assert count_each(ledger.trials()) == [4, 4, 4, 4, 1]
+
+
+def test_days_are_the_same_whatever_time_of_day_they_have(tmp_path):
+    ledger = Ledger(tmp_path / "trials.jsonl")
+    returns = pd.Series(trial(0).excess, DAYS)
+    tailguard.judge(returns, ledger=ledger, effort=QUICK)
+    closes = -returns.set_axis(DAYS + pd.Timedelta(hours=16))
+    assert tailguard.judge(closes, ledger=ledger, effort=QUICK).evaluation.provenance.trials == 2
+    hours = pd.date_range("2020-01-01", periods=300, freq="h")
+    assert trial(0, times=hours).times.equals(hours.as_unit("s"))
+
+
 def test_where_the_ledger_is(tmp_path, monkeypatch):
     monkeypatch.setenv("TAILGUARD_LEDGER", "off")
     assert user_ledger() is None

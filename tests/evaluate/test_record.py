@@ -11,6 +11,8 @@ import pytest
 from evaluation_examples import example_evaluation
 
 from tailguard.evaluate.record import AccountHistory, Estimate, load_record, save_record
+from tailguard.evaluate.report.sections.overview import MARKS, rule
+from tailguard.evaluate.verdict import Verdict, VerdictRules
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "record-v1"
 
@@ -74,6 +76,32 @@ def test_a_record_of_an_earlier_version_is_read_and_nothing_of_it_is_lost(tmp_pa
             assert_within(json.loads(file.read_text()), json.loads(new.read_text()), file.name)
         else:
             assert new.read_text() == file.read_text(), file.name
+
+
+def test_a_record_names_no_folder_of_whoever_made_it(tmp_path):
+    record = example_evaluation()
+    provenance = dataclasses.replace(record.provenance, config="data: [/home/me/a.csv, /srv/b.csv]\n")
+    named = dataclasses.replace(record, source="/home/me/a.csv+/srv/b.csv", provenance=provenance)
+    save_record(named, tmp_path)
+    assert load_record(tmp_path).source == "a.csv+b.csv"
+    assert load_record(tmp_path).provenance.config == "data: [a.csv, b.csv]\n"
+    for path in tmp_path.iterdir():
+        assert "/home" not in path.read_text()
+        assert "/srv" not in path.read_text()
+
+
+def test_the_rules_of_the_verdict_are_kept(tmp_path):
+    rules = VerdictRules(fewest_bars=2000, worthwhile=1.5, size=0.1, power=0.9)
+    written = dataclasses.replace(example_evaluation(), rules=rules)
+    save_record(written, tmp_path)
+    read = load_record(tmp_path)
+    assert read.rules == rules
+    said = {outcome: rule(dataclasses.replace(read, verdict=Verdict(outcome, "", ()))) for outcome in MARKS}
+    few = "The rule: the test has fewer than 2,000 bars, or it would have found a Sharpe ratio lead of 1.5 with a probability "
+    assert said["too little data to tell"].startswith(f"{few}below 90%")
+    assert "(stepwise, 5% chance of error)" in said["worse than"]
+    assert "a chance of error of at most 10%" in said["evidence of skill"]
+    assert "to find a Sharpe ratio lead of 1.5," in said["no evidence of skill"]
 
 
 def test_bars_of_an_hour_keep_their_times(tmp_path):

@@ -34,6 +34,9 @@ def test_the_summary_names_the_weakest_edges():
     nothing = Control(rows[:1])
     assert (nothing.smallest_visible, nothing.smallest_learnt, nothing.smallest_found) == (None, None, None)
     assert "The agent learns an edge from none of those planted." in nothing.sentences()
+    lucky = Control((row(1.0, 1.2, 1.0, 0.1, outcome="evidence of skill"), row(2.0, 2.0, 0.1, -0.5), row(3.0, 3.0, 0.2, -0.5)))
+    assert (lucky.smallest_visible, lucky.smallest_learnt, lucky.smallest_found) == (1.0, None, None)
+    assert "The verdict finds the agent from none of those planted." in lucky.sentences()
     false = Control((row(0.0, 0.1, 2.0, 1.0, outcome="evidence of skill"),))
     assert "by chance, or by a mistake" in false.sentences()[-1]
 
@@ -67,5 +70,9 @@ def test_every_edge_is_planted_trained_and_judged(tmp_path):
     assert [entry["planted"] for entry in saved] == [0.0, 4.0]
     assert saved[1]["oracle_sharpe"] == strong.oracle_sharpe
     assert (tmp_path / "edge-4" / "evaluation" / "metrics.json").exists()
+    many = load_config(None, [*SMALL, "walkforward.trials=100000"])
+    (chosen,) = run_control(bars, many, (4.0,), tmp_path, source="nasdaq", effort=effort).rows  # nothing is trained again
+    assert chosen.oracle_sharpe == strong.oracle_sharpe
+    assert chosen.oracle_outcome != "evidence of skill"
     with pytest.raises(ValueError, match="at least one Sharpe ratio to plant"):
         run_control(bars, load_config(None, SMALL), (), tmp_path / "x", source="nasdaq")

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from tailguard.market import DataError, DataWarning, align_bars, check_bars, list_datasets, load_bars, load_dataset, random_walk
-from tailguard.market.bars import iterate_symbols, periods_per_year, symbols_of
+from tailguard.market.bars import in_utc, iterate_symbols, periods_per_year, symbols_of
 from tailguard.market.data import check_source
+from tailguard.market.files import FileConfig
 
 GOOD = """time,open,high,low,close,volume
 2020-01-01,10,12,9,11,100
@@ -117,6 +118,25 @@ def test_epoch_times_are_read_in_any_unit(good_frame, unit, divisor):
 def test_zoned_times_become_utc(good_frame):
     zoned = good_frame.tz_localize("UTC").tz_convert("America/New_York")
     assert (load_bars(zoned).index == good_frame.index).all()
+
+
+def test_days_keep_their_date_in_every_zone_and_times_of_day_know_that_they_are_in_utc(good_frame, tmp_path):
+    for zone in ("Asia/Tokyo", "America/New_York"):
+        zoned = good_frame.tz_localize(zone)
+        zoned.to_csv(tmp_path / "bars.csv")
+        for source in (zoned, tmp_path / "bars.csv"):
+            assert (load_bars(source).index == good_frame.index).all()
+            assert not in_utc(load_bars(source))
+        assert (load_bars(good_frame, FileConfig(timezone=zone)).index == good_frame.index).all()
+    clocked = good_frame.set_index(good_frame.index + pd.Timedelta(hours=16))
+    clocked.tz_localize("Asia/Tokyo").to_csv(tmp_path / "bars.csv")
+    for zoned in (load_bars(tmp_path / "bars.csv"), load_bars(clocked, FileConfig(timezone="Asia/Tokyo"))):
+        assert in_utc(zoned)
+        assert in_utc(load_bars(zoned, FileConfig(timezone="Asia/Tokyo")))
+        assert (load_bars(zoned, FileConfig(timezone="Asia/Tokyo")).index == good_frame.index + pd.Timedelta(hours=7)).all()
+    assert not in_utc(load_bars(clocked))
+    with pytest.raises(DataError, match=r"the times of a name their zone and those of b do not; .* --timezone"):
+        load_bars({"a": clocked.tz_localize("UTC"), "b": clocked})
 
 
 def test_a_missing_volume_column_counts_as_no_volume(good_frame):

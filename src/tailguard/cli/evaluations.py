@@ -121,7 +121,15 @@ def run_compare(
     """Put evaluated runs side by side in one page, and test which is better, given that one can choose."""
     from tailguard.evaluate.comparison import compare_runs
     from tailguard.evaluate.record import RECORD_FOLDER, load_record
-    from tailguard.evaluate.report.compare import NOT_RANKED, compare, comparison_rows, comparison_sentences, ranking_rows
+    from tailguard.evaluate.report.compare import (
+        NOT_RANKED,
+        PAIRED,
+        compare,
+        comparison_rows,
+        comparison_sentences,
+        difference_rows,
+        ranking_rows,
+    )
     from tailguard.evaluate.report.report import write_page
 
     short = [run.resolve().name for run in runs]
@@ -133,6 +141,7 @@ def run_compare(
         say(NOT_RANKED)
     else:
         print_rows("Ranking over the bars that all runs share", ranking_rows(comparison), Format.TABLE)
+        print_rows(PAIRED.removesuffix("."), difference_rows(comparison), Format.TABLE)
         for line in comparison_sentences(comparison):
             say(f"  - {line}")
     say(f"page: {write_page(compare(evaluations, names), output)}")
@@ -173,7 +182,7 @@ def run_judge(
         raise ValueError("nothing to judge: give --returns FILE, or --weights FILE with --bars FILE")
     if weights is not None and bars is None:
         raise ValueError("--weights needs --bars: a file or a shipped data set that they trade")
-    trading = settings.load().trading
+    tree = settings.load()
     with console(stderr=True).status("evaluating"):
         judgement = judge(
             returns,
@@ -182,9 +191,11 @@ def run_judge(
             benchmark,
             trials,
             cash_rate=_rate(cash_rate),
-            trading=TradingRules(**trading.model_dump(include=set(TradingRules.model_fields))),
+            trading=TradingRules(**tree.trading.model_dump(include=set(TradingRules.model_fields))),
             column=column,
+            files=tree.files,
             title=given.name,
+            source=bars or str(given),
             ledger="user" if ledger else None,
         )
         folder = output or free_folder("judged", str(given))
@@ -214,7 +225,7 @@ def run_control(
     quiet: QuietOption = False,
 ) -> None:
     """Plant edges of known strength into your own bars, train and judge: which edge does the agent learn, which is found?"""
-    from tailguard.evaluate.report.formatting import source_name
+    from tailguard.evaluate.record import source_name
     from tailguard.experiments import control
     from tailguard.experiments.prepared_market import load_source_of
 
@@ -249,7 +260,8 @@ def run_trials(
 ) -> None:
     """Show the ledger of trials: what was evaluated on which data, and how many different trials that makes."""
     from tailguard.evaluate.ledger import OFF, VARIABLE, count_each, user_ledger
-    from tailguard.evaluate.report.formatting import moment, source_name
+    from tailguard.evaluate.record import source_name
+    from tailguard.evaluate.report.formatting import moment
 
     ledger = user_ledger()
     if ledger is None:

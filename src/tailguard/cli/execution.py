@@ -28,7 +28,7 @@ def run_execute(
 ) -> None:
     """Train an agent to sell a large order on your bars, and compare it with TWAP and Almgren-Chriss on later bars."""
     from tailguard.cli.settings import single_source
-    from tailguard.evaluate.report.formatting import source_name
+    from tailguard.evaluate.record import source_name
     from tailguard.evaluate.report.report import write_page
     from tailguard.experiments.execution import ExecutionSettings, execute_bars
     from tailguard.io.atomic import atomic, make_folder

@@ -28,7 +28,7 @@ def run_hedge(
 ) -> None:
     """Train an agent to hedge an option on your bars, and compare it with delta, Leland and Whalley-Wilmott on later bars."""
     from tailguard.cli.settings import single_source
-    from tailguard.evaluate.report.formatting import source_name
+    from tailguard.evaluate.record import source_name
     from tailguard.evaluate.report.report import write_page
     from tailguard.experiments.hedging import HedgeSettings, hedge_bars
     from tailguard.io.atomic import atomic, make_folder

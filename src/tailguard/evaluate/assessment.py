@@ -117,14 +117,14 @@ def assess(
         context,
         rules,
         effort,
-        (ledger, key),
+        (ledger, key, window.moves.mean(axis=1)),
         hurdles=[history.name for history in context.baselines],
         seed_edges=[_hedged_sharpe(history, market, periods) for history in seeds],
         permuted_sharpes=permuted_sharpes,
     )
     spread = sanity.dispersion(seeds, fold_rows, periods)
     checks = _sanity(window, ensemble, agent, market, spread, permuted_sharpes)
-    record = _record(accounts, periods, window.prices, context, verdict, figures, checks)
+    record = _record(accounts, periods, window.prices, context, verdict, figures, checks, rules)
     return replace(record, trades=window.round_trips(result), calibration=calibrate_tail(window, ensemble))
 
 
@@ -151,10 +151,10 @@ def assess_returns(
     cash = replace(agent, name=sanity.CASH, returns=agent.riskless)
     market = cash if benchmark is None else benchmark
     accounts = Accounts(agent, [], [cash] if benchmark is None else [benchmark, cash], market)
-    context, verdict, figures = _tested(accounts, periods, context, rules, effort or Effort(), (ledger, RETURNS))
+    context, verdict, figures = _tested(accounts, periods, context, rules, effort or Effort(), (ledger, RETURNS, None))
     checks = Sanity([], None, None, sanity.regimes(market.returns, agent, market, periods), None, None, None)
     prices = pd.DataFrame(index=agent.times)
-    return _record(accounts, periods, prices, context, verdict, figures, checks)
+    return _record(accounts, periods, prices, context, verdict, figures, checks, rules)
 
 
 class Accounts(NamedTuple):
@@ -178,7 +178,7 @@ def _tested(
     context: Context,
     rules: VerdictRules | None,
     effort: Effort,
-    ledger: tuple[Ledger | None, str],
+    ledger: tuple[Ledger | None, str, Floats | None],
     **evidence: Any,
 ) -> tuple[Context, Verdict, dict[str, dict[str, Estimate]]]:
     """Reach the verdict and compute the statistics; the context comes back with the number of trials that was counted."""
@@ -217,7 +217,9 @@ def _tested(
     return context, verdict, figures
 
 
-def _with_counted_trials(agent: AccountHistory, periods: float, context: Context, ledger: Ledger | None, key: str) -> Context:
+def _with_counted_trials(
+    agent: AccountHistory, periods: float, context: Context, ledger: Ledger | None, key: str, moves: Floats | None
+) -> Context:
     """Return the context with the trials of the ledger, at least as many as were stated, and add this one to the ledger."""
     provenance = context.provenance
     if ledger is None:
@@ -234,6 +236,7 @@ def _with_counted_trials(agent: AccountHistory, periods: float, context: Context
         sharpe=performance.sharpe(agent.excess, periods),
         times=agent.times,
         excess=agent.excess,
+        market=moves,
     )
     try:
         others = ledger.append(own)
@@ -257,6 +260,7 @@ def _record(
     verdict: Verdict,
     figures: dict[str, dict[str, Estimate]],
     checks: Sanity,
+    rules: VerdictRules | None,
 ) -> Evaluation:
     return Evaluation(
         title=context.title,
@@ -281,6 +285,7 @@ def _record(
         selection=context.selection,
         instruments=context.instruments,
         subject=context.subject,
+        rules=rules or VerdictRules(),
     )
 
 

@@ -8,19 +8,31 @@ numbers.
 import io
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 
 from tailguard.evaluate.stats.series import Floats
-from tailguard.market.bars import DataError, symbols_of, timeframe_text
+from tailguard.market.bars import PRICES, ZONE_REMEDY, DataError, symbols_of, timeframe_text
 from tailguard.market.columns import as_numbers
 from tailguard.market.files import DATE, SAMPLE_LINES, SEPARATORS, UNREADABLE, decode, unpacked
-from tailguard.market.times import AmbiguousTimes, are_clocks, as_text, join_clocks, parse_times
+from tailguard.market.times import (
+    SPREADSHEET_DAYS,
+    AmbiguousTimes,
+    are_clocks,
+    are_days,
+    as_text,
+    join_clocks,
+    localize,
+    parse_times,
+    require_zone,
+)
 
 logger = logging.getLogger(__name__)
+Table = TypeVar("Table", pd.Series, pd.DataFrame)
 TableSource = str | Path | pd.Series | pd.DataFrame
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".gz", ".zip")
 # As :func:`_plain` writes them, the likelier ones first. A name decides which column is meant; numbers decide what they are.
@@ -56,26 +68,34 @@ MONTH_FORMATS = ("%Y%m", "%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y")
 LEVEL_FROM = 0.5  # numbers that are larger are an equity curve: no strategy gains as much on the usual bar
 # Cumulated returns are close to the value before, begin near 0, and move; interest, which is as smooth, hardly moves.
 FEWEST_CUMULATED, CUMULATED_CORRELATION, CUMULATED_MOVE = 32, 0.9, 1e-4
-# Factors are around 1 and hardly correlated with those before; so many values of a random walk are.
-FEWEST_FACTORS, FACTOR_RANGE, FACTOR_CORRELATION = 64, 0.1, 0.3
-MOST_RATE = 1.0
+# An equity curve is close to its value before; factors, which are around 1, and percentages are not. So many values show it.
+FEWEST_LEVELS, FACTOR_RANGE, LEVEL_CORRELATION = 32, 0.1, 0.3
+BAR_NAMES = {"open", "high", "low", "volume"}
+LEAST_RATE, MOST_RATE = -0.02, 1.0  # interest per year: lower than any that was ever paid on cash, and percentages
+PER_BAR_RATES = ("rf", "risk_free", "riskfree")  # names that files of factors give to the interest of a day or a month
 MOST_GROSS = 1.5  # rows of positions that sum to more are amounts of money if there is a column of cash
 
 
-def read_returns(source: TableSource, column: str | None = None, what: str = "returns") -> pd.Series:
+def read_returns(
+    source: TableSource, column: str | None = None, what: str = "returns", timezone: str | None = None
+) -> pd.Series:
     """Return simple returns per bar, indexed by the time at which each was earned.
+
+    As in all tables of this module, times of day are in UTC, and say so, if their zone is known; else they are as written. Days
+    keep their date.
 
     :param source: returns, or an equity curve or prices, whose changes are taken.
     :param column: name of the column; None finds it by the names that are usual.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     :raises DataError: naming the row or the column, and what to do.
     """
-    table = _table(source, what)
+    table = _table(source, what, timezone)
     values = _pick(table, column, (*RETURN_NAMES, *LEVEL_NAMES), what)
     _say_understood(source, values, table, _kind(values))
     values = values.set_axis(_month_ends(pd.DatetimeIndex(values.index)))
     _require_uncumulated(values, what)
-    _require_no_factors(values, what)
+    _require_true_levels(values, what)
     if _kind(values) == "equity curve":
         return values.pct_change(fill_method=None).iloc[1:].rename(what)
     if _kind(values) == "log returns":
@@ -84,19 +104,22 @@ def read_returns(source: TableSource, column: str | None = None, what: str = "re
     return values.rename(what)
 
 
-def read_levels(source: TableSource, column: str | None = None, what: str = "benchmark") -> pd.Series:
+def read_levels(
+    source: TableSource, column: str | None = None, what: str = "benchmark", timezone: str | None = None
+) -> pd.Series:
     """Return prices, or an index that earns the returns of a table and begins one bar before them.
 
     :param source: see :func:`read_returns`.
     :param column: see :func:`read_returns`.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     """
-    table = _table(source, what)
+    table = _table(source, what, timezone)
     values = _pick(table, column, (*BENCHMARK_NAMES, *LEVEL_NAMES, *RETURN_NAMES), what)
     _say_understood(source, values, table, _kind(values).replace("equity curve", "prices"))
     if _kind(values) == "equity curve":
         _require_uncumulated(values, what)
-        _require_no_factors(values, what)
+        _require_true_levels(values, what)
         levels: pd.Series = values.rename(what).set_axis(_month_ends(pd.DatetimeIndex(values.index)))
         return levels
     returns = read_returns(values.to_frame(), None, what)
@@ -105,16 +128,17 @@ def read_levels(source: TableSource, column: str | None = None, what: str = "ben
     return index
 
 
-def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights") -> pd.DataFrame:
+def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights", timezone: str | None = None) -> pd.DataFrame:
     """Return target weights, one column per symbol of the bars; NaN holds.
 
     :param source: weights, a column per symbol, or a row per time and symbol; or positions in money beside a column `cash`,
         which are divided by their sum.
     :param bars: what is traded.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     :raises DataError: naming the symbol that is missing or not known.
     """
-    table = _table(_by_symbol(_frame(source, what), what), what, holes=True)
+    table = _table(_by_symbol(_frame(source, what), what), what, timezone, holes=True)
     named = {str(column).strip().lower(): column for column in table.columns}
     symbols = symbols_of(bars)
     if symbols == [""]:
@@ -134,21 +158,58 @@ def read_weights(source: TableSource, bars: pd.DataFrame, what: str = "weights")
     return chosen.set_axis(symbols, axis=1)
 
 
-def read_rates(source: TableSource, what: str = "cash_rate") -> pd.Series:
+def read_closes(source: TableSource, what: str = "bars", timezone: str | None = None) -> dict[str, pd.DataFrame] | None:
+    """Return bars of closes alone, by symbol, the only one unnamed; None for a table that holds more prices of a bar.
+
+    :param source: closes, one column per symbol.
+    :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
+    """
+    if isinstance(source, pd.DataFrame) and isinstance(source.columns, pd.MultiIndex):
+        return None
+    table = _table(source, what, timezone, holes=True)
+    if {_plain(name) for name in table.columns} & BAR_NAMES:
+        return None
+    symbols = [""] if len(table.columns) == 1 else [str(name) for name in table.columns]
+    closes = {symbol: table[name].dropna() for symbol, name in zip(symbols, table.columns, strict=True)}
+    for symbol, prices in closes.items():
+        named = f"{what}: {symbol}" if symbol else what
+        _require_uncumulated(prices, named)
+        _require_true_levels(prices, named)
+    return {
+        symbol: pd.DataFrame({**dict.fromkeys(PRICES, prices), "volume": 0.0}, index=prices.index)
+        for symbol, prices in closes.items()
+    }
+
+
+def read_rates(source: TableSource, what: str = "cash_rate", timezone: str | None = None) -> pd.Series:
     """Return interest rates per year by time, as fractions; where one is missing, that before it holds.
 
     :param source: rates, such as 0.03 for 3 %; those of FRED, which are told by their names, in percent.
     :param what: name of the table in errors.
+    :param timezone: of times of day that name none.
     """
-    table = _table(source, what)
+    table = _table(source, what, timezone)
     rates = _pick(table, None, (*RATE_NAMES, *PERCENT_RATES), what, holes=True).dropna()
     percent = _plain(rates.name) in PERCENT_RATES
-    _say_understood(source, rates, table, "interest rates in percent" if percent else "interest rates")
+    kind = "interest rates in percent" if percent else "interest rates"
     rates = rates / 100.0 if percent else rates
-    largest = float(rates.abs().max())
-    if largest >= MOST_RATE:
-        raise DataError(f"{what}: a rate of {largest:g} per year; rates are fractions, 0.03 is 3 %: divide percentages by 100")
+    _say_understood(source, rates, table, f"{kind} ({rates.median():.2%} per year in the middle)")
+    wrong = rates[(rates >= MOST_RATE) | (rates < LEAST_RATE)]
+    if len(wrong):
+        remedy = "rates are fractions, 0.03 is 3 %: divide percentages by 100"
+        raise DataError(f"{what}: a rate of {wrong.iloc[0]:g} per year; {remedy}")
     return rates
+
+
+def rate_doubts(rates: float | pd.Series) -> list[str]:
+    """Return what to check about interest rates whose name is that of rates per bar in other files."""
+    if not isinstance(rates, pd.Series) or _plain(rates.name) not in PER_BAR_RATES:
+        return []
+    return [
+        f"The cash rate in column {rates.name} is taken to be per year, {rates.median():.2%} in the middle: files of factors "
+        "hold rates per day or month under this name; those have to be converted."
+    ]
 
 
 def rates_at(rates: float | pd.Series, starts: pd.DatetimeIndex) -> Floats:
@@ -159,6 +220,7 @@ def rates_at(rates: float | pd.Series, starts: pd.DatetimeIndex) -> Floats:
     """
     if not isinstance(rates, pd.Series):
         return np.full(len(starts), float(rates))
+    rates = without_zone(rates)
     known = np.searchsorted(rates.index.to_numpy(), starts.to_numpy(), side="right") - 1
     if known[0] < 0:
         raise DataError(f"cash_rate: begins at {rates.index[0]}, after the first bar, {starts[0]}; give earlier rates as well")
@@ -173,22 +235,42 @@ def first_start(times: pd.DatetimeIndex) -> pd.Timestamp:
 
 def usual_step(index: pd.Index) -> pd.Timedelta:
     """Return the usual time between two bars."""
-    return pd.Timedelta(np.median(np.diff(index.to_numpy())))
+    return pd.Timedelta(np.median(np.diff(pd.DatetimeIndex(index).tz_localize(None).to_numpy())))
 
 
-def _table(source: TableSource, what: str, holes: bool = False) -> pd.DataFrame:
-    """Return the numeric columns of a table, sorted by their times, which are unique and without a zone.
+def require_one_clock(times: Mapping[str, pd.DatetimeIndex]) -> None:
+    """Refuse times of day of which some name their zone and others do not: signals may stand before what they are made of.
 
+    :param times: of the tables that are to be compared, by their names.
+    """
+    clocked = {what: index for what, index in times.items() if not are_days(index)}
+    zoned, bare = ([what for what, index in clocked.items() if (index.tz is not None) is kind] for kind in (True, False))
+    if zoned and bare:
+        raise DataError(f"the times of the {zoned[0]} name their zone and those of the {bare[0]} do not; {ZONE_REMEDY}")
+
+
+def without_zone(table: Table) -> Table:
+    """Return a table without the zone of its times."""
+    return table.tz_localize(None) if cast(pd.DatetimeIndex, table.index).tz is not None else table
+
+
+def _table(source: TableSource, what: str, timezone: str | None = None, holes: bool = False) -> pd.DataFrame:
+    """Return the numeric columns of a table, sorted by their times, which are unique, and in UTC if their zone is known.
+
+    :param timezone: of times of day that name none.
     :param holes: True leaves NaN where it is; False lets :func:`_pick` refuse it.
     """
     frame = _frame(source, what)
-    index = _without_zone(pd.DatetimeIndex(frame.index))
+    index = _on_clock(pd.DatetimeIndex(frame.index), timezone)
     if index.has_duplicates:
         repeated = index[index.duplicated()][0]
         raise DataError(f"{what}: the time {repeated} is there more than once; drop all rows of it but one")
     numbers = {name: _fractions(frame[name]) for name in frame.columns}
     kept = {name: values for name, values in numbers.items() if np.isfinite(values).any()}
-    if not kept or len(index) < 2:
+    if len(index) == 1:
+        remedy = "give a single rate as a number, such as 0.03" if what == "cash_rate" else "at least two are needed"
+        raise DataError(f"{what}: holds one row; {remedy}")
+    if not kept:
         raise DataError(f"{what}: holds no numbers over time; needed are times and a column of numbers")
     table = pd.DataFrame(kept, index=index.rename("time")).sort_index()
     return table if holes else table.replace([np.inf, -np.inf], np.nan)
@@ -213,7 +295,10 @@ def _frame(source: TableSource, what: str) -> pd.DataFrame:
 
 
 def _by_symbol(frame: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Return a column per symbol for a table with a row per time and symbol; others come back as they are."""
+    """Return a column per symbol for a table with a row per time and symbol; others come back as they are.
+
+    A symbol that has no row at a time is not held from then on; a row without a number holds.
+    """
     plain = {_plain(name): name for name in frame.columns}
     symbol = next((plain[name] for name in SYMBOL_NAMES if name in plain), None)
     weight = next((plain[name] for name in WEIGHT_NAMES if name in plain), None)
@@ -225,7 +310,11 @@ def _by_symbol(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     if twice.any():
         first = long[twice].iloc[0]
         raise DataError(f"{what}: {first['symbol']} at {first['time']} is there more than once; drop all rows of it but one")
-    return long.pivot(index="time", columns="symbol", values="weight").rename(columns=str)
+    wide = long.set_index(["time", "symbol"])["weight"].unstack(fill_value=0).rename(columns=str)
+    absent = wide.size - len(long)
+    if absent:
+        logger.info("%s: a row per time and symbol; %s pairs without a row are weights of 0", what, f"{absent:,}")
+    return wide
 
 
 def _fractions(column: pd.Series) -> Floats:
@@ -307,7 +396,9 @@ def _with_times(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def _not_a_time(column: pd.Series) -> str:
-    """Return which cell is no time, where the others are times."""
+    """Return which cell is no time, where the others are times, or how the numbers of a spreadsheet become times."""
+    if pd.api.types.is_numeric_dtype(column) and bool(column.between(*SPREADSHEET_DAYS).all()):
+        return f": {column.iloc[0]:g} is a day as spreadsheets count them; format the column as dates there"
     try:
         absent = parse_times(column).values.isna()
     except DataError:
@@ -330,17 +421,14 @@ def _times(column: pd.Series, what: str) -> pd.DatetimeIndex | None:
     if months is not None:
         return months
     try:
-        if pd.api.types.is_numeric_dtype(column):
-            return parse_times(column).values
-        text = as_text(column)
-        local = parse_times(text.str.replace(r"(?<=:\d\d)(\.\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)$", r"\1", regex=True)).values
-        # Days keep their date whatever the zone; other times are brought to UTC.
-        times = local if bool((local == local.normalize()).all()) else parse_times(text).values
+        times = parse_times(column if pd.api.types.is_numeric_dtype(column) else as_text(column))
     except AmbiguousTimes as error:
         raise DataError(f"{what}: {str(error).partition(';')[0]}; write dates as 2020-12-31") from None
     except DataError:
         return None
-    return None if times.isna().any() else times
+    if times.values.isna().any():
+        return None
+    return times.values.tz_localize("UTC") if times.in_utc else times.values
 
 
 def _months(column: pd.Series) -> pd.DatetimeIndex | None:
@@ -367,11 +455,14 @@ def _plain(name: object) -> str:
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
-def _without_zone(index: pd.DatetimeIndex) -> pd.DatetimeIndex:
-    if index.tz is not None:
-        local = index.tz_localize(None)
-        index = local if bool((local == local.normalize()).all()) else index.tz_convert("UTC").tz_localize(None)
-    return index.as_unit("ns")
+def _on_clock(index: pd.DatetimeIndex, timezone: str | None) -> pd.DatetimeIndex:
+    """Return days without a zone, times of day in UTC if their zone is known, and else as they are."""
+    if are_days(index):
+        require_zone(timezone)
+        return index.tz_localize(None).as_unit("ns")
+    if index.tz is None and timezone is not None:
+        index = localize(index, timezone)
+    return (index if index.tz is None else index.tz_convert("UTC")).as_unit("ns")
 
 
 def _pick(table: pd.DataFrame, column: str | None, names: tuple[str, ...], what: str, holes: bool = False) -> pd.Series:
@@ -445,13 +536,18 @@ def _require_uncumulated(values: pd.Series, what: str) -> None:
         raise DataError(f"{what}: {values.name} looks like returns cumulated from the start, not returns per bar; {remedy}")
 
 
-def _require_no_factors(values: pd.Series, what: str) -> None:
-    """Refuse 1.01 for a return of 1 %: an equity curve is close to its value before, factors are not."""
+def _require_true_levels(values: pd.Series, what: str) -> None:
+    """Refuse what is as large as an equity curve and is none: 1.01, or 1, for a return of 1 %."""
     numbers = values.to_numpy(dtype=np.float64)
+    if len(numbers) < FEWEST_LEVELS or _kind(values) != "equity curve":
+        return
     centred = numbers - numbers.mean()
-    around = len(numbers) >= FEWEST_FACTORS and abs(float(np.median(numbers)) - 1.0) < FACTOR_RANGE
-    if around and float(centred[1:] @ centred[:-1]) < FACTOR_CORRELATION * float(centred @ centred):
+    if float(centred[1:] @ centred[:-1]) >= LEVEL_CORRELATION * float(centred @ centred):
+        return
+    if abs(float(np.median(numbers)) - 1.0) < FACTOR_RANGE and float(numbers.std()) < FACTOR_RANGE:
         raise DataError(f"{what}: {values.name} looks like factors, 1.01 for a return of 1 %, not like returns; subtract 1")
+    remedy = "divide percentages by 100"
+    raise DataError(f"{what}: {values.name} is as large as an equity curve, but hardly depends on its value before; {remedy}")
 
 
 def _cumulated(values: Floats) -> bool:

@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +31,8 @@ KEY_BARS = 100  # bars that identify the data; a file that has grown since has t
 SAME = 0.95  # trials whose returns are correlated by more than this count as one
 TEXTS = ("data", "fingerprint", "config", "title", "source", "date", "sharpe")
 FEWEST_SHARED = 32  # bars over which a correlation, or the probability of overfitting, is worth computing
+# Of two tables of the same bars, this share of the moves are equal, to the digits that the ledger keeps; dividends change some.
+SAME_MOVES, SAME_MOVE = 0.9, 1e-6
 # The probability of overfitting is that of choosing among different trials that cover this share of a trial's bars.
 COVERED, FEWEST_TRIALS = 0.9, 4
 RETURNS = "returns"  # key of all trials of which only the returns are known: nobody knows what they traded
@@ -48,6 +51,8 @@ class Trial:
     :param sharpe: annual Sharpe ratio of the excess returns.
     :param times: ``[n]`` of the test bars.
     :param excess: ``[n]`` returns in excess of cash.
+    :param market: ``[n]`` mean moves of what was traded, by which the data are known again wherever their bars begin; None
+        where only the returns are known.
     """
 
     data: str
@@ -59,10 +64,13 @@ class Trial:
     sharpe: float
     times: pd.DatetimeIndex
     excess: Floats
+    market: Floats | None = None
 
     def __post_init__(self) -> None:
-        """Keep the times to the second, as the ledger does."""
-        object.__setattr__(self, "times", self.times.as_unit("s"))
+        """Keep the times to the second, as the ledger does, and of daily bars the day: some stamp midnight, some the close."""
+        times = self.times.as_unit("s")
+        days = times.normalize()
+        object.__setattr__(self, "times", times if days.has_duplicates else days)
 
     def line(self) -> str:
         """Return the trial as a line of the ledger; returns are kept to seven digits."""
@@ -71,6 +79,7 @@ class Trial:
             **{name: getattr(self, name) for name in TEXTS},
             "times": _packed(np.diff(self.times.asi8, prepend=0)),
             "excess": _packed(self.excess.astype(np.float32)),
+            **({} if self.market is None else {"market": _packed(self.market.astype(np.float32))}),
         }
         return json.dumps(entry, allow_nan=False) + "\n"
 
@@ -82,7 +91,9 @@ class Trial:
         values = {name: entry[name] for name in TEXTS}
         seconds = np.cumsum(_unpacked(entry["times"], np.int64))
         times = pd.DatetimeIndex(pd.to_datetime(seconds, unit="s"))
-        return cls(**values, times=times, excess=_unpacked(entry["excess"], np.float32).astype(np.float64))
+        excess = _unpacked(entry["excess"], np.float32).astype(np.float64)
+        market = _unpacked(entry["market"], np.float32).astype(np.float64) if "market" in entry else None
+        return cls(**values, times=times, excess=excess, market=market)
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ class Ledger:
 
     def related(self, trial: Trial) -> list[Trial]:
         """Return the other trials of the same data that share at least half of their bars with this one."""
-        return _related(self.trials(trial.data), trial)
+        return _related(self.trials(), trial)
 
     def append(self, trial: Trial) -> list[Trial]:
         """Add a trial, unless the same one is there already; processes wait for one another.
@@ -119,8 +130,8 @@ class Ledger:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             content = file.read()
-            known = _parsed(content, self.path, trial.data)
-            if not any(_equal(other, trial) for other in known):
+            known = _parsed(content, self.path, None)
+            if not any(_equal(other, trial) and _same_data(other, trial) for other in known):
                 file.truncate(len(content) - len(_torn(content)))
                 file.write(trial.line().encode())
             return _related(known, trial)
@@ -146,7 +157,7 @@ def _torn(content: bytes) -> bytes:
 
 
 def _related(trials: Sequence[Trial], trial: Trial) -> list[Trial]:
-    return [other for other in trials if _overlap(other, trial) and not _equal(other, trial)]
+    return [other for other in trials if _same_data(other, trial) and _overlap(other, trial) and not _equal(other, trial)]
 
 
 def user_ledger() -> Ledger | None:
@@ -177,12 +188,12 @@ def count_trials(trials: Sequence[Trial]) -> int:
 
 def count_each(trials: Sequence[Trial]) -> list[int]:
     """Return, for each trial, the number of different ones among itself and those of the same data over its bars."""
-    counts = []
-    tables = {key: [i for i, trial in enumerate(trials) if trial.data == key] for key in {trial.data for trial in trials}}
-    found = {key: correlations([trials[i] for i in rows]) for key, rows in tables.items()}
-    for trial in trials:
-        rows = [place for place, i in enumerate(tables[trial.data]) if _overlap(trials[i], trial)]
-        counts.append(count_different(found[trial.data][np.ix_(rows, rows)]))
+    counts = [0] * len(trials)
+    for table in _tables(trials):
+        found = correlations([trials[i] for i in table])
+        for i in table:
+            rows = [place for place, k in enumerate(table) if _overlap(trials[k], trials[i])]
+            counts[i] = count_different(found[np.ix_(rows, rows)])
     return counts
 
 
@@ -226,6 +237,28 @@ def shared_returns(trial: Trial, others: Sequence[Trial]) -> Floats | None:
     for column in range(1, len(close)):
         kept += [] if close[column, kept].any() else [column]
     return columns[:, kept] if len(kept) >= FEWEST_TRIALS else None
+
+
+def _tables(trials: Sequence[Trial]) -> list[list[int]]:
+    """Return the trials, by their places, that are of the same data."""
+    tables: list[list[int]] = []
+    for i, trial in enumerate(trials):
+        keyed = [table for table in tables if any(trials[k].data == trial.data for k in table)]
+        same = keyed or [table for table in tables if any(_same_data(trials[k], trial) for k in table)]
+        tables = [table for table in tables if table not in same] + [[*chain.from_iterable(same), i]]
+    return tables
+
+
+def _same_data(trial: Trial, other: Trial) -> bool:
+    """Return whether two trials are of the same data: their keys are equal, or else what was traded moved alike."""
+    if trial.data == other.data:
+        return True
+    if trial.market is None or other.market is None:
+        return False
+    _, own, its = np.intersect1d(trial.times.asi8, other.times.asi8, assume_unique=True, return_indices=True)
+    moves = np.stack([trial.market[own], other.market[its]])
+    moves = moves[:, (moves != 0.0).any(axis=0)]  # two markets that stand still are not yet one
+    return moves.size > 0 and float((np.abs(moves[0] - moves[1]) <= SAME_MOVE).mean()) >= SAME_MOVES
 
 
 def _overlap(trial: Trial, other: Trial) -> bool:

@@ -9,8 +9,9 @@ The folder holds `metrics.json` for the numbers and CSV files for the series, re
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import pandas as pd
 from tailguard.bounded_yaml import parse_yaml
 from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, UniformityTest
 from tailguard.evaluate.stats.series import Floats, equity_of
-from tailguard.evaluate.verdict import Verdict
+from tailguard.evaluate.verdict import Verdict, VerdictRules
 from tailguard.io.atomic import atomic
 from tailguard.io.reading import refusing, require_readable
 from tailguard.io.sealed import LARGEST, digest, read_sealed, write_sealed
@@ -284,6 +285,7 @@ class Evaluation:
         `growth`, `turnover`, `market_sharpe`. None without a pool.
     :param provenance: config, data, versions, seeds, trials, date.
     :param subject: what the report calls the account that was evaluated: an agent, or a strategy.
+    :param rules: of the verdict; records of earlier versions have the usual ones.
     :param trades: round trips of the account, see :func:`tailguard.evaluate.trades.round_trips`; None where only returns are
         known, and in records of earlier versions.
     """
@@ -310,6 +312,7 @@ class Evaluation:
     selection: pd.DataFrame | None = None
     instruments: pd.DataFrame | None = None
     subject: str = "agent"
+    rules: VerdictRules = field(default_factory=VerdictRules)
     trades: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
@@ -334,6 +337,21 @@ class Evaluation:
         histories = {history.name: history for history in self.histories}
         require(name in histories, "the account", name, f"one of {', '.join(histories)}")
         return histories[name]
+
+
+def source_name(source: str) -> str:
+    """Return the name of the data, with absolute paths of files cut to their names."""
+    parts = source.split("+")
+    return "+".join(re.split(r"[/\\]", part)[-1] if re.match(r"/|~|[A-Za-z]:[/\\]", part) else part for part in parts)
+
+
+def without_folders(evaluation: Evaluation) -> Evaluation:
+    """Return a record whose data are named without the folders of their files: it may be shown to others."""
+    config = evaluation.provenance.config
+    for part in evaluation.source.split("+"):
+        config = config.replace(part, source_name(part)) if part else config
+    provenance = replace(evaluation.provenance, config=config)
+    return replace(evaluation, source=source_name(evaluation.source), provenance=provenance)
 
 
 def save_record(evaluation: Evaluation, folder: Path) -> Path:
@@ -436,13 +454,14 @@ def _load_record(folder: Path) -> Evaluation:
         instruments=_read_table(instruments) if instruments.exists() else None,
         lineage=[json.loads(line) for line in lineage.read_text("utf-8").splitlines()] if lineage.exists() else None,
         subject=numbers.get("subject", "agent"),
+        rules=VerdictRules(**numbers.get("rules", {})),
         trades=_read_table(trades, times=("entry", "exit")) if trades.exists() else None,
     )
 
 
 def metrics_text(evaluation: Evaluation) -> str:
-    """Return the text of `metrics.json`: everything that is not a series."""
-    return json.dumps(_named(_numbers(evaluation)), indent=2, allow_nan=False) + "\n"
+    """Return the text of `metrics.json`: everything that is not a series, and no folder of whoever evaluated."""
+    return json.dumps(_named(_numbers(without_folders(evaluation))), indent=2, allow_nan=False) + "\n"
 
 
 def _numbers(evaluation: Evaluation) -> dict[str, Any]:
@@ -457,6 +476,7 @@ def _numbers(evaluation: Evaluation) -> dict[str, Any]:
         "bars": len(evaluation.agent.times),
         "market": evaluation.market,
         "verdict": asdict(evaluation.verdict),
+        "rules": evaluation.rules.model_dump(),
         "statistics": {
             name: {key: figure._asdict() for key, figure in figures.items()} for name, figures in evaluation.statistics.items()
         },

@@ -57,22 +57,27 @@ class Control:
 
     @property
     def smallest_learnt(self) -> float | None:
-        """The weakest planted edge that the agent learnt; None if it learnt none."""
-        return min((row.planted for row in self.rows if row.planted > 0.0 and row.learnt), default=None)
+        """The weakest planted edge from which on the agent learnt every one; None if it did not learn the strongest."""
+        return self._from_on([row.learnt for row in self.rows])
 
     @property
     def smallest_found(self) -> float | None:
-        """The weakest planted edge for which the verdict on the agent is evidence of skill; None if it is none."""
-        return min((row.planted for row in self.rows if row.planted > 0.0 and row.outcome == "evidence of skill"), default=None)
+        """The weakest planted edge from which on the verdict on the agent is evidence of skill; None if there is none."""
+        return self._from_on([row.outcome == "evidence of skill" for row in self.rows])
 
     @property
     def smallest_visible(self) -> float | None:
-        """The weakest planted edge that the verdict finds if it is known perfectly; None if it finds none."""
-        found = (row.planted for row in self.rows if row.planted > 0.0 and row.oracle_outcome == "evidence of skill")
-        return min(found, default=None)
+        """The weakest planted edge from which on the verdict finds what is known perfectly; None if there is none."""
+        return self._from_on([row.oracle_outcome == "evidence of skill" for row in self.rows])
+
+    def _from_on(self, passed: Sequence[bool]) -> float | None:
+        """Return the weakest planted edge that passed together with every stronger one."""
+        edges = sorted((row.planted, ok) for row, ok in zip(self.rows, passed, strict=True) if row.planted > 0.0)
+        missed = max((planted for planted, ok in edges if not ok), default=0.0)
+        return min((planted for planted, _ in edges if planted > missed), default=None)
 
     def sentences(self) -> list[str]:
-        """Return what the control shows."""
+        """Return what the control shows; an edge counts from where every stronger one is seen, too."""
         told = {
             "Somebody who knows the edge is found from a Sharpe ratio of": self.smallest_visible,
             "The agent learns an edge from": self.smallest_learnt,
@@ -124,7 +129,9 @@ def run_control(
         )
         first, last = (int(bars.index.searchsorted(time)) for time in (record.agent.times[0], record.agent.times[-1]))
         oracle = pd.DataFrame(market.oracle, index=bars.index).iloc[first - 1 : last]  # decided at the closes before
-        best = judge(weights=oracle, bars=market.bars, trading=costs, effort=effort, ledger=None)
+        best = judge(
+            weights=oracle, bars=market.bars, trading=costs, trials=record.provenance.trials, effort=effort, ledger=None
+        )
         rows.append(
             ControlRow(
                 planted=sharpe,

@@ -1,6 +1,7 @@
 """The form of a table of bars, and the errors about tables that are not in it.
 
-A table of bars is a :class:`pandas.DataFrame` indexed by ``time`` (UTC, increasing, unique) with float64 columns
+A table of bars is a :class:`pandas.DataFrame` indexed by ``time`` (UTC, or as written where its source names no zone;
+increasing, unique) with float64 columns
 ``open, high, low, close, volume``, and ``funding`` where the file has it (what a long position pays per unit of value, for
 perpetual futures). Several symbols are one table on the union of their times with a first column
 level for the symbol; a bar that a symbol does not have is a row of ``NaN``.
@@ -15,6 +16,11 @@ import pandas as pd
 PRICES = ("open", "high", "low", "close")
 COLUMNS = (*PRICES, "volume")
 OPTIONAL = ("funding",)
+IN_UTC = "in_utc"  # key in the attributes of a table of bars
+ZONE_REMEDY = (
+    "they may be hours apart: say with --timezone (timezone=) which zone the times that name none are in, such as UTC or "
+    "America/New_York"
+)
 YEAR = pd.Timedelta(days=365.25)
 
 
@@ -34,6 +40,11 @@ def align_bars(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     if not tables:
         raise DataError("no symbols given: pass at least one")
     return pd.concat({str(symbol): table for symbol, table in tables.items()}, axis=1, sort=True)
+
+
+def in_utc(bars: pd.DataFrame) -> bool:
+    """Return whether the source of the bars named the zone of its times of day, so that they are known to be in UTC."""
+    return bool(bars.attrs.get(IN_UTC, False))
 
 
 def symbols_of(bars: pd.DataFrame) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tailguard.market.bars import COLUMNS, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
+from tailguard.market.bars import COLUMNS, IN_UTC, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
 from tailguard.market.files import APOSTROPHES, CODES, FEWEST_COLUMNS, NUMBER, SIGNS, SPACES, FileConfig, RawTable
 from tailguard.market.times import are_clocks, as_text, join_clocks, parse_times
 
@@ -195,6 +195,7 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
     facts = (*facts, *(() if times.form == "times" else (f"times {times.form}",)), *marks)
     values, remarks = _completed(values, config.adjusted)
     frame = pd.DataFrame(values, index=times.values.as_unit("ns").rename("time"))
+    frame.attrs[IN_UTC] = times.in_utc
     if "adjusted" in named and not config.adjusted:
         ignored = (*ignored, "the adjusted close (--adjusted uses it)")
     parts = dict(_split(frame, table.lines, sorted(problems, key=lambda problem: problem.row), named.get("symbol")))

@@ -6,14 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import cast
 
 import pandas as pd
 
-from tailguard.market.bars import DataError, DataWarning, align_bars, bars_of, symbols_of, timeframe, timeframe_text
+from tailguard.market.bars import (
+    ZONE_REMEDY,
+    DataError,
+    DataWarning,
+    align_bars,
+    bars_of,
+    in_utc,
+    symbols_of,
+    timeframe,
+    timeframe_text,
+)
 from tailguard.market.checks import MIXED_FACTOR, Finding, check_bars
 from tailguard.market.columns import Part, Reading, understand
 from tailguard.market.files import FileConfig, RawTable, from_frame, read_bytes, read_file
 from tailguard.market.shipped import dataset_file, list_datasets
+from tailguard.market.times import are_days
 
 logger = logging.getLogger(__name__)
 Source = str | Path | pd.DataFrame | bytes
@@ -58,6 +70,8 @@ def read_bars(source: Source, config: FileConfig | None = None, keep: Sequence[s
     config = config or FileConfig()
     if isinstance(source, pd.DataFrame) and isinstance(source.columns, pd.MultiIndex):
         return _read_symbols(source, config, keep)
+    if isinstance(source, pd.DataFrame) and in_utc(source) and cast(pd.DatetimeIndex, source.index).tz is None:
+        source = source.tz_localize("UTC")  # read before
     with _naming(_name(source)):
         return understand(_raw(source, config), config, keep)
 
@@ -190,6 +204,10 @@ def _aligned(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     for symbol, table in tables.items():
         if isinstance(table.columns, pd.MultiIndex):
             raise DataError(f"{symbol}: holds several symbols already; give each a file, or this file alone")
+    clocked = {symbol: in_utc(table) for symbol, table in tables.items() if not are_days(pd.DatetimeIndex(table.index))}
+    if len(set(clocked.values())) > 1:
+        zoned, bare = (next(symbol for symbol, known in clocked.items() if known is kind) for kind in (True, False))
+        raise DataError(f"the times of {zoned} name their zone and those of {bare} do not; {ZONE_REMEDY}")
     lengths = {symbol: timeframe(pd.DatetimeIndex(table.index)) for symbol, table in tables.items() if len(table) > 1}
     if lengths:
         short, long = min(lengths, key=lambda name: lengths[name]), max(lengths, key=lambda name: lengths[name])

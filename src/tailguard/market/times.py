@@ -40,6 +40,8 @@ YEAR_LAST = re.compile(r"^(\d{1,2})([/.\-])(\d{1,2})\2(\d{4}|\d{2})(?!\d)", re.M
 ZONE = re.compile(r"\s*([A-Za-z]+(?:/[A-Za-z_]+)+)$|(?<=\d)\s*(Z|UTC|GMT)$|(?<=:\d\d)(?:\.\d+)?\s*([+-]\d{2}:?\d{2})$")
 # A zone by letters, such as EST: others use the same ones for other zones.
 LETTERS = re.compile(r"(?<=:\d\d)\s*(?!AM$|PM$|UTC$|GMT$)[A-Z]{2,5}$")
+OFFSET = re.compile(r"(?<=:\d\d)(?:\.\d+)?\s*[+-]\d{2}:?\d{2}$")
+MIDNIGHT = re.compile(r"[T ]00:00(?::00(?:\.0+)?)?\s*[+-]\d{2}:?\d{2}$")
 GMT_OFFSET = r"\s*(?:GMT|UTC)(?=[+-]\d{2}:?\d{2}$)"  # as Dukascopy writes it: GMT+0200
 CLOCK = re.compile(r"^\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[AaPp][Mm])?$")
 SAMPLE = 60
@@ -52,12 +54,14 @@ class AmbiguousTimes(DataError):
 class Times(NamedTuple):
     """Times that were understood.
 
-    :param values: ``[T]`` in UTC without a zone; NaT where a value is not a time.
+    :param values: ``[T]`` without a zone; NaT where a value is not a time. Days keep their date whatever their zone.
     :param form: the format, in the notation of ``strptime`` or in words.
+    :param in_utc: True for times of day whose zone is known; they were brought to UTC.
     """
 
     values: pd.DatetimeIndex
     form: str
+    in_utc: bool = False
 
 
 def parse_times(values: pd.Series, time_format: str | None = None, timezone: str | None = None) -> Times:
@@ -69,11 +73,11 @@ def parse_times(values: pd.Series, time_format: str | None = None, timezone: str
     :raises DataError: when no format explains the column, or when two do.
     """
     if pd.api.types.is_datetime64_any_dtype(values):
-        return Times(_to_utc(pd.DatetimeIndex(values), timezone), "times")
+        return _in_utc(pd.DatetimeIndex(values), "times", timezone)
     if time_format == SPREADSHEET:
         days = pd.to_numeric(values, errors="coerce")
         moments = pd.to_datetime(days, unit="D", origin="1899-12-30", errors="coerce").dt.round("ms")
-        return Times(_to_utc(pd.DatetimeIndex(moments), timezone), "days of a spreadsheet")
+        return _in_utc(pd.DatetimeIndex(moments), "days of a spreadsheet", timezone)
     if time_format is not None:
         text = as_text(values)
         if pd.api.types.is_numeric_dtype(values):  # 050513 was read as 50513
@@ -82,7 +86,7 @@ def parse_times(values: pd.Series, time_format: str | None = None, timezone: str
         parsed = pd.to_datetime(text, format=form, errors="coerce", utc="%z" in form)
         if parsed.isna().all():
             raise DataError(f"no time fits the format {time_format!r}; the first is {values.iloc[0]!r}")
-        return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
+        return _in_utc(pd.DatetimeIndex(parsed), form, timezone)
     if pd.api.types.is_numeric_dtype(values):
         return _parse_numbers(values, timezone)
     return _parse_text(as_text(values), timezone)
@@ -114,7 +118,7 @@ def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
             text = pd.Series(pd.array(numbers, dtype="Int64")).astype(str)
             parsed = pd.to_datetime(text, format=form, errors="coerce")
             if parsed.notna().mean() > 0.5:
-                return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
+                return _in_utc(pd.DatetimeIndex(parsed), form, timezone)
     unit = next((unit for limit, unit in EPOCH_UNITS if known.max() < limit), None)
     if unit is None or not known.min() > EPOCH_FIRST:
         days = (SPREADSHEET_DAYS[0] <= known.min()) and (known.max() < SPREADSHEET_DAYS[1])
@@ -124,7 +128,7 @@ def _parse_numbers(values: pd.Series, timezone: str | None) -> Times:
         )
     exact = values if pd.api.types.is_integer_dtype(values) else pd.Series(numbers)
     moments = pd.to_datetime(exact.to_numpy(), unit=unit, utc=True)
-    return Times(_to_utc(pd.DatetimeIndex(moments), None), f"epoch {unit}")
+    return _in_utc(pd.DatetimeIndex(moments), f"epoch {unit}", None)
 
 
 def _parse_text(text: pd.Series, timezone: str | None) -> Times:
@@ -140,6 +144,10 @@ def _parse_text(text: pd.Series, timezone: str | None) -> Times:
             raise DataError(f"{sample.iloc[0]!r} has a zone in letters; say which with --timezone, such as America/New_York")
         text = text.str.replace(LETTERS, "", regex=True)
         sample = text.iloc[rows]
+    if sample.str.contains(MIDNIGHT).all():
+        days = _parse_text(text.str.replace(OFFSET, "", regex=True), None)
+        if are_days(days.values):
+            return days
     zone = ZONE.search(sample.iloc[0])
     if zone is not None and zone.group(1):  # 20230103 09:30:00 US/Eastern
         timezone = zone.group(1)
@@ -151,13 +159,14 @@ def _parse_text(text: pd.Series, timezone: str | None) -> Times:
             text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True), errors="coerce", utc=True, format="ISO8601"
         )
         if parsed.iloc[rows].notna().mean() > 0.5:
-            return Times(_from_utc_or_zone(pd.DatetimeIndex(parsed), zone is not None, timezone), "ISO 8601")
+            moments = pd.DatetimeIndex(parsed)  # read as UTC: so they are if they named a zone
+            return _in_utc(moments if zone is not None else moments.tz_localize(None), "ISO 8601", timezone)
     if text.str.contains("  ", regex=False).any():
         text = text.str.replace(r"\s+", " ", regex=True)
     form = _recognised(text, zone)
     bare = text.str.replace(r"\s*(?:Z|UTC|GMT)$", "", regex=True) if zone is not None and zone.group(2) else text
     parsed = pd.to_datetime(bare, format=form, errors="coerce", utc=zone is not None)
-    return Times(_to_utc(pd.DatetimeIndex(parsed), timezone), form)
+    return _in_utc(pd.DatetimeIndex(parsed), form, timezone)
 
 
 def _recognised(text: pd.Series, zone: re.Match[str] | None) -> str:
@@ -237,15 +246,33 @@ def _sampled(length: int) -> list[int]:
     return sorted({row for row in np.linspace(0, length - 1, min(length, SAMPLE)).round().astype(int).tolist()})
 
 
-def _from_utc_or_zone(index: pd.DatetimeIndex, zoned: bool, timezone: str | None) -> pd.DatetimeIndex:
-    """Return times that were read as UTC: so they are if they named a zone, else they are those of `timezone`."""
-    return _to_utc(index if zoned else index.tz_localize(None), timezone)
+def are_days(index: pd.DatetimeIndex) -> bool:
+    """Return true for dates without a time of day, which mean the same day in every zone."""
+    known = index[index.notna()]
+    return bool((known == known.normalize()).all())
 
 
-def _to_utc(index: pd.DatetimeIndex, timezone: str | None) -> pd.DatetimeIndex:
-    if index.tz is None and timezone is not None:
-        try:
-            index = index.tz_localize(timezone, ambiguous="infer")
-        except (ValueError, KeyError) as error:  # pandas' errors about zones and clock changes are ValueErrors
-            raise DataError(f"times cannot be read in the time zone {timezone!r} ({error})") from None
-    return index if index.tz is None else index.tz_convert("UTC").tz_localize(None)
+def localize(index: pd.DatetimeIndex, timezone: str) -> pd.DatetimeIndex:
+    """Return times that name no zone as those of `timezone`.
+
+    :raises DataError: for a zone that is not known, and for times that it does not have.
+    """
+    try:
+        return index.tz_localize(timezone, ambiguous="infer")
+    except (ValueError, KeyError) as error:  # pandas' errors about zones and clock changes are ValueErrors
+        raise DataError(f"times cannot be read in the time zone {timezone!r} ({error})") from None
+
+
+def require_zone(timezone: str | None) -> None:
+    """Refuse a time zone that is not known, where no time has to be read in it."""
+    if timezone is not None:
+        localize(pd.DatetimeIndex(["2000-01-01 12:00"]), timezone)
+
+
+def _in_utc(index: pd.DatetimeIndex, form: str, timezone: str | None) -> Times:
+    """Bring times of day to UTC if their zone is known; days keep their date."""
+    if are_days(index):
+        require_zone(timezone)
+        return Times(index.tz_localize(None), form)
+    zoned = localize(index, timezone) if index.tz is None and timezone is not None else index
+    return Times(index, form) if zoned.tz is None else Times(zoned.tz_convert("UTC").tz_localize(None), form, True)

@@ -9,10 +9,12 @@ from page_reader import Page
 from test_report_page import HOSTILE
 
 import tailguard
+from tailguard.cli import main
 from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.comparison import compare_runs
+from tailguard.evaluate.record import RECORD_FOLDER, save_record
 from tailguard.evaluate.report import compare, comparison_rows
-from tailguard.evaluate.report.compare import comparison_sentences, ranking_rows
+from tailguard.evaluate.report.compare import comparison_sentences, difference_rows, ranking_rows
 from tailguard.evaluate.report.formatting import with_interval
 
 
@@ -33,6 +35,20 @@ def test_rows_for_the_terminal(records):
         assert row["Sharpe ratio"] == with_interval(record.statistics["agent"]["sharpe"])
         assert row["Annual return (CAGR)"] == with_interval(record.statistics["agent"]["cagr"], "percent")
         assert row["data"] == record.source
+
+
+def test_the_terminal_has_the_paired_differences_of_the_page(records, tmp_path, capsys):
+    for name, record in zip("ab", records, strict=True):
+        save_record(record, tmp_path / name / RECORD_FOLDER)
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "page.html")])
+    assert stopped.value.code == 0
+    (row,) = difference_rows(compare_runs(records, ["a", "b"]))
+    assert row["pair"] in ("a minus b", "b minus a")
+    printed, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "page.html").read_text()
+    for text in row.values():
+        assert text in printed
+        assert text in page
 
 
 def test_a_strategy_of_which_only_returns_are_known_is_compared_with_one_that_trades(records):

@@ -13,7 +13,7 @@ from page_reader import Page
 from report_examples import lineage, rich_evaluation
 
 from tailguard.evaluate import statistics
-from tailguard.evaluate.record import Estimate
+from tailguard.evaluate.record import Estimate, source_name
 from tailguard.evaluate.report.charts import Mark, downsample, envelope, numbers, seconds
 from tailguard.evaluate.report.formatting import (
     MINUS,
@@ -23,7 +23,6 @@ from tailguard.evaluate.report.formatting import (
     readable,
     say,
     signed,
-    source_name,
     with_interval,
 )
 from tailguard.evaluate.report.page import Html, charts_of, join, table, tag

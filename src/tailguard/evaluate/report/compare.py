@@ -6,7 +6,7 @@ import numpy as np
 
 from tailguard.bounded_yaml import parse_yaml
 from tailguard.evaluate.comparison import Comparison, compare_runs
-from tailguard.evaluate.record import Evaluation
+from tailguard.evaluate.record import Evaluation, without_folders
 from tailguard.evaluate.report.charts import (
     LOG_FROM,
     TIME,
@@ -20,7 +20,7 @@ from tailguard.evaluate.report.charts import (
     estimate_row,
     seconds,
 )
-from tailguard.evaluate.report.formatting import capital, chance, day, say, with_interval, without_folders
+from tailguard.evaluate.report.formatting import capital, chance, day, say, with_interval
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.page import Block, Html, ReportSection, Tabs, page, table, tag
 from tailguard.evaluate.report.report import is_intraday
@@ -167,30 +167,33 @@ def ranking_rows(comparison: Comparison) -> list[dict[str, str]]:
     ]
 
 
-def _ranking(comparison: Comparison) -> ReportSection:
-    rows = ranking_rows(comparison)
-    pairs = [
-        [
-            f"{first} minus {second}",
-            f"{say(lead.estimate)} [{say(lead.low)} to {say(lead.high)}]",
-            chance(min(2.0 * min(lead.p_higher, lead.p_lower), 1.0)),
-        ]
+def difference_rows(comparison: Comparison) -> list[dict[str, str]]:
+    """Return the paired differences with their intervals: one row per pair of runs, text by heading."""
+    return [
+        {
+            "pair": f"{first} minus {second}",
+            "difference in Sharpe ratio": f"{say(lead.estimate)} [{say(lead.low)} to {say(lead.high)}]",
+            "two-sided": chance(min(2.0 * min(lead.p_higher, lead.p_lower), 1.0)),
+        }
         for first, second, lead in comparison.differences
     ]
+
+
+def _ranking(comparison: Comparison) -> ReportSection:
+    rows, pairs = ranking_rows(comparison), difference_rows(comparison)
     span = f"{day(comparison.first)} to {day(comparison.last)}"
     lead = f"Over the {comparison.bars:,} bars that all runs share, {span}, resampled together."
     blocks: list[Block] = [
         tag("ul", *(tag("li", line) for line in comparison_sentences(comparison))),
         table(list(rows[0]), [list(row.values()) for row in rows], "The ranking, and how certain it is."),
-        table(
-            ["pair", "difference in Sharpe ratio", "two-sided"], pairs, "Paired differences with 95% intervals, pair by pair."
-        ),
+        table(list(pairs[0]), [list(row.values()) for row in pairs], PAIRED),
     ]
     best = comparison.ranking[0]
     headline = f"The run {best.name} ranks first, in {say(best.best, 'percent')} of the resamples"
     return ReportSection("ranking", "Ranking", headline, lead, blocks)
 
 
+PAIRED = "Paired differences with 95% intervals, pair by pair."
 NOT_RANKED = "The runs share too few bars, or bars of different length: no test between them."
 
 

@@ -2,12 +2,11 @@
 
 import math
 import re
-from dataclasses import replace
 from typing import Literal
 
 import pandas as pd
 
-from tailguard.evaluate.record import Estimate, Evaluation
+from tailguard.evaluate.record import Estimate
 
 NumberFormat = Literal["percent", "number", "tenth", "free", "multiple", "count", "price"]
 MINUS = "\N{MINUS SIGN}"
@@ -77,19 +76,6 @@ def difference(saving: Estimate, kind: NumberFormat = "number") -> str:
 def readable(name: str) -> str:
     """Return a name with spaces for underscores: ``buy_and_hold`` becomes buy and hold."""
     return name.replace("_", " ")
-
-
-def source_name(source: str) -> str:
-    """Return the name of the data, with absolute paths of files cut to their names."""
-    parts = source.split("+")
-    return "+".join(re.split(r"[/\\]", part)[-1] if re.match(r"/|~|[A-Za-z]:[/\\]", part) else part for part in parts)
-
-
-def without_folders(evaluation: Evaluation) -> Evaluation:
-    """Return a record whose data are named without the folders of their files: a page may be shown to others."""
-    short = source_name(evaluation.source)
-    provenance = replace(evaluation.provenance, config=evaluation.provenance.config.replace(evaluation.source, short))
-    return replace(evaluation, source=short, provenance=provenance)
 
 
 def slug(name: str) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tailguard.evaluate.record import Evaluation, metrics_text
-from tailguard.evaluate.report.formatting import capital, day, say, with_interval, without_folders
+from tailguard.evaluate.record import Evaluation, metrics_text, without_folders
+from tailguard.evaluate.report.formatting import capital, day, say, with_interval
 from tailguard.evaluate.report.glossary import term
 from tailguard.evaluate.report.page import Html, ReportSection, Tabs, join, page, table, tag
 from tailguard.evaluate.report.sections.accounts import equity_section, positions_section, statistics_section

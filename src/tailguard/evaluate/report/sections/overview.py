@@ -15,15 +15,16 @@ MEANINGS = {
     "worse than": "A simpler strategy did significantly better. Prefer the simpler one.",
     "too little data to tell": "The test is too short to separate skill from luck, whether the result is good or bad.",
 }
-# The rule behind each verdict, in the order in which the rules are tried.
+# The rule behind each verdict, in the order in which the rules are tried, with the names of the thresholds.
 RULES = {
-    "too little data to tell": "The rule: the test has fewer than 100 bars, or it would have found a Sharpe ratio lead of 1 "
-    "with a probability below 80% and the data do not rule such a lead out.",
+    "too little data to tell": "The rule: the test has fewer than {fewest_bars:,} bars, or it would have found a Sharpe ratio "
+    "lead of {worthwhile:g} with a probability below {power:.3g}% and the data do not rule such a lead out.",
     "worse than": "The rule: the Sharpe ratio of a baseline is higher by more than 0.05 and luck, in a test over all of "
-    "them (stepwise, 2.5% chance of error). Baselines that are draws of luck themselves do not count.",
-    "evidence of skill": "The rule: every test below is passed, each with a chance of error of at most 5%.",
+    "them (stepwise, {half:.3g}% chance of error). Baselines that are draws of luck themselves do not count.",
+    "evidence of skill": "The rule: every test below is passed, each with a chance of error of at most {size:.3g}%.",
     "no evidence of skill": "The rule: at least one test below is not passed, and the data were enough to find a Sharpe ratio "
-    'lead of 1, or to rule it out. Being behind single baselines does not make it "worse than": that needs a test over all.',
+    'lead of {worthwhile:g}, or to rule it out. Being behind single baselines does not make it "worse than": that needs a test '
+    "over all.",
 }
 MARKS = {"evidence of skill": "yes", "no evidence of skill": "no", "worse than": "no", "too little data to tell": "open"}
 GAUGE = 150.0
@@ -47,13 +48,20 @@ def overview(evaluation: Evaluation) -> Html:
         ),
         tag("p", MEANINGS[verdict.outcome], class_="standfirst"),
         tag("p", _story(evaluation), class_="story"),
-        tag("p", RULES[verdict.outcome], class_="rule"),
+        tag("p", rule(evaluation), class_="rule"),
         tag("p", where, class_="where"),
         key_statistics(evaluation),
         _reasons([with_page_names(evaluation, reason) for reason in verdict.reasons]),
         class_="top",
         id="verdict",
     )
+
+
+def rule(evaluation: Evaluation) -> str:
+    """Return the rule behind the verdict, with the thresholds that it was reached with."""
+    rules = evaluation.rules
+    percentages = {"power": 100.0 * rules.power, "size": 100.0 * rules.size, "half": 50.0 * rules.size}
+    return RULES[evaluation.verdict.outcome].format(**rules.model_dump() | percentages)
 
 
 def key_statistics(evaluation: Evaluation) -> Html:
