@@ -414,3 +414,38 @@ def test_the_optimum_is_reached_by_playing_it_and_by_no_rival(settings):
     square = env.solve("quadratic", n_holdings=31, n_wealth=401)
     assert (play_hedge(env, square.hedge, seed=1).pnl ** 2).mean() == pytest.approx(square.objective, rel=0.02)
     assert square.objective < min((play_hedge(env, hedge, seed=1).pnl ** 2).mean() for hedge in rivals)
+
+
+def rivals_of(env: OptionHedging) -> list[HedgingResult]:
+    hedges = [no_hedge, delta_hedge, leland(env), *(whalley_wilmott(env, aversion) for aversion in (1.0, 10.0, 100.0))]
+    return [play_hedge(env, hedge, seed=1) for hedge in hedges]
+
+
+@pytest.mark.parametrize("strike", [80.0, 92.0, 108.0, 112.0])
+def test_the_optimum_of_any_strike_is_reached_by_playing_it_and_by_no_rival(strike):
+    """In the money the premium is mostly intrinsic value, out of it next to nothing: neither is the size of the hedge error."""
+    env = OptionHedging(80_000, process=TREE, dates=5, cost=0.005, book=[Option("call", strike)])
+    rivals = rivals_of(env)
+    best = env.solve("cvar", n_holdings=31)
+    played = play_hedge(env, best.hedge, seed=1).cvar()
+    assert best.objective == pytest.approx(played, rel=0.03)
+    # Far in the money there is nothing to do but hold a unit, as every rival does.
+    assert played <= min(result.cvar() for result in rivals) * (1.001 if strike == 80.0 else 0.98)
+    square = env.solve("quadratic", n_holdings=31, n_wealth=401)
+    played = (play_hedge(env, square.hedge, seed=1).pnl ** 2).mean()
+    assert square.objective == pytest.approx(played, rel=0.04)
+    assert played <= 0.99 * min((result.pnl**2).mean() for result in rivals)
+
+
+def test_an_option_that_was_given_away_has_the_same_best_hedge():
+    """A premium moves every profit and loss by the same amount."""
+    fair, free = (OptionHedging(process=TREE, dates=4, cost=0.005, premium=premium) for premium in (None, 0.0))
+    bests = [env.solve("cvar", n_holdings=21, n_wealth=401) for env in (fair, free)]
+    assert bests[1].objective == pytest.approx(bests[0].objective - fair.premium, rel=0.01)
+
+
+@pytest.mark.parametrize("criterion", ["quadratic", "cvar"])
+def test_a_grid_of_profits_and_losses_that_is_too_narrow_is_refused(criterion):
+    env = OptionHedging(process=TREE, dates=4, cost=0.005, book=[Option("call", 108.0)])
+    with pytest.raises(ValueError, match="worst"):
+        env.solve(criterion, n_holdings=21, n_wealth=201, worst=0.3)

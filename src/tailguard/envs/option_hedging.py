@@ -25,6 +25,7 @@ from tailguard.validation import require
 
 FARTHEST = 10.0  # observations are clipped to this
 FEWEST_RETURNS = 20
+WIDEST_MOVE = 3.0  # standard deviations until the expiry, of the profits and losses that a dynamic program looks at
 
 
 @dataclass(frozen=True)
@@ -231,14 +232,16 @@ class OptionHedging(StreamedEnv):
         :param alpha: level of the CVaR.
         :param n_holdings: points of the grid of holdings, from 0 to the limit on the side of the hedge.
         :param n_wealth: points of the grid of the running profit and loss.
-        :param worst: the largest loss and gain on that grid; None takes three times the premium.
+        :param worst: the largest loss and gain that are looked at first; the grid is then narrowed to those that occur. None
+            takes what the options without a hedge lose in a move of three standard deviations, and more for costs and for a
+            premium that is not fair.
         """
         require(criterion in ("quadratic", "cvar"), "criterion", criterion, "quadratic or cvar")
         require(0.0 < alpha <= 1.0, "alpha", alpha, "above 0 and at most 1")
         spots = self._tree_prices()
         discounts = np.exp(-self.rate * self.maturity / self.dates * np.arange(self.dates + 1))
         sides = [-leg.quantity if leg.kind == "call" else leg.quantity for leg in self.book]
-        worst = 3.0 * abs(self.premium) if worst is None else worst
+        worst = self._profit_scale() if worst is None else worst
         require(0.0 < worst < np.inf, "worst", worst, "positive and finite")
         require(n_holdings % 2 == 1, "n_holdings", n_holdings, "odd, so that holding nothing is on the grid")
         tree = HedgingTree(
@@ -251,6 +254,14 @@ class OptionHedging(StreamedEnv):
             final_cost=self.final_cost,
         )
         return solve_tree(tree, criterion, alpha)
+
+    def _profit_scale(self) -> float:
+        """Return a profit or loss that a sensible hedge hardly exceeds: the premium alone says little about an option far out
+        of the money, and is mostly intrinsic value for one in the money."""
+        spread = self._process[kernel.VOLATILITY] * np.sqrt(self.maturity)
+        units = sum(abs(leg.quantity) for leg in self.book)
+        trades = units * self.spot * (WIDEST_MOVE * spread + 2.0 * self.cost) + self.dates * self.fixed_cost
+        return float(trades + abs(self.premium - self._fair_premium()))
 
     def _tree_prices(self) -> tuple[Floats, ...]:
         """Return the prices of the trinomial tree at each date, rising."""
