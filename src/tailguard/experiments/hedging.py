@@ -29,7 +29,7 @@ from tailguard.ppo.schedules import LinearSchedule
 from tailguard.validation import require
 
 ENVS = 512
-ROLLOUT = 10  # dates per copy and rollout, at least; episodes are whole
+ROLLOUT = 10  # dates per copy and rollout: as many whole episodes as fit, one at least
 MINIBATCHES = 8
 # Paths of tests and of tuning are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
