@@ -130,6 +130,24 @@ def test_knock_outs_are_worth_their_mean_payoff(kind, strike, level):
     assert far.premium == pytest.approx(plain.premium, rel=1e-9)
 
 
+@pytest.mark.parametrize(("level", "dates"), [(97.0, 5), (99.0, 21), (95.0, 21)])
+def test_a_barrier_near_the_spot_is_sold_at_what_hedging_it_costs(level, dates):
+    """The continuous barrier's formula with a shift is off by up to a fifth here. The delta hedge takes most of the noise."""
+    env = OptionHedging(200_000, book=[Option("put", 100.0, -1.0, knock_out=level)], dates=dates)
+    mean_within(play_hedge(env, delta_hedge, seed=3).pnl, 0.0)
+
+
+@pytest.mark.parametrize(("level", "kind"), [(95.0, "call"), (107.0, "put")])
+def test_a_barrier_on_one_date_is_an_integral(level, kind):
+    sign = 1.0 if kind == "call" else -1.0
+
+    def payoff(spot: float) -> float:
+        return max(sign * (spot - 101.0), 0.0) * ((spot > level) == (level < 100.0))
+
+    env = OptionHedging(book=[Option(kind, 101.0, 1.0, knock_out=level)], dates=1, maturity=0.25, rate=0.03)
+    assert env.premium == pytest.approx(lognormal_price(payoff, 100.0, 0.25, 0.2, 0.03), rel=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------------- rewards and paths
 
 

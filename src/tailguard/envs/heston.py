@@ -48,6 +48,15 @@ class Heston:
             require(0.0 < value < np.inf, name, value, "positive and finite")
         require(-1.0 < self.correlation < 1.0, "correlation", self.correlation, "between -1 and 1")
 
+    def mean_volatility(self, years: float) -> float:
+        """Return the root of the average variance that is expected over the coming years.
+
+        :param years: from date 0.
+        """
+        decay = self.mean_reversion * years
+        excess = (self.variance - self.long_run_variance) * (1.0 - math.exp(-decay)) / decay
+        return math.sqrt(self.long_run_variance + excess)
+
 
 def heston_price(
     kind: Literal["call", "put"], spot: float, strike: float, years: float, process: Heston, rate: float = 0.0

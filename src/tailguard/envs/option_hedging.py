@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
 
 from tailguard.envs import option_kernel as kernel
+from tailguard.envs.barrier import knock_out_price
 from tailguard.envs.batched import StepOutcome
 from tailguard.envs.hedging_optimum import HedgingSolution, HedgingTree, solve_tree
 from tailguard.envs.hedging_state import Floats, HedgingState
@@ -127,7 +128,8 @@ class OptionHedging(StreamedEnv):
     - for each leg log(S / strike) / (sigma sqrt(life)), and, if it has a barrier, 1 until it is knocked out, then 0.
 
     Under Heston's process sigma^2 is the expected average variance until expiry, given the present one. Barriers are monitored
-    at the dates; their values are those of Reiner and Rubinstein with Broadie, Glasserman and Kou's shift of the barrier.
+    at the dates; between the first and the last their values are those of Reiner and Rubinstein with Broadie, Glasserman and
+    Kou's shift of the barrier.
 
     Copy i of a batch with seed s is the same, bit for bit, as a single environment with seed s + i.
 
@@ -144,7 +146,8 @@ class OptionHedging(StreamedEnv):
     :param final_cost: True if the sale of the last holding has costs as well.
     :param limit: the largest holding, long or short; None is the sum of the sizes of the legs.
     :param premium: value of the book at date 0, negative for options that were sold; None is its Black-Scholes value, under
-        Heston's process Heston's (for barriers the Black-Scholes value).
+        Heston's process Heston's. Barriers are valued by quadrature from date to date, under Heston's process at the average
+        variance that is expected.
     :param seed: random seed.
     """
 
@@ -310,10 +313,16 @@ class OptionHedging(StreamedEnv):
 
     def _fair_premium(self) -> float:
         value = 0.0
+        step = self.maturity / self.dates
         for k, leg in enumerate(self.book):
-            if isinstance(self.process, Heston) and leg.knock_out is None:
-                years = self._legs[k, kernel.EXPIRY] * self._terms[kernel.STEP]
-                value += leg.quantity * heston_price(leg.kind, self.spot, leg.strike, years, self.process, self.rate)
+            expiry = int(self._legs[k, kernel.EXPIRY])
+            if leg.knock_out is not None:
+                flat = float(self._process[kernel.VOLATILITY])
+                sigma = self.process.mean_volatility(expiry * step) if isinstance(self.process, Heston) else flat
+                terms = {"step": step, "dates": expiry, "volatility": sigma, "rate": self.rate}
+                value += leg.quantity * knock_out_price(leg.kind, self.spot, leg.strike, leg.knock_out, **terms)
+            elif isinstance(self.process, Heston):
+                value += leg.quantity * heston_price(leg.kind, self.spot, leg.strike, expiry * step, self.process, self.rate)
             else:
                 only = np.arange(len(self.book)) == k
                 value += float(self.greeks(self._state_at(0, np.array([self.spot]), only[None]))[0][0])
