@@ -115,6 +115,14 @@ def test_a_calibration_finds_the_process_that_made_the_returns():
         calibrate_heston(RETURNS[:50], 1.0 / 252.0)
 
 
+def test_a_calibrated_correlation_is_right_on_average():
+    """The mean of a log return falls with half the variance, which by itself looks like a correlation of -0.1 here."""
+    spots = spots_of(30, 5, process=Heston(0.04, 0.04, 2.0, 0.8, 0.3), dates=20_000, maturity=20_000 / 252.0)
+    moves = np.diff(np.log(np.array(spots)), axis=0)
+    found = [calibrate_heston(path, 1.0 / 252.0).correlation for path in moves.T]
+    assert np.mean(found) == pytest.approx(0.3, abs=0.06)
+
+
 @pytest.mark.parametrize(
     ("kind", "strike", "level"),
     [*itertools.product(["call", "put"], [97.0, 104.0], [92.0, 112.0]), ("call", 90.0, 94.0), ("put", 112.0, 108.0)],

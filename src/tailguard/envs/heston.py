@@ -88,9 +88,10 @@ def calibrate_heston(returns: ArrayLike, step: float) -> Heston:
     With r the demeaned returns over `step` years and l a lag,
 
         E[r^2] = theta step,    cov(r_t^2, r_{t+l}^2) = var(v) step^2 exp(-kappa l step),    var(v) = xi^2 theta / (2 kappa),
-        E[r_t r_{t+l}^2] = rho xi theta step^2 exp(-kappa (l - 1/2) step).
+        E[r_t r_{t+l}^2] = rho xi theta step^2 exp(-kappa (l - 1/2) step) - var(v) step^2 exp(-kappa l step) / 2,
 
-    The second is fitted to the lags by least squares. These are moments of fourth order: some thousand bars give a rough idea.
+    where the last term is there because the mean of a log return falls with half the variance. The second line is fitted to the
+    lags by least squares. These are moments of fourth order: some thousand bars give a rough idea.
 
     :param returns: log returns, one per bar.
     :param step: years between bars.
@@ -111,6 +112,7 @@ def calibrate_heston(returns: ArrayLike, step: float) -> Heston:
     kappa, theta = float(SPEEDS[best]), float(np.mean(r**2) / step)
     xi = math.sqrt(2.0 * kappa * sizes[best] / theta)
     decay = np.exp(-kappa * (lags - 0.5) * step)
+    leverage = leverage + 0.5 * sizes[best] * shapes[best]
     rho = float(decay @ leverage / (decay @ decay) / (xi * theta))
     return Heston(theta, theta, kappa, xi, min(max(rho, -STRONGEST_CORRELATION), STRONGEST_CORRELATION))
 
