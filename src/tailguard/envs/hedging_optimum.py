@@ -117,10 +117,11 @@ class HedgingTree(NamedTuple):
         """
         draws = np.random.default_rng(0)
         prices = [discount * spots for discount, spots in zip(self.discounts, self.spots, strict=True)]
-        node, held = np.zeros(WALKS, np.int64), np.full(WALKS, np.abs(self.holdings).argmin())
+        node: NDArray[np.int64] = np.zeros(WALKS, np.int64)
+        held: NDArray[np.int64] = np.full(WALKS, np.abs(self.holdings).argmin(), np.int64)
         wealth, lowest, highest = np.zeros(WALKS), min(low, 0.0), max(high, 0.0)
         for t, choice in enumerate(choices):
-            new = choice[node, held, _nearest(self.wealth, wealth)]
+            new = choice[node, held, _nearest(self.wealth, wealth)].astype(np.int64)
             paid = self.costs[0] * np.abs(self.holdings[new] - self.holdings[held]) * prices[t][node]
             to = node + draws.choice(3, WALKS, p=PROBABILITIES)
             gains = self.marks[t + 1][to] - self.marks[t][node] + self.holdings[new] * (prices[t + 1][to] - prices[t][node])

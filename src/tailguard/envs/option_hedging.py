@@ -319,7 +319,7 @@ class OptionHedging(StreamedEnv):
             if leg.knock_out is not None:
                 flat = float(self._process[kernel.VOLATILITY])
                 sigma = self.process.mean_volatility(expiry * step) if isinstance(self.process, Heston) else flat
-                terms = {"step": step, "dates": expiry, "volatility": sigma, "rate": self.rate}
+                terms: dict[str, Any] = {"step": step, "dates": expiry, "volatility": sigma, "rate": self.rate}
                 value += leg.quantity * knock_out_price(leg.kind, self.spot, leg.strike, leg.knock_out, **terms)
             elif isinstance(self.process, Heston):
                 value += leg.quantity * heston_price(leg.kind, self.spot, leg.strike, expiry * step, self.process, self.rate)
