@@ -6,6 +6,7 @@ rivals, and the interval is that of the paired difference. One thread per proces
 """
 
 import argparse
+import inspect
 import os
 import time
 import zlib
@@ -21,9 +22,17 @@ from scipy.stats import norm
 from tailguard import ReturnObserver
 from tailguard.envs import OptimalExecution
 from tailguard.envs.optimal_execution import Schedule
+from tailguard.envs.streams import SEED_SPACING
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.execution import tail_terms
-from tailguard.experiments.execution import ENVS, agent_schedules, schedule_actions, schedule_for_tail, train_seller
+from tailguard.experiments.execution import (
+    ENVS,
+    TEST_SEED,
+    agent_schedules,
+    schedule_actions,
+    schedule_for_tail,
+    train_seller,
+)
 
 Arrays = dict[str, np.ndarray]
 
@@ -54,9 +63,9 @@ STEPS, SIGNAL_STEPS, TAIL_STEPS = 600_000, 3_000_000, 3_000_000
 
 def frontier(market: dict[str, Any], aversions: tuple[float, ...], seed: int, steps: int) -> Arrays:
     """The trades of one agent at several risk aversions, and the CPU seconds of its training."""
-    env = OptimalExecution(FRONTIER_ENVS, risk_aversion=AVERSIONS, expected_rewards=True, seed=seed, **market)
+    env = OptimalExecution(FRONTIER_ENVS, risk_aversion=AVERSIONS, expected_rewards=True, **market)
     start = time.process_time()
-    model = train_seller(env, alpha=None, steps=steps, seed=seed)
+    model = train_seller(env, alpha=None, steps=steps, seed=SEED_SPACING * seed)
     seconds = time.process_time() - start
     schedules = agent_schedules(model, env, aversions)
     return {"trades": np.stack([schedule.trades for schedule in schedules]), "seconds": np.array(seconds)}
@@ -119,7 +128,7 @@ def draw(env: OptimalExecution, agents: list[list[Schedule]]) -> None:
 
 def costs_of(env: OptimalExecution, act: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
     """Return the cost of one episode of every copy, in bps, under actions of (observation, step)."""
-    return -returns_of(GymVectorAdapter(env, seed=1000), env.steps, act)
+    return -returns_of(GymVectorAdapter(env, seed=TEST_SEED), env.steps, act)
 
 
 def returns_of(env: Any, steps: int, act: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
@@ -134,8 +143,8 @@ def returns_of(env: Any, steps: int, act: Callable[[np.ndarray, int], np.ndarray
 
 def signal_costs(signal: dict[str, Any], seed: int, steps: int) -> Arrays:
     """Costs of an agent on the common episodes."""
-    market = OptimalExecution(ENVS, risk_aversion=SIGNAL_AVERSION, seed=seed, **signal)
-    model = train_seller(market, alpha=None, steps=steps, seed=seed)
+    market = OptimalExecution(ENVS, risk_aversion=SIGNAL_AVERSION, **signal)
+    model = train_seller(market, alpha=None, steps=steps, seed=SEED_SPACING * seed)
     env = OptimalExecution(EPISODES, risk_aversion=SIGNAL_AVERSION, **signal)
     return {"costs": costs_of(env, lambda obs, step: model.predict(obs, deterministic=True)[0])}
 
@@ -188,12 +197,12 @@ def tail_of(costs: np.ndarray, alpha: float) -> tuple[float, float]:
 
 def tail_costs(seed: int, steps: int) -> Arrays:
     """Costs of one alpha-conditioned agent on the common episodes, at each of the tails."""
-    market = OptimalExecution(ENVS, risk_aversion=0.0, seed=seed)
-    model = train_seller(market, alpha=(min(ALPHAS), max(ALPHAS)), steps=steps, seed=seed)
+    market = OptimalExecution(ENVS, risk_aversion=0.0)
+    model = train_seller(market, alpha=(min(ALPHAS), max(ALPHAS)), steps=steps, seed=SEED_SPACING * seed)
     costs = []
     for alpha in ALPHAS:
         model.set_risk(alpha)
-        env = ReturnObserver(GymVectorAdapter(OptimalExecution(EPISODES, risk_aversion=0.0), seed=1000), 1.0)
+        env = ReturnObserver(GymVectorAdapter(OptimalExecution(EPISODES, risk_aversion=0.0), seed=TEST_SEED), 1.0)
         costs.append(-returns_of(env, 20, lambda obs, step: model.predict(obs, deterministic=True)[0]))
     return {"costs": np.stack(costs)}
 
@@ -240,6 +249,11 @@ def steps_per_second(env: Any, actions: np.ndarray) -> float:
     return best
 
 
+def fingerprint(trainer: Callable[..., Any], *question: Any) -> str:
+    """Return a digest of a question and of the file that answers it, so that other settings do not answer for the present."""
+    return f"{zlib.crc32(repr(question).encode(), zlib.crc32(inspect.getsource(inspect.getmodule(trainer)).encode())):08x}"
+
+
 class KeptRunner(Runner):
     """A runner that keeps the result of every agent in a folder, and trains only those that are missing.
 
@@ -248,31 +262,38 @@ class KeptRunner(Runner):
     :param quick: a tenth of the steps.
     :param workers: processes.
     :param folder: where results are kept; None keeps nothing.
+    :param trainer: the function that trains the agents.
     """
 
-    def __init__(self, n_seeds: int, first: int, quick: bool, workers: int, folder: Path | None) -> None:
+    def __init__(
+        self, n_seeds: int, first: int, quick: bool, workers: int, folder: Path | None, trainer: Callable[..., Any]
+    ) -> None:
         super().__init__(n_seeds, first, quick, workers)
-        self.folder = folder
+        self.folder, self.trainer = folder, trainer
 
     def seeds(self, function: Callable[..., Arrays], *arguments: Any, steps: int, n: int | None = None) -> list[Arrays]:
         """Return the result of the function for each seed."""
         if self.folder is None:
             return super().seeds(function, *arguments, steps=steps, n=n)
         self.folder.mkdir(parents=True, exist_ok=True)
-        results = []
-        for seed in range(self.first, self.first + (n or self.n_seeds)):
-            question = f"{function.__name__} {arguments} {steps} {seed}"
-            path = self.folder / f"{function.__name__}-{zlib.crc32(question.encode()):08x}-{seed}.npz"
-            if not path.exists():
-                np.savez_compressed(path, **alone(function, arguments, seed, steps))
-            results.append(dict(np.load(path)))
-        return results
+        question = fingerprint(self.trainer, arguments, steps)
+        seeds = range(self.first, self.first + (n or self.n_seeds))
+        paths = [self.folder / f"{function.__name__}-{question}-{seed}.npz" for seed in seeds]
+        missing = [(path, seed) for path, seed in zip(paths, seeds, strict=True) if not path.exists()]
+        waiting = [self.pool.submit(keep, path, function, arguments, seed, steps) for path, seed in missing]
+        for work in waiting:
+            work.result()
+        return [dict(np.load(path)) for path in paths]
+
+
+def keep(path: Path, function: Callable[..., Arrays], arguments: tuple[Any, ...], seed: int, steps: int) -> None:
+    np.savez_compressed(path, **alone(function, arguments, seed, steps))
 
 
 TABLES = {"speed": table_speed, "frontier": table_frontier, "signal": table_signal, "tail": table_tail}
 
 
-def main(tables: dict[str, Callable[[Runner], None]], about: str | None) -> None:
+def main(tables: dict[str, Callable[[Runner], None]], about: str | None, trainer: Callable[..., Any]) -> None:
     """Run the tables that the command line asks for."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--seeds", type=int, default=3)
@@ -282,7 +303,7 @@ def main(tables: dict[str, Callable[[Runner], None]], about: str | None) -> None
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--folder", type=Path, help="keeps what each agent reached, so that an interrupted run can continue")
     options = parser.parse_args()
-    run = KeptRunner(options.seeds, options.first, options.quick, options.workers, options.folder)
+    run = KeptRunner(options.seeds, options.first, options.quick, options.workers, options.folder, trainer)
     quick = ", a tenth of the steps" if options.quick else ""
     print(f"torch {torch.__version__}, {options.seeds} seeds from {options.first}, one thread each{quick}")
     for name, table in tables.items():
@@ -292,4 +313,4 @@ def main(tables: dict[str, Callable[[Runner], None]], about: str | None) -> None
 
 
 if __name__ == "__main__":
-    main(TABLES, __doc__)
+    main(TABLES, __doc__, train_seller)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from desk_execution import fingerprint
 
 from tailguard.envs import BandHedging, BlockBootstrap, GeometricBrownianMotion, Heston, Option, OptionHedging
 from tailguard.envs.hedging_rivals import (
@@ -27,10 +28,10 @@ from tailguard.envs.hedging_rivals import (
     play_hedge,
     tune_whalley_wilmott,
 )
-from tailguard.experiments.hedging import ENVS, play_hedger, train_hedger
+from tailguard.envs.streams import SEED_SPACING
+from tailguard.experiments.hedging import ENVS, TEST_SEED, play_hedger, train_hedger
 
 ALPHA = 0.05
-TEST_SEED = 10_000_000
 STEPS = 2_000_000
 TREE = GeometricBrownianMotion(shocks="trinomial")
 FRONTIER = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -76,11 +77,12 @@ class Bench:
         self, case: str, settings: dict[str, Any], seed: int, alpha: Any, tails: tuple[float | None, ...]
     ) -> dict[str, Any]:
         """Return the results of an agent on the test paths at each of its tails, and its time of training."""
-        name = "".join(c if c.isalnum() else "-" for c in f"{case} {alpha} {seed} {self.steps} {self.paths}")
-        path = self.folder / f"{name}.npz"
+        question = fingerprint(train_hedger, settings, alpha, tails, self.steps, self.paths)
+        name = "".join(c if c.isalnum() else "-" for c in f"{case} {alpha} {seed}")
+        path = self.folder / f"{name}-{question}.npz"
         if not path.exists():
             start = time.perf_counter(), time.process_time()
-            model = train_hedger(BandHedging(ENVS, **settings), alpha=alpha, steps=self.steps, seed=seed)
+            model = train_hedger(BandHedging(ENVS, **settings), alpha=alpha, steps=self.steps, seed=SEED_SPACING * seed)
             seconds = [time.perf_counter() - start[0], time.process_time() - start[1]]
             results = [play_hedger(model, BandHedging(self.paths, **settings), TEST_SEED, tail) for tail in tails]
             self.folder.mkdir(parents=True, exist_ok=True)

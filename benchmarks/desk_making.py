@@ -17,7 +17,9 @@ from tailguard import ReturnObserver
 from tailguard.envs import MarketMaking
 from tailguard.envs.market_making import Quotes
 from tailguard.envs.market_making_tail import TailQuotes
+from tailguard.envs.streams import SEED_SPACING
 from tailguard.envs.vec_env import GymVectorAdapter
+from tailguard.experiments.execution import TEST_SEED
 from tailguard.experiments.making import ENVS, agent_quotes, train_maker
 
 PICTURE = Path(__file__).parents[1] / "docs" / "market-making.svg"
@@ -39,8 +41,8 @@ STEPS, TAIL_STEPS = 3_000_000, 4_000_000
 
 def learnt_quotes(market: dict[str, Any], seed: int, steps: int) -> Arrays:
     """The most likely quotes for each step and inventory, and the CPU seconds of the training."""
-    start, env = time.process_time(), MarketMaking(MEAN_ENVS, seed=seed, **market)
-    quotes = agent_quotes(train_maker(env, steps=steps, seed=seed), env)
+    start, env = time.process_time(), MarketMaking(MEAN_ENVS, **market)
+    quotes = agent_quotes(train_maker(env, steps=steps, seed=SEED_SPACING * seed), env)
     return {"ask": quotes.ask, "bid": quotes.bid, "seconds": np.array(time.process_time() - start)}
 
 
@@ -60,11 +62,11 @@ def table_value(run: Runner) -> None:
         values = ", ".join(f"{env.evaluate(agent).value / best:.4f}" for agent in agents)
         run.row(name, f"{best:.2f}", *shares, ">= 0.97", values)
         if name == "default" and not run.quick:
-            draw(env, agents[0])
+            draw(env, market, agents[0])
     print(f"\ntraining: {min(seconds):.0f} to {max(seconds):.0f} s of CPU per agent")
 
 
-def draw(env: MarketMaking, agent: Quotes) -> None:
+def draw(env: MarketMaking, market: dict[str, Any], agent: Quotes) -> None:
     """Draw quotes against the inventory, and one episode of mid price, quotes and inventory."""
     import matplotlib
 
@@ -80,7 +82,7 @@ def draw(env: MarketMaking, agent: Quotes) -> None:
     axes[0].set(xlabel="inventory", ylabel="distance from the mid price", title="Ask and bid at half time")
     axes[0].legend()
     times = np.arange(env.steps) * env.dt
-    mids, inventories = episode(env, agent)
+    mids, inventories = episode(market, agent)
     quoted = agent.at(inventories, np.arange(env.steps))
     axes[1].plot(times, mids, "k-", lw=1, label="mid price")
     axes[1].fill_between(
@@ -100,15 +102,15 @@ def draw(env: MarketMaking, agent: Quotes) -> None:
     print(f"\ndocs/{PICTURE.name} shows the quotes")
 
 
-def episode(env: MarketMaking, quotes: Quotes) -> tuple[np.ndarray, np.ndarray]:
+def episode(market: dict[str, Any], quotes: Quotes) -> tuple[np.ndarray, np.ndarray]:
     """Inventory of one episode, and a mid price: it does not depend on the trades, so any path goes with them."""
-    maker = MarketMaking(1, seed=3)
+    maker = MarketMaking(1, seed=3, **market)
     maker.reset()
-    inventories = np.empty(env.steps, np.int64)
-    for step in range(env.steps):
+    inventories = np.empty(maker.steps, np.int64)
+    for step in range(maker.steps):
         inventories[step] = maker.inventory[0]
-        maker.step(env.action(quotes.at(maker.inventory, step)))
-    shocks = np.random.default_rng(3).standard_normal(env.steps) * env.volatility * np.sqrt(env.dt)
+        maker.step(maker.action(quotes.at(maker.inventory, step)))
+    shocks = np.random.default_rng(3).standard_normal(maker.steps) * maker.volatility * np.sqrt(maker.dt)
     return 100.0 + np.cumsum(shocks), inventories
 
 
@@ -127,17 +129,19 @@ def wealth_of(env: Any, maker: MarketMaking, act: Callable[[np.ndarray, int], np
 
 def quoted_wealth(quotes: Quotes) -> tuple[np.ndarray, np.ndarray]:
     maker = MarketMaking(EPISODES, **WEALTH)
-    return wealth_of(GymVectorAdapter(maker, 1000), maker, lambda obs, step: maker.action(quotes.at(maker.inventory, step)))
+    return wealth_of(
+        GymVectorAdapter(maker, TEST_SEED), maker, lambda obs, step: maker.action(quotes.at(maker.inventory, step))
+    )
 
 
 def tail_wealth(seed: int, steps: int) -> Arrays:
     """Wealth and largest inventory of one alpha-conditioned agent, at each of the tails."""
-    model = train_maker(MarketMaking(ENVS, seed=seed, **WEALTH), alpha=(min(ALPHAS), max(ALPHAS)), steps=steps, seed=seed)
+    model = train_maker(MarketMaking(ENVS, **WEALTH), alpha=(min(ALPHAS), max(ALPHAS)), steps=steps, seed=SEED_SPACING * seed)
     results = []
     for alpha in ALPHAS:
         model.set_risk(alpha)
         maker = MarketMaking(EPISODES, **WEALTH)
-        env = ReturnObserver(GymVectorAdapter(maker, 1000), 1.0)
+        env = ReturnObserver(GymVectorAdapter(maker, TEST_SEED), 1.0)
         results.append(wealth_of(env, maker, lambda obs, step: model.predict(obs, deterministic=True)[0]))
     return {"wealth": np.stack([wealth for wealth, _ in results]), "peak": np.stack([peak for _, peak in results])}
 
@@ -145,7 +149,7 @@ def tail_wealth(seed: int, steps: int) -> Arrays:
 def best_wealth(quotes: TailQuotes) -> tuple[np.ndarray, np.ndarray]:
     """Wealth and largest inventory of the exact optimum for a tail."""
     maker, total, largest = MarketMaking(EPISODES, **WEALTH), np.zeros(EPISODES), np.zeros(EPISODES, np.int64)
-    maker.reset(seed=1000)
+    maker.reset(seed=TEST_SEED)
     for step in range(maker.steps):
         np.maximum(largest, np.abs(maker.inventory), out=largest)
         total += maker.step(maker.action(quotes.at(maker.inventory, step, total)))[1]
@@ -194,4 +198,4 @@ def table_speed(run: Runner) -> None:
 TABLES = {"speed": table_speed, "value": table_value, "tail": table_tail}
 
 if __name__ == "__main__":
-    main(TABLES, __doc__)
+    main(TABLES, __doc__, train_maker)

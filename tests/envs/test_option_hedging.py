@@ -115,6 +115,14 @@ def test_a_calibration_finds_the_process_that_made_the_returns():
         calibrate_heston(RETURNS[:50], 1.0 / 252.0)
 
 
+def test_a_calibrated_correlation_is_right_on_average():
+    """The mean of a log return falls with half the variance, which by itself looks like a correlation of -0.1 here."""
+    spots = spots_of(30, 5, process=Heston(0.04, 0.04, 2.0, 0.8, 0.3), dates=20_000, maturity=20_000 / 252.0)
+    moves = np.diff(np.log(np.array(spots)), axis=0)
+    found = [calibrate_heston(path, 1.0 / 252.0).correlation for path in moves.T]
+    assert np.mean(found) == pytest.approx(0.3, abs=0.06)
+
+
 @pytest.mark.parametrize(
     ("kind", "strike", "level"),
     [*itertools.product(["call", "put"], [97.0, 104.0], [92.0, 112.0]), ("call", 90.0, 94.0), ("put", 112.0, 108.0)],
@@ -128,6 +136,24 @@ def test_knock_outs_are_worth_their_mean_payoff(kind, strike, level):
         book=[Option(kind, strike, -1.0, knock_out=1.0 if level < 100.0 else 1e4)], dates=25, maturity=0.25, rate=0.05
     )
     assert far.premium == pytest.approx(plain.premium, rel=1e-9)
+
+
+@pytest.mark.parametrize(("level", "dates"), [(97.0, 5), (99.0, 21), (95.0, 21)])
+def test_a_barrier_near_the_spot_is_sold_at_what_hedging_it_costs(level, dates):
+    """The continuous barrier's formula with a shift is off by up to a fifth here. The delta hedge takes most of the noise."""
+    env = OptionHedging(200_000, book=[Option("put", 100.0, -1.0, knock_out=level)], dates=dates)
+    mean_within(play_hedge(env, delta_hedge, seed=3).pnl, 0.0)
+
+
+@pytest.mark.parametrize(("level", "kind"), [(95.0, "call"), (107.0, "put")])
+def test_a_barrier_on_one_date_is_an_integral(level, kind):
+    sign = 1.0 if kind == "call" else -1.0
+
+    def payoff(spot: float) -> float:
+        return max(sign * (spot - 101.0), 0.0) * ((spot > level) == (level < 100.0))
+
+    env = OptionHedging(book=[Option(kind, 101.0, 1.0, knock_out=level)], dates=1, maturity=0.25, rate=0.03)
+    assert env.premium == pytest.approx(lognormal_price(payoff, 100.0, 0.25, 0.2, 0.03), rel=1e-6)
 
 
 # --------------------------------------------------------------------------------------------------------- rewards and paths
@@ -414,3 +440,38 @@ def test_the_optimum_is_reached_by_playing_it_and_by_no_rival(settings):
     square = env.solve("quadratic", n_holdings=31, n_wealth=401)
     assert (play_hedge(env, square.hedge, seed=1).pnl ** 2).mean() == pytest.approx(square.objective, rel=0.02)
     assert square.objective < min((play_hedge(env, hedge, seed=1).pnl ** 2).mean() for hedge in rivals)
+
+
+def rivals_of(env: OptionHedging) -> list[HedgingResult]:
+    hedges = [no_hedge, delta_hedge, leland(env), *(whalley_wilmott(env, aversion) for aversion in (1.0, 10.0, 100.0))]
+    return [play_hedge(env, hedge, seed=1) for hedge in hedges]
+
+
+@pytest.mark.parametrize("strike", [80.0, 92.0, 108.0, 112.0])
+def test_the_optimum_of_any_strike_is_reached_by_playing_it_and_by_no_rival(strike):
+    """In the money the premium is mostly intrinsic value, out of it next to nothing: neither is the size of the hedge error."""
+    env = OptionHedging(80_000, process=TREE, dates=5, cost=0.005, book=[Option("call", strike)])
+    rivals = rivals_of(env)
+    best = env.solve("cvar", n_holdings=31)
+    played = play_hedge(env, best.hedge, seed=1).cvar()
+    assert best.objective == pytest.approx(played, rel=0.03)
+    # Far in the money there is nothing to do but hold a unit, as every rival does.
+    assert played <= min(result.cvar() for result in rivals) * (1.001 if strike == 80.0 else 0.98)
+    square = env.solve("quadratic", n_holdings=31, n_wealth=401)
+    played = (play_hedge(env, square.hedge, seed=1).pnl ** 2).mean()
+    assert square.objective == pytest.approx(played, rel=0.04)
+    assert played <= 0.99 * min((result.pnl**2).mean() for result in rivals)
+
+
+def test_an_option_that_was_given_away_has_the_same_best_hedge():
+    """A premium moves every profit and loss by the same amount."""
+    fair, free = (OptionHedging(process=TREE, dates=4, cost=0.005, premium=premium) for premium in (None, 0.0))
+    bests = [env.solve("cvar", n_holdings=21, n_wealth=401) for env in (fair, free)]
+    assert bests[1].objective == pytest.approx(bests[0].objective - fair.premium, rel=0.01)
+
+
+@pytest.mark.parametrize("criterion", ["quadratic", "cvar"])
+def test_a_grid_of_profits_and_losses_that_is_too_narrow_is_refused(criterion):
+    env = OptionHedging(process=TREE, dates=4, cost=0.005, book=[Option("call", 108.0)])
+    with pytest.raises(ValueError, match="worst"):
+        env.solve(criterion, n_holdings=21, n_wealth=201, worst=0.3)

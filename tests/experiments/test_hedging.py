@@ -64,7 +64,12 @@ def test_the_command_writes_agent_figures_and_report(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--alpha", "2"], "alpha"), (["--kind", "digital"], "kind"), (["--data", "ibm-1d+nasdaq-1d"], "one underlying")],
+    [
+        (["--alpha", "2"], "alpha"),
+        (["--kind", "digital"], "kind"),
+        (["--data", "ibm-1d+nasdaq-1d"], "one underlying"),
+        (["--strike", "1.5", "--expiry", "1"], "premium"),
+    ],
 )
 def test_mistakes_end_with_one_line(options, message, capsys):
     with pytest.raises(SystemExit) as ended:

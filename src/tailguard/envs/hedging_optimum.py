@@ -26,6 +26,9 @@ GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 PROBABILITIES = np.array([1.0, 4.0, 1.0]) / 6.0  # of the tree's moves down, none, up
 TARGET_TOLERANCE = 1e-3  # of b, as a share of the width of the grid of profits and losses
 TARGETS = 33  # values of b that are tried before the best is refined
+DEVIATIONS = 3.0  # of the hedge error, at least, that a grid of profits and losses must hold
+WALKS = 20_000  # down the tree, to see which profits and losses occur
+MARGIN = 0.25  # beyond them, as a share of their range
 
 compiled, inlined = decorators()
 
@@ -105,28 +108,61 @@ class HedgingTree(NamedTuple):
         start = value[0, np.abs(self.holdings).argmin()]
         return float(np.interp(0.0, self.wealth, start)), tuple(reversed(choices))
 
+    def narrowed(self, choices: tuple[NDArray[np.int16], ...], low: float, high: float) -> "HedgingTree":
+        """Return the tree with all points between the profits and losses that a policy meets, and a margin beyond them.
+
+        :param choices: of the policy, as :meth:`plan` returns them.
+        :param low: kept on the grid, whatever the policy meets.
+        :param high: likewise.
+        """
+        draws = np.random.default_rng(0)
+        prices = [discount * spots for discount, spots in zip(self.discounts, self.spots, strict=True)]
+        node: NDArray[np.int64] = np.zeros(WALKS, np.int64)
+        held: NDArray[np.int64] = np.full(WALKS, np.abs(self.holdings).argmin(), np.int64)
+        wealth, lowest, highest = np.zeros(WALKS), min(low, 0.0), max(high, 0.0)
+        for t, choice in enumerate(choices):
+            new = choice[node, held, _nearest(self.wealth, wealth)].astype(np.int64)
+            paid = self.costs[0] * np.abs(self.holdings[new] - self.holdings[held]) * prices[t][node]
+            to = node + draws.choice(3, WALKS, p=PROBABILITIES)
+            gains = self.marks[t + 1][to] - self.marks[t][node] + self.holdings[new] * (prices[t + 1][to] - prices[t][node])
+            wealth = wealth + gains - paid - self.costs[1] * self.discounts[t] * (new != held)
+            node, held = to, new
+            lowest, highest = min(lowest, wealth.min()), max(highest, wealth.max())
+        margin = MARGIN * (highest - lowest)
+        return self._replace(wealth=np.linspace(lowest - margin, highest + margin, len(self.wealth)))
+
 
 def solve_tree(tree: HedgingTree, criterion: Literal["quadratic", "cvar"], alpha: float) -> HedgingSolution:
     """Return the best hedge on a tree.
 
     :param tree: with its grids. Holdings are restricted to theirs; the profit and loss is interpolated linearly, which
-        understates a concave value: the objective comes down to its limit as the grids become finer.
+        understates a concave value: the objective comes down to its limit as the grids become finer. That of profits and losses
+        is narrowed, with as many points, to what a first solution meets.
     :param criterion: ``quadratic`` minimises E[W^2], ``cvar`` the CVaR of the loss.
     :param alpha: level of the CVaR.
+    :raises ValueError: if the grid of profits and losses is too narrow to hold the answer.
     """
+    worst, wider = tree.wealth[-1], "a wider grid of profits and losses"
     if criterion == "quadratic":
+        value, choices = tree.plan(-(tree.wealth**2))
+        error = math.sqrt(max(-value, 0.0))
+        require(error < worst / DEVIATIONS, "worst", worst, f"{wider}: the hedge error has a standard deviation of {error:.3g}")
+        tree = tree.narrowed(choices, -DEVIATIONS * error, DEVIATIONS * error)
         value, choices = tree.plan(-(tree.wealth**2))
         return HedgingSolution(criterion, -value, math.nan, tree.spots, tree.holdings, tree.wealth, choices)
 
-    def cvar(target: float) -> float:
+    def cvar(tree: HedgingTree, target: float) -> float:
         return (tree.plan(np.minimum(tree.wealth, target))[0] - (1.0 - alpha) * target) / alpha
 
     tried = np.linspace(tree.wealth[0], tree.wealth[-1], TARGETS)
-    best = int(np.argmax([cvar(target) for target in tried]))
-    tolerance = TARGET_TOLERANCE * (tried[-1] - tried[0])
-    target = _highest(cvar, tried[max(best - 1, 0)], tried[min(best + 1, TARGETS - 1)], tolerance)
+    best = int(np.argmax([cvar(tree, target) for target in tried]))
+    inside = 0 < best < TARGETS - 1
+    require(inside, "worst", worst, f"{wider}: the best hedge's value at risk {tried[best]:.3g} lies at its edge")
+    low, high = tried[best - 1], tried[best + 1]
+    tree = tree.narrowed(tree.plan(np.minimum(tree.wealth, tried[best]))[1], low, high)
+    target = _highest(lambda target: cvar(tree, target), low, high, TARGET_TOLERANCE * (tree.wealth[-1] - tree.wealth[0]))
     choices = tree.plan(np.minimum(tree.wealth, target))[1]
-    return HedgingSolution(criterion, -cvar(target), target, tree.spots, tree.holdings, tree.wealth, choices)
+    return HedgingSolution(criterion, -cvar(tree, target), target, tree.spots, tree.holdings, tree.wealth, choices)
 
 
 @inlined

@@ -140,10 +140,10 @@ def tune_whalley_wilmott(
     :param env: an :class:`OptionHedging`, with as many copies as paths.
     :param alpha: level of the CVaR.
     :param seed: of the paths, the same for all candidates.
-    :param candidates: risk aversions to try; None tries 41, from 0.01 to 100 per unit of premium, evenly in logarithms.
+    :param candidates: risk aversions to try; None tries 61, from 0.01 to 10,000 per unit of premium, evenly in logarithms.
     """
     if candidates is None:
-        candidates = np.geomspace(0.01, 100.0, 41) / max(abs(env.premium), 1e-9)
+        candidates = np.geomspace(0.01, 1e4, 61) / max(abs(env.premium), 1e-9)
     results = {float(value): play_hedge(env, whalley_wilmott(env, float(value)), seed) for value in candidates}
     best = min(results, key=lambda value: results[value].cvar(alpha))
     return best, results[best]

@@ -48,6 +48,15 @@ class Heston:
             require(0.0 < value < np.inf, name, value, "positive and finite")
         require(-1.0 < self.correlation < 1.0, "correlation", self.correlation, "between -1 and 1")
 
+    def mean_volatility(self, years: float) -> float:
+        """Return the root of the average variance that is expected over the coming years.
+
+        :param years: from date 0.
+        """
+        decay = self.mean_reversion * years
+        excess = (self.variance - self.long_run_variance) * (1.0 - math.exp(-decay)) / decay
+        return math.sqrt(self.long_run_variance + excess)
+
 
 def heston_price(
     kind: Literal["call", "put"], spot: float, strike: float, years: float, process: Heston, rate: float = 0.0
@@ -79,9 +88,10 @@ def calibrate_heston(returns: ArrayLike, step: float) -> Heston:
     With r the demeaned returns over `step` years and l a lag,
 
         E[r^2] = theta step,    cov(r_t^2, r_{t+l}^2) = var(v) step^2 exp(-kappa l step),    var(v) = xi^2 theta / (2 kappa),
-        E[r_t r_{t+l}^2] = rho xi theta step^2 exp(-kappa (l - 1/2) step).
+        E[r_t r_{t+l}^2] = rho xi theta step^2 exp(-kappa (l - 1/2) step) - var(v) step^2 exp(-kappa l step) / 2,
 
-    The second is fitted to the lags by least squares. These are moments of fourth order: some thousand bars give a rough idea.
+    where the last term is there because the mean of a log return falls with half the variance. The second line is fitted to the
+    lags by least squares. These are moments of fourth order: some thousand bars give a rough idea.
 
     :param returns: log returns, one per bar.
     :param step: years between bars.
@@ -102,6 +112,7 @@ def calibrate_heston(returns: ArrayLike, step: float) -> Heston:
     kappa, theta = float(SPEEDS[best]), float(np.mean(r**2) / step)
     xi = math.sqrt(2.0 * kappa * sizes[best] / theta)
     decay = np.exp(-kappa * (lags - 0.5) * step)
+    leverage = leverage + 0.5 * sizes[best] * shapes[best]
     rho = float(decay @ leverage / (decay @ decay) / (xi * theta))
     return Heston(theta, theta, kappa, xi, min(max(rho, -STRONGEST_CORRELATION), STRONGEST_CORRELATION))
 

@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
 
 from tailguard.envs import option_kernel as kernel
+from tailguard.envs.barrier import knock_out_price
 from tailguard.envs.batched import StepOutcome
 from tailguard.envs.hedging_optimum import HedgingSolution, HedgingTree, solve_tree
 from tailguard.envs.hedging_state import Floats, HedgingState
@@ -25,6 +26,7 @@ from tailguard.validation import require
 
 FARTHEST = 10.0  # observations are clipped to this
 FEWEST_RETURNS = 20
+WIDEST_MOVE = 3.0  # standard deviations until the expiry, of the profits and losses that a dynamic program looks at
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class OptionHedging(StreamedEnv):
     - for each leg log(S / strike) / (sigma sqrt(life)), and, if it has a barrier, 1 until it is knocked out, then 0.
 
     Under Heston's process sigma^2 is the expected average variance until expiry, given the present one. Barriers are monitored
-    at the dates; their values are those of Reiner and Rubinstein with Broadie, Glasserman and Kou's shift of the barrier.
+    at the dates; between the first and the last their values are those of Reiner and Rubinstein with Broadie, Glasserman and
+    Kou's shift of the barrier.
 
     Copy i of a batch with seed s is the same, bit for bit, as a single environment with seed s + i.
 
@@ -143,7 +146,8 @@ class OptionHedging(StreamedEnv):
     :param final_cost: True if the sale of the last holding has costs as well.
     :param limit: the largest holding, long or short; None is the sum of the sizes of the legs.
     :param premium: value of the book at date 0, negative for options that were sold; None is its Black-Scholes value, under
-        Heston's process Heston's (for barriers the Black-Scholes value).
+        Heston's process Heston's. Barriers are valued by quadrature from date to date, under Heston's process at the average
+        variance that is expected.
     :param seed: random seed.
     """
 
@@ -231,14 +235,16 @@ class OptionHedging(StreamedEnv):
         :param alpha: level of the CVaR.
         :param n_holdings: points of the grid of holdings, from 0 to the limit on the side of the hedge.
         :param n_wealth: points of the grid of the running profit and loss.
-        :param worst: the largest loss and gain on that grid; None takes three times the premium.
+        :param worst: the largest loss and gain that are looked at first; the grid is then narrowed to those that occur. None
+            takes what the options without a hedge lose in a move of three standard deviations, and more for costs and for a
+            premium that is not fair.
         """
         require(criterion in ("quadratic", "cvar"), "criterion", criterion, "quadratic or cvar")
         require(0.0 < alpha <= 1.0, "alpha", alpha, "above 0 and at most 1")
         spots = self._tree_prices()
         discounts = np.exp(-self.rate * self.maturity / self.dates * np.arange(self.dates + 1))
         sides = [-leg.quantity if leg.kind == "call" else leg.quantity for leg in self.book]
-        worst = 3.0 * abs(self.premium) if worst is None else worst
+        worst = self._profit_scale() if worst is None else worst
         require(0.0 < worst < np.inf, "worst", worst, "positive and finite")
         require(n_holdings % 2 == 1, "n_holdings", n_holdings, "odd, so that holding nothing is on the grid")
         tree = HedgingTree(
@@ -251,6 +257,14 @@ class OptionHedging(StreamedEnv):
             final_cost=self.final_cost,
         )
         return solve_tree(tree, criterion, alpha)
+
+    def _profit_scale(self) -> float:
+        """Return a profit or loss that a sensible hedge hardly exceeds: the premium alone says little about an option far out
+        of the money, and is mostly intrinsic value for one in the money."""
+        spread = self._process[kernel.VOLATILITY] * np.sqrt(self.maturity)
+        units = sum(abs(leg.quantity) for leg in self.book)
+        trades = units * self.spot * (WIDEST_MOVE * spread + 2.0 * self.cost) + self.dates * self.fixed_cost
+        return float(trades + abs(self.premium - self._fair_premium()))
 
     def _tree_prices(self) -> tuple[Floats, ...]:
         """Return the prices of the trinomial tree at each date, rising."""
@@ -299,10 +313,16 @@ class OptionHedging(StreamedEnv):
 
     def _fair_premium(self) -> float:
         value = 0.0
+        step = self.maturity / self.dates
         for k, leg in enumerate(self.book):
-            if isinstance(self.process, Heston) and leg.knock_out is None:
-                years = self._legs[k, kernel.EXPIRY] * self._terms[kernel.STEP]
-                value += leg.quantity * heston_price(leg.kind, self.spot, leg.strike, years, self.process, self.rate)
+            expiry = int(self._legs[k, kernel.EXPIRY])
+            if leg.knock_out is not None:
+                flat = float(self._process[kernel.VOLATILITY])
+                sigma = self.process.mean_volatility(expiry * step) if isinstance(self.process, Heston) else flat
+                terms: dict[str, Any] = {"step": step, "dates": expiry, "volatility": sigma, "rate": self.rate}
+                value += leg.quantity * knock_out_price(leg.kind, self.spot, leg.strike, leg.knock_out, **terms)
+            elif isinstance(self.process, Heston):
+                value += leg.quantity * heston_price(leg.kind, self.spot, leg.strike, expiry * step, self.process, self.rate)
             else:
                 only = np.arange(len(self.book)) == k
                 value += float(self.greeks(self._state_at(0, np.array([self.spot]), only[None]))[0][0])

@@ -16,6 +16,7 @@ from tailguard.jit import decorators
 
 compiled, inlined = decorators()
 
+SEED_SPACING = 10_000  # between seeds of batches that are to share no stream: neighbouring seeds share all but one
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # the step of a stream, odd, so that it takes every value once
 
 

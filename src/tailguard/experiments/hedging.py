@@ -29,10 +29,11 @@ from tailguard.ppo.schedules import LinearSchedule
 from tailguard.validation import require
 
 ENVS = 512
-ROLLOUT = 10  # dates per copy and rollout, at least; episodes are whole
+ROLLOUT = 10  # dates per copy and rollout: as many whole episodes as fit, one at least
 MINIBATCHES = 8
 # Paths of tests and of tuning are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
+WORTHLESS = 1e-4  # a premium for a spot of 100 that is too small to be a unit
 
 
 def train_hedger(
@@ -138,8 +139,10 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
     if settings.process == "heston":
         processes = [calibrate_heston(span, 1.0 / per_year) for span in (known, unknown)]
     train, test = ({**option, "process": process} for process in processes)
-    model = train_hedger(BandHedging(ENVS, **train), alpha=settings.alpha, steps=settings.steps, seed=settings.seed)
     tuning, paths = OptionHedging(settings.paths, **train), OptionHedging(settings.paths, **test)
+    legal = f"above {WORTHLESS}: choose a strike nearer to the spot or more dates"
+    require(abs(paths.premium) > WORTHLESS, "the premium for a spot of 100", abs(paths.premium), legal)
+    model = train_hedger(BandHedging(ENVS, **train), alpha=settings.alpha, steps=settings.steps, seed=settings.seed)
     aversion, _ = tune_whalley_wilmott(tuning, settings.alpha, TUNING_SEED + settings.seed)
     rivals = {
         "Black-Scholes delta": delta_hedge,

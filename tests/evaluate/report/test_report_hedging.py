@@ -31,6 +31,11 @@ def test_finds_a_difference_beyond_its_interval(pnl):
     assert "about as much" in comparison(pnl, np.random.default_rng(1).permutation(pnl)).headline()
 
 
+def test_a_premium_of_nothing_is_refused(pnl):
+    with pytest.raises(ValueError, match="premium"):
+        HedgeComparison("A sold call", {"agent": HedgingResult(pnl, pnl, pnl)}, 0.05, 0.0, {})
+
+
 def test_the_page_is_whole_and_escapes_names(pnl):
     html = comparison(pnl, 2.0 * pnl).html()
     page = Page(html)

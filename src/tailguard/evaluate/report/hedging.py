@@ -12,6 +12,7 @@ from tailguard.evaluate.record import Estimate
 from tailguard.evaluate.report.charts import Axis, Chart, Color, Mark, Panel, RowPanel, estimate_row
 from tailguard.evaluate.report.formatting import difference, say, with_interval
 from tailguard.evaluate.report.page import Html, ReportSection, page, table, tag
+from tailguard.validation import require
 
 COLORS: tuple[Color, ...] = ("agent", "market", "third", "fourth", "other")
 RESAMPLES = 300
@@ -35,6 +36,10 @@ class HedgeComparison:
     alpha: float
     premium: float
     facts: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        """Check the unit of the relative figures."""
+        require(0.0 < self.premium < np.inf, "premium", self.premium, "positive and finite: figures are in parts of it")
 
     def statistics(self) -> dict[str, dict[str, Estimate]]:
         """Return mean, standard deviation, CVaR, costs and turnover by hedge, with intervals over the paths."""
