@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailguard.parallel.tasks import ProcessTasks, run_tasks
+from tailguard.parallel.tasks import ProcessTasks, Task, run_tasks
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,23 @@ class Square:
             elif self.fault == "refuse":
                 raise ValueError("the number is too square")
         return self.number**2 + shared
+
+
+@dataclass(frozen=True)
+class Held:
+    """A task that does not begin before a file is there."""
+
+    task: Task
+    file: Path
+
+    @property
+    def name(self):
+        return self.task.name
+
+    def work(self, shared, reached):
+        while not self.file.exists():
+            time.sleep(0.02)
+        return self.task.work(shared, reached)
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_a_loss():
     worker = WorkerProcess(_task_handler, (bytes(2**24),))
     worker.send(Echo())
     assert isinstance(worker.receive(), Started)
-    assert worker.connection.poll(60.0)
+    assert worker.connection.poll(200.0)
     worker.kill()
     assert worker.receive() == Lost("its process ended with exit code -9")
     worker.close()

@@ -124,7 +124,7 @@ class RayCalls:
 
     def alive(self, machine: str) -> bool:
         """Return False for a machine that is gone."""
-        self._look()
+        self._look(at_least_every=0.0)  # a loss is counted: it may have gone since the last look
         return machine in self._machines
 
     def close(self) -> None:
@@ -154,9 +154,9 @@ class RayCalls:
             if told is not None and key in self._calls:
                 told(key, value)
 
-    def _look(self) -> None:
+    def _look(self, at_least_every: float = LOOK_SECONDS) -> None:
         """Look which machines there are, unless that was done a moment ago."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
+        if time.monotonic() - self._looked >= at_least_every:
             self._machines = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
             self._looked = time.monotonic()
 
