@@ -1,9 +1,16 @@
 """Tasks on a Ray cluster of two machines, one of which goes away: the results of this machine, to the last bit."""
 
-import pytest
-from parallel_tasks import Held, Square
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
-from ray_cluster import WARNINGS, joined_cluster, lose, machines
+import pytest
+from parallel_tasks import Held, Square, runs
+
+from ray_cluster import PATIENCE, WARNINGS, joined_cluster, lose, machines
 from tailguard.config import load_config
 from tailguard.evaluate.folds import make_folds
 from tailguard.experiments import walkforward
@@ -101,3 +108,24 @@ def test_a_machine_that_is_lost_costs_each_of_its_tasks_one_loss(cluster, tmp_pa
     assert results == {number: number**2 + 7 for number in range(8)}
     assert len(caplog.messages) == 2
     assert all("; it starts again" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_one_line_and_leaves_nobody_behind(number, tmp_path):
+    """On a cluster of its own, whatever other cluster the machine may have."""
+    command = [sys.executable, str(Path(__file__).with_name("parallel_tasks.py")), str(tmp_path), "ray"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "127.0.0.1:1"}
+    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + PATIENCE
+    while not (workers := [int(path.read_text() or 0) for path in tmp_path.iterdir()]) or 0 in workers:
+        assert time.monotonic() < deadline
+        assert driver.poll() is None, driver.communicate()[1]
+        time.sleep(0.02)
+    driver.send_signal(number)
+    said = driver.communicate(timeout=PATIENCE)[1]
+    assert driver.returncode == 128 + number, said
+    assert said.splitlines()[-1] == "stopped; nothing is lost"
+    assert "Traceback" not in said
+    while any(runs(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
