@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from parallel_tasks import Held, Square, runs
+from soak_subjects import workers_of
 
 from ray_cluster import PATIENCE, WARNINGS, joined_cluster, lose, machines
 from tailguard.config import load_config
@@ -121,6 +122,7 @@ def test_a_signal_ends_it_with_one_line_and_leaves_nobody_behind(number, tmp_pat
         assert time.monotonic() < deadline
         assert driver.poll() is None, driver.communicate()[1]
         time.sleep(0.02)
+    assert set(workers) <= set(workers_of(driver.pid))  # those that benchmarks/kills.py kills
     driver.send_signal(number)
     said = driver.communicate(timeout=PATIENCE)[1]
     assert driver.returncode == 128 + number, said
