@@ -11,13 +11,13 @@ import pytest
 from parallel_tasks import Held, Square, runs
 from soak_subjects import workers_of
 
-from ray_cluster import PATIENCE, WARNINGS, joined_cluster, lose, machines
+from ray_cluster import PATIENCE, WARNINGS, joined_cluster, lose, machines, ray
 from tailguard.config import load_config
 from tailguard.evaluate.folds import make_folds
-from tailguard.experiments import walkforward
+from tailguard.experiments import Interrupted, stopped_at_once, walkforward
 from tailguard.experiments.walkforward import Pair, WalkforwardRun, train_all
 from tailguard.market import random_walk
-from tailguard.parallel.ray import RayTasks
+from tailguard.parallel.ray import RayTasks, connect
 from tailguard.parallel.tasks import run_tasks
 
 pytestmark = WARNINGS
@@ -131,3 +131,17 @@ def test_a_signal_ends_it_with_one_line_and_leaves_nobody_behind(number, tmp_pat
     while any(runs(worker) for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_signal_while_ray_starts_is_ours(monkeypatch):
+    """Ray has put its handler in place of ours by then."""
+
+    def start(**settings):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", start)
+    with pytest.raises(Interrupted, match=r"^stopped; nothing is lost$") as stopped, stopped_at_once("nothing is lost"):
+        connect()
+    assert stopped.value.number == signal.SIGTERM
