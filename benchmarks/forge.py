@@ -177,6 +177,26 @@ SIZES = [
 ]
 
 
+# Tensors that safetensors reads and that torch, or torch's part of safetensors, does not know: type, shape, bytes.
+ENTRIES: list[tuple[str, list[int], int]] = [
+    ("F4", [2], 1),
+    ("F6_E2M3", [4], 3),
+    ("F6_E3M2", [4], 3),
+    ("F8_E8M0", [1], 1),
+    ("F32", [0, 2**63], 0),
+    ("F32", [0, 2**62, 8], 0),
+]
+
+
+def with_entry(data: bytes, dtype: str, shape: list[int], length: int) -> bytes:
+    """Return a file with one more tensor, which its manifest does not know: its header has no checksum."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8:start]), data[start:]
+    header["more"] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + length]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body + bytes(length)
+
+
 def _nested(depth: int) -> Any:
     return [] if depth == 0 else [_nested(depth - 1)]
 
@@ -187,7 +207,8 @@ def forged(data: bytes, rng: np.random.Generator) -> tuple[str, bytes]:
     tree, manifest = forgery.manifest["tree"], forgery.manifest
     kind = str(
         rng.choice(
-            ["delete", "add", "replace", "tensor", "size", "manifest", "move"], p=[0.2, 0.05, 0.4, 0.15, 0.1, 0.05, 0.05]
+            ["delete", "add", "replace", "tensor", "size", "manifest", "move", "entry"],
+            p=[0.2, 0.05, 0.35, 0.15, 0.1, 0.05, 0.05, 0.05],
         )
     )
     every = list(places(tree))
@@ -226,6 +247,9 @@ def forged(data: bytes, rng: np.random.Generator) -> tuple[str, bytes]:
         ]
         key, value = changes[rng.integers(len(changes))]
         manifest[key], name = value, f"{key} {value}"
+    elif kind == "entry":
+        entry = ENTRIES[rng.integers(len(ENTRIES))]
+        return f"entry {entry}", with_entry(forgery.signed(), *entry)
     else:
         other = every[rng.integers(len(every))]
         parent[path[-1]] = copy.deepcopy(at(tree, other)) if other[: len(path)] != path else None

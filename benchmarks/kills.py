@@ -122,11 +122,11 @@ def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.
     """Run a subject to its end, without faults and with so many kills, or as many as there is time for."""
     tally, whole, faulty = Tally(), make(name, folder, "whole"), make(name, folder, "killed")
     begun = time.monotonic()
-    until = begun + seconds
     child = whole.start()
     if child.code(LONGEST) != 0:
         raise SystemExit(f"{name} without faults did not come to its end: {child.said()[-3:]}")
     tally.seconds = time.monotonic() - begun
+    until = time.monotonic() + seconds
     while tally.drivers + tally.workers < kills and time.monotonic() < until:
         left = kill_one(faulty, rng, tally)
         if left is not None:
@@ -149,7 +149,7 @@ def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="in all, the same number for each subject")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="in all, after which nothing more is killed")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of killing in all; runs without faults come on top")
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

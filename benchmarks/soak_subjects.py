@@ -280,14 +280,29 @@ class Child:
         return [line for line in self.errors.read_text(errors="replace").splitlines() if line.strip()]
 
     def members(self) -> list[int]:
-        """Processes of a population's members."""
-        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        children = [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
-        return [pid for pid in children if b"spawn_main" in _command_line(pid)]
+        """Return the processes that work for it."""
+        return workers_of(self.pid)
 
     def resident(self) -> int:
         """Bytes of memory in use."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return the processes that work for a driver: those that it has spawned, and those that run a call on its Ray cluster."""
+    found = [(child, _command_line(child)) for child in _descendants(pid)]
+    return [child for child, line in found if b"spawn_main" in line or line.startswith(b"ray::_called")]
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have."""
+    children: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):  # of each of its threads
+        try:
+            children += map(int, listed.read_text().split())
+        except OSError:  # it has ended
+            continue
+    return children + [below for child in children for below in _descendants(child)]
 
 
 def _command_line(pid: int) -> bytes:

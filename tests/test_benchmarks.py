@@ -101,24 +101,22 @@ def test_one_that_fails_and_one_that_hangs_do_not_stop_the_others(scripts, capsy
     hang = """
 import subprocess, sys
 print("begun", flush=True)
-subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])
+subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])  # far more than a test may take
 """
     scripts(good="print('| a | b |')", bad="print('half')\nraise SystemExit('out of luck')", hang=hang)
     jobs = [
         Job("Good", "good.py", 1.0),
         Job("Bad", "bad.py", 1.0),
-        Job("Long", "hang.py", 0.05),
+        Job("Long", "hang.py", 0.2),
         Job("Good", "good.py", 1.0, 0),
     ]
     outcomes = []
-    start = time.monotonic()
     run(jobs, 2, outcomes)
-    assert time.monotonic() - start < 40.0
     assert sorted((one.job.command, one.state) for one in outcomes) == [
         ("bad.py", "failed (exit code 1)"),
         ("good.py", "done"),
         ("good.py", "done"),
-        ("hang.py", "stopped after 0.05 min"),
+        ("hang.py", "stopped after 0.2 min"),
     ]
     assert {one.printed.strip() for one in outcomes} == {"| a | b |", "half", "begun"}
     assert next(one.errors for one in outcomes if one.job.section == "Bad").strip() == "out of luck"

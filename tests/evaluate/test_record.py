@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 from evaluation_examples import example_evaluation
 
-from tailguard.evaluate.record import AccountHistory, Estimate, load_record, save_record
+from tailguard.evaluate.record import CHECKSUMS, LARGEST_TABLE, AccountHistory, Estimate, load_record, save_record
 from tailguard.evaluate.report.sections.overview import MARKS, rule
 from tailguard.evaluate.verdict import Verdict, VerdictRules
+from tailguard.io.sealed import read_sealed, write_sealed
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "record-v1"
 
@@ -164,3 +165,13 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ValueError, match="it must be one of agent"):
         record.history("nobody")
     assert record.history("momentum").name == "momentum"
+
+
+@pytest.mark.parametrize("name", ["../big", "big.bin"])
+def test_checksums_make_nobody_read_what_is_no_part_of_the_record(tmp_path, name):
+    folder = save_record(example_evaluation(full=False), tmp_path / "run")
+    with (folder / name).open("wb") as file:
+        file.truncate(LARGEST_TABLE + 1)
+    write_sealed(folder / CHECKSUMS, {**read_sealed(folder / CHECKSUMS), name: "0" * 64})
+    with pytest.raises(ValueError, match=r"must be the name of a file beside it|more than the"):
+        load_record(folder)

@@ -1,6 +1,7 @@
 """The agent of a walk-forward: an ensemble of its seeds, which every command takes as it takes a training."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -146,6 +147,25 @@ def test_a_refit_learns_from_all_bars_and_from_those_that_have_come(finished, tm
     for refused in (evaluate_run, lambda run: attack_run(run, AttackPlan())):
         with pytest.raises(ValueError, match="trained on all bars"):
             refused(run)
+
+
+def test_a_second_process_does_not_disturb_the_first(finished, tmp_path, monkeypatch):
+    copied = []
+
+    def copy(source, target):
+        if not copied:
+            copied.append(target)
+            with pytest.raises(ValueError, match="by another process"):
+                deploy_last_fold(finished, tmp_path / "run")
+        return honest(source, target)
+
+    honest = shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    (tmp_path / ".run.unfinished" / "run" / "agents").mkdir(parents=True)  # left by a process that was killed
+    (tmp_path / ".run.unfinished" / "run" / "config.yaml").write_text("half")
+    run = deploy_last_fold(finished, tmp_path / "run")
+    assert all(path.is_file() for path in run.members)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_what_cannot_be_deployed_is_refused_and_leaves_nothing(finished, deployed, tmp_path):

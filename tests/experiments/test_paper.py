@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -271,11 +272,13 @@ def command(run, folder, file, *options):
 
 def test_a_process_that_is_killed_resumes(plain, tmp_path):
     bars, file, folder = plain.market().bars, plain.info["data"], tmp_path / "paper"
-    generator = random.Random(0)
-    process = subprocess.Popen(command(plain, folder, file, "--quiet"), stderr=subprocess.PIPE)
+    lines = Path(file).read_bytes().splitlines(keepends=True)
+    process = subprocess.Popen(command(plain, folder, "-", "--quiet"), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(b"".join(lines[:-1]))
+    process.stdin.flush()  # and it stays open: the process cannot end by itself before it is killed
     while process.poll() is None and len(records(folder, "order")) < 10:
         time.sleep(0.02)
-    time.sleep(generator.random() * 0.01)
+    time.sleep(random.Random(0).random() * 0.01)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL

@@ -3,12 +3,14 @@
 import math
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tailguard.cli import main
 from tailguard.config import SEARCHABLE, load_config
 from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.experiments.evaluation import backtest_agent
@@ -174,13 +176,16 @@ def test_a_population_that_was_stopped_goes_on_as_if_it_had_not_been(straight, d
     assert winner(population) == winner(straight[0])
 
 
-def test_a_population_is_resumed_with_its_store_and_never_started_over(straight, data, tmp_path):
+def test_a_population_is_resumed_with_its_store_and_never_started_over(straight, data, tmp_path, monkeypatch):
     """The store is noted: without --store it is found again, with another one, or without its states, nothing is touched."""
 
     def stop(standing):
         raise KeyboardInterrupt
 
     population, place = PopulationRun.create(tmp_path / "run", load_config(None, TINY), data), tmp_path / "elsewhere"
+    monkeypatch.setitem(sys.modules, "adlfs", None)  # not installed
+    with pytest.raises(ValueError, match=r"abfs://states cannot be opened: .*adlfs"):
+        population.train("serial", stop, store="abfs://states")
     with pytest.raises(KeyboardInterrupt):
         population.train("serial", stop, store=str(place))
     before = population.lineage.read_text()
@@ -231,6 +236,21 @@ def test_reports_show_members_and_copies(straight):
     assert [copy for standing in seen for copy in standing.copies] == exploits
     assert all(len(standing.rows) == 3 for standing in seen)
     assert seen[-1].metrics["pbt/exploitation_count"] == len(exploits)
+
+
+def test_a_population_that_was_killed_while_its_folder_was_made_is_begun_again(data, tmp_path, monkeypatch, capsys):
+    def begun(population, *arguments, **options):
+        raise ValueError(f"{population.run.path} has begun")
+
+    monkeypatch.setattr(PopulationRun, "train", begun)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    settings = [word for setting in TINY for word in ("--set", setting)]
+    for given in (["--data", data, *settings], []):  # and then it is resumed
+        with pytest.raises(SystemExit):
+            main(["population", "--run", str(folder), "--quiet", *given])
+        assert f"{folder} has begun" in capsys.readouterr().err.replace("\n", "")
 
 
 def test_what_is_no_population_is_refused(data, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from tailguard.config import load_config
 from tailguard.evaluate.play import play, return_rule_of
 from tailguard.experiments import bar_stream
-from tailguard.experiments.bar_stream import bar_chunks
+from tailguard.experiments.bar_stream import bar_chunks, polled
 from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
 from tailguard.experiments.trader import Trader
@@ -152,6 +152,22 @@ class TestLimitsOfAStream:
         text = b"nothing to see\n" * 20_000
         with pytest.raises(DataError, match="no bar in the first"):
             list(bar_chunks(io.BytesIO(text)))
+
+    @pytest.mark.parametrize("line", [b'{"a":' * 50_000, b'{"time": "2024-01-02", "open": ' + b"1" * 5_000 + b"}"])
+    def test_json_that_python_does_not_read_is_refused(self, line):
+        with pytest.raises(DataError, match="not a bar in JSON") as refused:
+            list(bar_chunks(io.BytesIO(line + b"\n")))
+        assert len(str(refused.value)) < 500
+
+    def test_whatever_ends_the_reader_reaches_whoever_waits_for_bars(self):
+        def broken():
+            yield random_walk(10, seed=0)
+            raise ZeroDivisionError("by intent")
+
+        arrived = polled(broken(), seconds=200.0)
+        assert len(next(arrived)) == 10
+        with pytest.raises(ZeroDivisionError, match="by intent"):
+            next(arrived)
 
     def test_a_compressed_file_without_an_end_is_refused(self, monkeypatch):
         monkeypatch.setattr(bar_stream, "LARGEST_WHOLE", 2**21)

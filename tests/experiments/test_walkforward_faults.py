@@ -47,7 +47,14 @@ def until(condition, process):
 def workers(process):
     """Return its worker processes, and not the one with which multiprocessing cleans up."""
     pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in pids if b"spawn_main" in command_line(pid)]
+
+
+def command_line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def runs(pid):
@@ -80,7 +87,8 @@ def test_killed_workers_and_stops_cost_a_line_each_and_nothing_else(undisturbed,
     file, expected = undisturbed
     folder = tmp_path / "run"
     first = start(folder, file)
-    victim = until(lambda: len(workers(first)) == 2 and workers(first), first)[0]
+    victim, other = until(lambda: len(found := workers(first)) == 2 and found, first)
+    os.kill(other, signal.SIGSTOP)  # and so the command cannot end by itself before it is stopped
     os.kill(victim, signal.SIGKILL)  # while it loads its libraries, or trains
     until(lambda: (folder / "decisions").exists() and any((folder / "decisions").glob("fold*")), first)
     busy = workers(first)

@@ -11,6 +11,7 @@ import torch
 from tailguard import DistributionalPPO
 from tailguard.io import checkpoint
 from tailguard.io.checkpoint import CheckpointError
+from tailguard.io.checkpoint_folder import Checkpoints
 from tailguard.io.form import COUNT, NUMBER, Maybe, form_of, require_form
 
 
@@ -66,6 +67,19 @@ def test_what_is_wrong_is_said(tmp_path, original, change, message):
     assert message in str(error.value)
     assert str(error.value).startswith(f"{path}: ")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
+
+
+@pytest.mark.parametrize("entry", forge.ENTRIES, ids=str)
+def test_tensors_that_torch_does_not_know_are_refused_and_the_checkpoint_before_is_taken(tmp_path, entry):
+    files = Checkpoints(tmp_path, "test")
+    files.save(1, {"number": 1})
+    path = files.save(2, {"number": 2})
+    path.write_bytes(forge.with_entry(path.read_bytes(), *entry))
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.load(path, kind="test")
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+    assert files.newest(lambda tree: tree) == {"number": 1}
 
 
 @pytest.mark.parametrize("raw", [torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 4, dtype=torch.int8)])

@@ -9,6 +9,7 @@ from power_cut import Disk, PowerCut
 from tailguard.io import checkpoint
 from tailguard.io.atomic import UNFINISHED
 from tailguard.io.checkpoint_folder import BEST, Checkpoints
+from tailguard.io.journal import Journal
 from tailguard.io.sealed import read_sealed, write_sealed
 from tailguard.population import lineage
 
@@ -100,6 +101,19 @@ def test_sealed_files_are_old_or_new(tmp_path, monkeypatch):
         path = folder / "run" / "run.json"
         if done or path.exists():
             assert read_sealed(path)["version"] in (len(done) - 1, len(done)), case
+
+
+def test_a_new_journal_stays_with_its_records(tmp_path, monkeypatch):
+    root, record = tmp_path / "root", {"order": 1}
+    root.mkdir()
+    with Disk(root).attached(monkeypatch) as disk:
+        journal = Journal(root / "paper" / "account" / "ledger.jsonl")
+        journal.append(record)
+        journal.close()
+    for world in WORLDS:
+        left = Journal(disk.after_the_cut(tmp_path / f"{world}", world) / "paper" / "account" / "ledger.jsonl")
+        assert list(left) == [record]
+        left.close()
 
 
 def test_events_that_were_recorded_stay(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tasks and drivers for the tests of parallel/, importable by worker processes: ``python parallel_tasks.py FOLDER``."""
+"""Tasks and drivers for the tests of parallel/, importable by worker processes: ``python parallel_tasks.py FOLDER [ray]``."""
 
 import os
 import signal
@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailguard.parallel.tasks import ProcessTasks, run_tasks
+from tailguard.experiments import Interrupted, stopped_at_once
+from tailguard.parallel.ray import RayTasks
+from tailguard.parallel.tasks import ProcessTasks, Task, run_tasks
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,23 @@ class Square:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A task that does not begin before a file is there."""
+
+    task: Task
+    file: Path
+
+    @property
+    def name(self):
+        return self.task.name
+
+    def work(self, shared, reached):
+        while not self.file.exists():
+            time.sleep(0.02)
+        return self.task.work(shared, reached)
+
+
+@dataclass(frozen=True)
 class Echo:
     """Return what all tasks share."""
 
@@ -53,7 +72,21 @@ class Echo:
         return shared
 
 
+def runs(pid):
+    """Return False for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in its background ignores it
     tasks = [Square(number, "hang", Path(sys.argv[1])) for number in range(2)]
-    run_tasks(tasks, ProcessTasks(0, 2), lambda task, result: [], lambda name, share: None)
+    try:
+        with stopped_at_once("nothing is lost"):
+            executor = RayTasks(0) if sys.argv[2:] == ["ray"] else ProcessTasks(0, 2)
+            run_tasks(tasks, executor, lambda task, result: [], lambda name, share: None)
+    except Interrupted as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        sys.exit(stopped.exit_code)

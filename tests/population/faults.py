@@ -75,19 +75,16 @@ class Mortal(MovingOptimum):
 class Fates:
     """A factory of learners with planned faults: {(member, age): fault}. Each happens once, ``cursed`` always.
 
-    :param folder: where it is remembered, across processes, what has happened already.
-    :param pause: seconds that an interval takes.
+    :param folder: where it is remembered, across processes, what has happened; ``hold`` waits for the file ``go`` in it.
     """
 
     folder: Path
     plan: dict[tuple[int, int], str] = field(default_factory=dict)
-    pause: float = 0.0
 
     def __call__(self, member_id, hyperparams, seed):
         return Mortal(member_id, hyperparams, seed, self)
 
     def meet(self, learner):
-        time.sleep(self.pause)
         what = self.plan.get((learner.member_id, learner.age))
         if what == "cursed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -99,6 +96,9 @@ class Fates:
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "hang":
             time.sleep(1000.0)
+        elif what == "hold":
+            while not (self.folder / "go").exists():
+                time.sleep(0.02)
         elif what == "bug":
             raise ZeroDivisionError("by intent")
         elif what == "disk":

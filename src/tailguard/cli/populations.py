@@ -40,9 +40,10 @@ def run_population(
     from rich.live import Live
 
     from tailguard.experiments.population_run import PopulationRun
+    from tailguard.experiments.run import INFO
 
     tree = settings.load()
-    if folder is not None and folder.is_dir() and any(folder.iterdir()):
+    if folder is not None and (folder / INFO).exists():
         population = PopulationRun.open(folder)
         if settings.path is not None or settings.overrides:
             population.require_same(tree)

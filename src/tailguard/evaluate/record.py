@@ -23,7 +23,7 @@ from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, Uni
 from tailguard.evaluate.stats.series import Floats, equity_of
 from tailguard.evaluate.verdict import Verdict, VerdictRules
 from tailguard.io.atomic import atomic
-from tailguard.io.reading import refusing, require_readable
+from tailguard.io.reading import read_regular, refusing, require_readable
 from tailguard.io.sealed import LARGEST, digest, read_sealed, write_sealed
 from tailguard.validation import require
 
@@ -393,13 +393,19 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     return folder
 
 
+def _largest(path: Path) -> int:
+    """Return the most bytes that a file of a record may have."""
+    return LARGEST if path.suffix == ".json" else LARGEST_TABLE
+
+
 def _require_unchanged(folder: Path) -> None:
     """Raise a :class:`ValueError` if a file of a record is not as it was written; earlier versions wrote no checksums."""
     if not (folder / CHECKSUMS).exists():
         return
     for name, expected in read_sealed(folder / CHECKSUMS).items():
+        require(Path(name).name == name, f"a name in {folder / CHECKSUMS}", name, "the name of a file beside it")
         path = folder / name
-        if not path.is_file() or digest(path.read_bytes()) != expected:
+        if not path.is_file() or digest(read_regular(path, _largest(path))) != expected:
             raise ValueError(f"{path} was changed since Tailguard wrote it; it is a record, not an input: evaluate again")
 
 
@@ -413,7 +419,7 @@ def load_record(folder: Path) -> Evaluation:
         raise ValueError(f"{folder} holds no evaluation: there is no {METRICS_FILE}; {advice}")
     for path in folder.iterdir():
         if path.suffix in (".csv", ".json", ".jsonl"):
-            require_readable(path, LARGEST if path.suffix == ".json" else LARGEST_TABLE)
+            require_readable(path, _largest(path))
     _require_unchanged(folder)
     with refusing(folder):
         return _load_record(folder)

@@ -47,8 +47,16 @@ def stopped_at_once(advice: str) -> Iterator[None]:
     :param advice: how to continue.
     """
 
+    asked: list[Interrupted] = []
+
     def stop(number: int, _: FrameType | None) -> None:
-        raise Interrupted(f"stopped; {advice}", number)
+        asked.append(Interrupted(f"stopped; {advice}", number))
+        raise asked[-1]
 
     with handling_signals(stop):
-        yield
+        try:
+            yield
+        except (SystemError, KeyboardInterrupt):  # compiled code, such as Ray's, turns what a handler raises into these
+            if asked:
+                raise asked[0] from None
+            raise

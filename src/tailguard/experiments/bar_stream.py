@@ -26,6 +26,7 @@ POLL_SECONDS = 0.2
 WHOLE = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"\xff\xfe", b"\xfe\xff")
 # Limits of what is read from somebody's pipe: a line, the lines before the first bar, lines that wait, a file without lines.
 LONGEST_LINE, MOST_HEADING, MOST_WAITING, LARGEST_WHOLE = 2**20, 10_000, 10_000, 2**28
+LONGEST_SHOWN = 200  # characters of a line in an error
 
 
 def file_chunks(path: Path, config: FileConfig, keep: Sequence[str] = (), follow: bool = False) -> Iterator[pd.DataFrame]:
@@ -95,7 +96,7 @@ def polled(chunks: Iterator[pd.DataFrame], seconds: float = POLL_SECONDS) -> Ite
             for chunk in chunks:
                 arrived.put(chunk)
             arrived.put(None)
-        except (OSError, ValueError) as error:  # raised again where somebody sees it
+        except Exception as error:  # noqa: BLE001 (raised again where somebody waits, who would wait forever)
             arrived.put(error)
 
     threading.Thread(target=read, daemon=True).start()
@@ -134,11 +135,16 @@ def _objects(lines: Sequence[str], config: FileConfig, keep: Sequence[str]) -> p
 def _parsed(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"not a bar in JSON: {line.strip()!r} ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not a bar in JSON: {_shown(line)} ({error})") from None
     if not isinstance(row, dict) or "time" not in row:
-        raise DataError(f"a bar must be a JSON object with a time, got {line.strip()!r}")
+        raise DataError(f"a bar must be a JSON object with a time, got {_shown(line)}")
     return row
+
+
+def _shown(line: str) -> str:
+    """Return the beginning of a line, for errors."""
+    return repr(line.strip()[:LONGEST_SHOWN])
 
 
 def _batches(stream: BinaryIO, follow: bool) -> Iterator[list[str] | bytes]:

@@ -26,6 +26,7 @@ from tailguard.experiments.selection import Selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
 from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun, agent_hash, identity_of, load_result
 from tailguard.io.atomic import UNFINISHED
+from tailguard.io.lock import locked
 from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import build
@@ -99,7 +100,8 @@ def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
             != load_result(tested, trained.label(done.last, seed)).agent_hash
         ):
             raise ValueError(f"{file} is not the agent that was tested: delete {tested}, and resume the walk-forward")
-    with _new_run(done, path, market, selection, "last fold") as folder:
+    with _new_run(path) as folder:
+        _create(done, folder, market, selection, "last fold")
         for seed, file in files.items():
             shutil.copyfile(file, folder / _member(seed))
     return Run.open(path)
@@ -114,16 +116,16 @@ def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportPro
     :param report: called with the steps done, the steps in all, and a line.
     """
     done = walkforward
-    require_free(path, "another --run makes a new one")
     n, window = len(done.bars), done.last.train[1] - done.last.train[0]
     first = n - window if done.config.walkforward.mode == "rolling" else 0
     split = Split((first, n), (n, n))
-    features = market_features(done.bars, done.config)
-    selection = select(done.bars, done.config, split, features, report) if done.config.selects else None
-    config = _applied(done.config, selection)
-    market = prepare_market(done.bars, config, split, features)
     again = "nothing was deployed; the same command begins again"
-    with stopped_at_once(again), _new_run(done, path, market, selection, "refit") as folder:
+    with stopped_at_once(again), _new_run(path) as folder:
+        features = market_features(done.bars, done.config)
+        selection = select(done.bars, done.config, split, features, report) if done.config.selects else None
+        config = _applied(done.config, selection)
+        market = prepare_market(done.bars, config, split, features)
+        _create(done, folder, market, selection, "refit")
         for seed in done.seeds:
             training = config.training.model_copy(update={"seed": seed})
             model = build_model(market, training)
@@ -140,26 +142,30 @@ def _member(seed: int) -> str:
     return f"agents/seed-{seed}.safetensors"
 
 
-@contextmanager
-def _new_run(
-    walkforward: FinishedWalkforward, path: Path, market: Market, selection: Selection | None, kind: str
-) -> Iterator[Path]:
-    """Yield a folder to put the agents in, which becomes the run when they are there."""
-    require_free(path, "another --run makes a new one")
-    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+def _create(done: FinishedWalkforward, folder: Path, market: Market, selection: Selection | None, kind: str) -> None:
+    """Make a run in a folder that lacks only the agents."""
     facts = {
-        "ensemble": [_member(seed) for seed in walkforward.seeds],
-        "deployed": {"walkforward": str(walkforward.folder.resolve()), "kind": kind},
+        "ensemble": [_member(seed) for seed in done.seeds],
+        "deployed": {"walkforward": str(done.folder.resolve()), "kind": kind},
     }
-    try:
-        Run.create(unfinished, walkforward.config, walkforward.source, market, facts)
-        (unfinished / "agents").mkdir()
-        if selection is not None:
-            save_selection(selection, unfinished / SELECTION)
-        yield unfinished
-        if path.exists():
-            path.rmdir()  # empty, or it would have been refused
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    Run.create(folder, done.config, done.source, market, facts)
+    (folder / "agents").mkdir()
+    if selection is not None:
+        save_selection(selection, folder / SELECTION)
+
+
+@contextmanager
+def _new_run(path: Path) -> Iterator[Path]:
+    """Yield a folder that becomes the run when everything is in it; no other process makes the same run meanwhile."""
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+    with locked(unfinished):
+        try:
+            require_free(path, "another --run makes a new one")
+            folder = unfinished / path.name
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            yield folder
+            if path.exists():
+                path.rmdir()  # empty, or it would have been refused
+            folder.rename(path)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)

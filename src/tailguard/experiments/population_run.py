@@ -164,7 +164,10 @@ class PopulationRun:
             clear_unfinished(self.run.path)
             warn_of_differences(str(self.run.path), self.run.info.get("conditions"))
             factory = self._factory()
-            with self._engine(engine, factory, FileStore(self._store(store)), address, parallel) as running:
+            place = self._store(store)
+            with self._engine(engine, factory, FileStore(place), address, parallel) as running:
+                if store is not None:
+                    self.run.note({STORE: place})  # now that everybody has reached it
                 self._begin_or_resume(running)
                 tensorboard = self._tensorboard()
                 running.on_round = lambda decided: self._report(decided, tensorboard, report)
@@ -212,7 +215,7 @@ class PopulationRun:
         return RayEngine(self.scheduler, factory, store, resources={"num_cpus": self.config.cpus_per_member})
 
     def _store(self, asked: str | None) -> str:
-        """Return where the states are, which is noted in the run; a population is not continued without them.
+        """Return where the states are, or shall be; a population is not continued without them.
 
         :param asked: where they shall be; None leaves them where they are.
         """
@@ -220,10 +223,8 @@ class PopulationRun:
         place = None if asked is None else asked if "://" in asked else str(Path(asked).resolve())
         if known is not None and place not in (None, known):
             raise ValueError(f"the states of {self.run.path} are in {known}: leave out --store, or move them there")
-        if known is None and place is not None:
-            if (self.folder / STATES / POPULATION).exists():
-                raise ValueError(f"the states of {self.run.path} are in its own folder: leave out --store")
-            self.run.note({STORE: place})
+        if known is None and place is not None and (self.folder / STATES / POPULATION).exists():
+            raise ValueError(f"the states of {self.run.path} are in its own folder: leave out --store")
         return known or place or str(self.folder / STATES)
 
     def _begin_or_resume(self, engine: Engine) -> None:

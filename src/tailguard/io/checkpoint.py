@@ -117,12 +117,12 @@ def from_bytes(data: bytes, *, kind: str, name: str, migrations: Migrations | No
     # Each takes a hundred bytes of memory and more, whatever it takes in the file.
     if header.count(b"{") + header.count(b"[") > MOST_CONTAINERS:
         _refuse(name, f"is not a whole Tailguard file (more than {MOST_CONTAINERS:,} lists and mappings)")
-    try:
-        tensors = safetensors_from_bytes(data)
-        metadata = json.loads(header).get("__metadata__", {})
-    except (SafetensorError, UnicodeError, json.JSONDecodeError) as error:
-        _refuse(name, f"is not a whole Tailguard file ({error})")
-    with refusing(name):
+    with refusing(name):  # what safetensors reads and torch cannot hold, too: types that it lacks, sizes beyond its integers
+        try:
+            tensors = safetensors_from_bytes(data)
+            metadata = json.loads(header).get("__metadata__", {})
+        except (SafetensorError, UnicodeError, json.JSONDecodeError) as error:
+            _refuse(name, f"is not a whole Tailguard file ({error})")
         version, tree = _read(name, metadata, tensors, kind)
         for number in range(version, VERSION):
             if migrations is not None and number in migrations:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tailguard.io.atomic import named
+from tailguard.io.atomic import make_folder, named, sync_folder
 from tailguard.io.reading import refusing, require_writable
 
 SUM = "sum"
@@ -29,7 +29,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         require_writable(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -37,6 +37,7 @@ class Journal:
         except BlockingIOError:
             os.close(self._file)
             raise ValueError(f"{path} is in use by another process: stop that one first") from None
+        sync_folder(path.parent)  # or a power cut takes the name of a new file, and all records with it
         self._last = ""
         try:
             os.ftruncate(self._file, self._whole())

@@ -5,8 +5,11 @@ returned, and where it ran, is known here; a machine that is lost takes nothing 
 """
 
 import importlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +127,7 @@ class RayCalls:
 
     def alive(self, machine: str) -> bool:
         """Return False for a machine that is gone."""
-        self._look()
+        self._look(at_least_every=0.0)  # a loss is counted: it may have gone since the last look
         return machine in self._machines
 
     def close(self) -> None:
@@ -154,9 +157,9 @@ class RayCalls:
             if told is not None and key in self._calls:
                 told(key, value)
 
-    def _look(self) -> None:
+    def _look(self, at_least_every: float = LOOK_SECONDS) -> None:
         """Look which machines there are, unless that was done a moment ago."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
+        if time.monotonic() - self._looked >= at_least_every:
             self._machines = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
             self._looked = time.monotonic()
 
@@ -215,10 +218,27 @@ class RayTasks:
 def connect(address: str | None = None) -> None:
     """Join a cluster, if this process has not joined one already.
 
-    :param address: address of the cluster; None starts one on this machine.
+    :param address: address of the cluster; None starts one on this machine, also where another one runs already.
     """
     if not ray().is_initialized():
-        ray().init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        with _keeping_sigterm():
+            ray().init(address=address or "local", log_to_driver=False, include_dashboard=None if address else False)
+
+
+@contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces with one that exits without a word; the default one it may replace."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit:  # by the handler of Ray
+        handler(signal.SIGTERM, None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def on_every_machine(function: Callable[[str], Any]) -> Iterator[tuple[str, str, Any]]:

@@ -104,11 +104,15 @@ class FileStore:
 
     :param root: a path, or a URL of fsspec such as ``s3://bucket/run``: nodes then need no common disk. A state is a tree of
         tensors, arrays and JSON values, see :mod:`tailguard.io.checkpoint`.
+    :raises ValueError: when the package for that kind of URL is not installed.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = str(root)
-        self._fs, self._folder = fsspec.core.url_to_fs(self.root)
+        try:
+            self._fs, self._folder = fsspec.core.url_to_fs(self.root)
+        except ImportError as error:  # each kind of URL has a package of its own
+            raise ValueError(f"{self.root} cannot be opened: {error}") from None
         self._fs.makedirs(self._folder, exist_ok=True)
 
     def __reduce__(self) -> tuple[type["FileStore"], tuple[str]]:
