@@ -7,16 +7,19 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from tailguard.market.bars import DataError, DataWarning, align_bars, bars_of, symbols_of, timeframe, timeframe_text
 from tailguard.market.checks import MIXED_FACTOR, Finding, check_bars
-from tailguard.market.columns import Part, Reading, understand
+from tailguard.market.columns import Context, Part, Reading, understand
 from tailguard.market.files import FileConfig, RawTable, from_frame, read_bytes, read_file
 from tailguard.market.shipped import dataset_file, list_datasets
 
 logger = logging.getLogger(__name__)
 Source = str | Path | pd.DataFrame | bytes
+# Symbols of one portfolio have at least this share of their times in common.
+SHARED = 0.1
 
 
 def load_bars(
@@ -33,33 +36,53 @@ def load_bars(
     :param keep: further columns to keep, by their names in the file.
     :raises DataError: naming the first bad line and the reason. Nothing is repaired silently.
     """
-    config = config or FileConfig()
+    return load_part(source, config or FileConfig(), keep, Context())[0]
+
+
+def load_part(
+    source: Source | Mapping[str, Source], config: FileConfig, keep: Sequence[str], context: Context
+) -> tuple[pd.DataFrame, Context]:
+    """Read and check a part of a stream of bars, as :func:`load_bars` does; what was understood is logged for the first.
+
+    :param source: see :func:`load_bars`.
+    :param config: what is known about the stream.
+    :param keep: further columns to keep.
+    :param context: of the parts before.
+    :returns: the bars, and the context of the part that follows.
+    """
     if isinstance(source, Mapping):
-        return _aligned({symbol: load_bars(table, config, keep) for symbol, table in source.items()})
+        parts = {symbol: load_part(table, config, keep, context) for symbol, table in source.items()}
+        return _aligned({symbol: bars for symbol, (bars, _) in parts.items()}), next(iter(parts.values()))[1]
     name = _name(source)
-    reading = read_bars(source, config, keep)
-    if not isinstance(source, pd.DataFrame):
+    reading = read_bars(source, config, keep, context)
+    if not isinstance(source, pd.DataFrame) and context.last is None:
         logger.info("%s: %s", name, reading.summary())
     for symbol, part in reading.parts.items():
         _require_usable(findings_of(part, config), f"{name}: {symbol}" if symbol else name)
     if list(reading.parts) == [""]:
-        return reading.parts[""].bars
-    return _aligned({symbol: part.bars for symbol, part in reading.parts.items()})
+        return reading.parts[""].bars, reading.context
+    return _aligned({symbol: part.bars for symbol, part in reading.parts.items()}), reading.context
 
 
-def read_bars(source: Source, config: FileConfig | None = None, keep: Sequence[str] = ()) -> Reading:
+def read_bars(
+    source: Source,
+    config: FileConfig | None = None,
+    keep: Sequence[str] = (),
+    context: Context = Context(),  # noqa: B008
+) -> Reading:
     """Read bars without checking them, and say what was understood.
 
     :param source: as in :func:`load_bars`.
     :param config: what is known about the file.
     :param keep: further columns to keep.
+    :param context: of the bars before, for a part of a stream.
     :raises DataError: when the source is not a table of bars.
     """
     config = config or FileConfig()
     if isinstance(source, pd.DataFrame) and isinstance(source.columns, pd.MultiIndex):
         return _read_symbols(source, config, keep)
     with _naming(_name(source)):
-        return understand(_raw(source, config), config, keep)
+        return understand(_raw(source, context.complete(config)), config, keep, context)
 
 
 def findings_of(part: Part, config: FileConfig) -> list[Finding]:
@@ -159,7 +182,7 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(str(error) if str(error).startswith(f"{name}: ") else f"{name}: {error}") from None
+        raise type(error)(str(error) if str(error).startswith(f"{name}: ") else f"{name}: {error}") from None
 
 
 def _read_symbols(table: pd.DataFrame, config: FileConfig, keep: Sequence[str]) -> Reading:
@@ -196,4 +219,19 @@ def _aligned(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         if lengths[long] >= MIXED_FACTOR * lengths[short]:
             text = f"bars of {timeframe_text(lengths[long])} in {long} and of {timeframe_text(lengths[short])} in {short}"
             warnings.warn(f"mixed timeframes: {text}; a portfolio needs one", DataWarning, stacklevel=3)
+        else:
+            _warn_of_strangers({symbol: pd.DatetimeIndex(tables[symbol].index) for symbol in lengths})
     return align_bars(tables)
+
+
+def _warn_of_strangers(times: Mapping[str, pd.DatetimeIndex]) -> None:
+    """Warn of a symbol that shares almost no times with the others while all have bars."""
+    first, last = max(index[0] for index in times.values()), min(index[-1] for index in times.values())
+    inside = {symbol: index[(index >= first) & (index <= last)] for symbol, index in times.items()}
+    for symbol, own in inside.items():
+        others = [index for other, index in inside.items() if other != symbol]
+        shared = int(own.isin(np.concatenate(others)).sum()) if others else len(own)
+        if shared < SHARED * len(own):
+            text = f"{symbol} has {len(own)} bars where the others have some, and {shared} of them at the same time"
+            warnings.warn(f"{text}: are all in one time zone? --timezone names that of a file", DataWarning, stacklevel=4)
+            return
