@@ -393,6 +393,15 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        return _parsed(path)
+    except ValueError as error:
+        if path.suffix.lower() in (".yaml", ".yml"):
+            raise
+        raise ValueError(f"{error}; bars are given with --data {path}") from None  # somebody's first command
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
         with path.open("rb") as file:  # bounded: it may be a device
             data = file.read(LARGEST_FILE + 1)
     except OSError as error:
