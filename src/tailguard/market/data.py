@@ -132,20 +132,28 @@ def load_dataset(name: str | Sequence[str]) -> pd.DataFrame:
         return read_bars(path).parts[""].bars
 
 
-def load_source(source: str, config: FileConfig | None = None, keep: Sequence[str] = ()) -> pd.DataFrame:
+def load_source(
+    source: str,
+    config: FileConfig | None = None,
+    keep: Sequence[str] = (),
+    context: Context = Context(),  # noqa: B008
+) -> pd.DataFrame:
     """Load the bars of a shipped set or a file; several joined by ``+`` give one aligned table.
 
     :param source: names joined by ``+``.
     :param config: what is known about the files.
     :param keep: further columns to keep.
+    :param context: of the bars before, for those that follow.
     """
     parts = source_parts(source)
+    if not all(part.strip() for part in parts):
+        raise DataError(f"{source!r} lacks a name{' beside a +' if '+' in source else ''}: name a file or a shipped set")
     if len(parts) > 1:
         symbols = [Path(part).name.split(".")[0] for part in parts]
         repeated = [symbol for symbol in symbols if symbols.count(symbol) > 1]
         if repeated:
             raise DataError(f"{source}: {repeated[0]!r} appears twice; the parts of a portfolio need different names")
-        return _aligned({symbol: load_source(part, config, keep) for symbol, part in zip(symbols, parts, strict=True)})
+        return _aligned({symbol: load_source(part, config, keep, context) for symbol, part in zip(symbols, parts, strict=True)})
     known = [info.name for info in list_datasets()]
     if source in known and not Path(source).exists():
         if keep:
@@ -153,7 +161,7 @@ def load_source(source: str, config: FileConfig | None = None, keep: Sequence[st
         return load_dataset(source)
     if not Path(source).exists():
         raise DataError(f"{source}: no such file, and no shipped set of that name (shipped are {', '.join(known)})")
-    return load_bars(source, config, keep)
+    return load_part(source, config or FileConfig(), keep, context)[0]
 
 
 def source_parts(source: str) -> list[str]:
@@ -162,7 +170,7 @@ def source_parts(source: str) -> list[str]:
     for count in range(len(pieces), 1, -1):
         if Path("+".join(pieces[:count])).exists():
             rest = "+".join(pieces[count:])
-            return ["+".join(pieces[:count]), *(source_parts(rest) if rest else [])]
+            return ["+".join(pieces[:count]), *(source_parts(rest) if count < len(pieces) else [])]
     return pieces if len(pieces) == 1 else [pieces[0], *source_parts("+".join(pieces[1:]))]
 
 

@@ -355,6 +355,8 @@ def _times(moments: pd.DatetimeIndex, form: str, zone: Zone, wall: pd.DatetimeIn
     """
     if moments.tz is None and zone.name is None:
         return Times(moments, form)
+    if moments.tz is None:
+        _localized(moments[:0], zone)  # refuses a zone that does not exist
     if wall is None:
         wall = moments.tz_localize(None)
     if _are_dates(wall, zone.daily):
