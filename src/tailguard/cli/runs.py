@@ -56,12 +56,16 @@ def run_train(
     quiet: QuietOption = False,
 ) -> None:
     """Train an agent on the first part of a series, and compare it with baselines on the rest, which it has not seen."""
+    from tailguard.evaluate.backtest_window import BacktestWindow
+    from tailguard.experiments.evaluation import benchmark_accounts
     from tailguard.experiments.prepared_market import load_market  # PyTorch is loaded only when it is needed
     from tailguard.experiments.run import Run
 
     tree = settings.load()
     source = single_source(data, tree.data)
-    run = Run.create(folder or free_folder("runs", source), tree, source, load_market(source, tree))
+    market = load_market(source, tree)
+    benchmark_accounts(tree, BacktestWindow(market.bars, market.trading, market.split.span))  # refused before the training
+    run = Run.create(folder or free_folder("runs", source), tree, source, market)
     _train(run, output, quiet)
 
 
@@ -86,14 +90,14 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
     """Train a run to its end, and show its agent beside the baselines with the figures that `tailguard evaluate` reports."""
     import pandas as pd
 
-    from tailguard.experiments.evaluation import backtest_agent
+    from tailguard.experiments.evaluation import backtest_agent, benchmark_bars
     from tailguard.experiments.run import train
 
     say(f"run: {run.path}", stderr=True)
     with progress_bar("training", quiet) as report_progress:
         model = train(run, report_progress)
     market = run.market()
-    rows = backtest_agent(model, market, run.config.walkforward.warmup)
+    rows = backtest_agent(model, market, run.config.walkforward.warmup, benchmark_bars(run.config))
     dictionaries = [{"data": run.info["data"], **asdict(row)} for row in rows]
     if output is not Format.TABLE:
         print_rows("", dictionaries, output)

@@ -150,7 +150,7 @@ class AmbiguousNumbers(DataError):
 
 @dataclass(frozen=True)
 class Context:
-    """What the first part of a stream has told: later parts, often a single bar, are read as it was.
+    """The form of a stream, as its first part showed it: later parts, often a single bar, are read alike.
 
     :param columns: position of each role; None finds them.
     :param separator: between the columns.
@@ -173,7 +173,7 @@ class Context:
 
     @property
     def daily(self) -> bool | None:
-        """Whether bars are of a day or more, None where nobody knows."""
+        """True if bars are of a day or more, None where that is not known."""
         return None if self.step is None else self.step >= pd.Timedelta(days=1)
 
     def complete(self, config: FileConfig) -> FileConfig:
@@ -365,8 +365,8 @@ def _remedy(table: RawTable, missing: Sequence[str], positions: Mapping[str, int
     """Return what to do about columns that were not found: name them, or take one price where each column is a symbol's."""
     others = [k for k in range(table.cells.shape[1]) if k not in positions.values()]
     if list(missing) == list(PRICES) and not _in_order(table.cells.iloc[:, others[: len(PRICES)]]):
-        one = str(table.cells.columns[others[0]])
-        same = ",".join(f"{price}={one}" for price in PRICES)
+        first = str(table.cells.columns[others[0]])
+        same = ",".join(f"{price}={first}" for price in PRICES)
         return f"if each column is the price of a symbol, give each a file, or --columns {same} trades one at that price"
     encoding = ", or save the file as UTF-8" if "cp1252" in table.facts else ""
     return f"name them with --columns {missing[0]}=NAME{encoding}"

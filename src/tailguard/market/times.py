@@ -68,7 +68,7 @@ class Times(NamedTuple):
 
 
 class Zone(NamedTuple):
-    """What is known about the clock of a column of times.
+    """Facts about the clock of a column of times.
 
     :param name: of times that name no zone, such as ``America/New_York``; None takes them as they are.
     :param after: the last time before them, from which a time that a clock shows twice is told.
