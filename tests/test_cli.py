@@ -84,7 +84,7 @@ def understood(path):
         (["act", "nowhere"], "nowhere is not a run"),
         (["compare", "nowhere", "nowhere"], "nowhere/evaluation holds no evaluation"),
         (["walkforward"], "no data: name a shipped set or a file with --data"),
-        (["walkforward", "--set", "data=[ibm-1d, msft-1d]"], "2 data sets: name a shipped set or a file with --data"),
+        (["walkforward", "--set", "data=[ibm-1d, msft-1d]"], "2 data sets, ibm-1d and msft-1d: name one with --data"),
         (["population", "--data", "nasdaq-1d"], "population"),
     ],
 )

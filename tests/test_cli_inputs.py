@@ -1,7 +1,9 @@
 """Inputs as users give them: bad ones end with one line, exit code 2 and nothing written; good ones act as they should."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -225,6 +227,8 @@ def decisions(text):
 FILES = {
     "bars.csv.gz": lambda path: path.write_bytes(gzip.compress(GOOD.encode())),
     "bars.parquet": lambda path: BARS.to_parquet(path),
+    "bars.csv.xz": lambda path: path.write_bytes(lzma.compress(GOOD.encode())),
+    "bars.csv.bz2": lambda path: path.write_bytes(bz2.compress(GOOD.encode())),
     "semicolon.csv": lambda path: BARS.to_csv(path, sep=";", decimal=",", date_format="%d.%m.%Y"),
     "latin.csv": lambda path: path.write_bytes(BARS.assign(note="\u00e9").to_csv().encode("cp1252")),
     "utf16.txt": lambda path: path.write_bytes(GOOD.encode("utf-16")),
@@ -242,7 +246,7 @@ def test_act_reads_what_train_reads(name, agent, folder, capsys):
     assert [time for time, _ in found] == [time for time, _ in expected]
     np.testing.assert_allclose([weight for _, weight in found], [weight for _, weight in expected], atol=1e-5)
     command = [sys.executable, "-m", "tailguard", "act", str(agent)]
-    if name in ("bars.parquet", "latin.csv"):  # through a pipe as well
+    if name in ("bars.parquet", "bars.csv.xz", "newest_first.csv"):  # through a pipe as well
         piped = subprocess.run(command, input=(folder / name).read_bytes(), capture_output=True, check=True, timeout=200)
         assert decisions(piped.stdout.decode()) == found
 
@@ -263,6 +267,62 @@ def test_act_refuses_other_bars_with_one_line(name, content, message, agent, fol
     assert message in refused(capsys, ["act", agent, "--bars", name])
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["act", "--since", "2050-01-01"], "no decision from 2050-01-01 00:00:00 on: the last bar is of 2001-02-03"),
+        (["act", "--since", "01/02/2001"], "--since is '01/02/2001', but it must be a time in ISO 8601"),
+        (["paper", "--max-loss", "0"], "--max-loss is 0, but it must be above 0"),
+        (["paper", "--bars", "bars.csv+"], "'bars.csv+' lacks a name beside a +"),
+        (["act", "--bars", "bars.csv+other.csv", "--follow"], "several files cannot be followed"),
+    ],
+)
+def test_what_an_agent_cannot_do_is_said(command, message, agent, folder, capsys):
+    (folder / "bars.csv").write_text(GOOD)
+    name, *options = command
+    options = options if "--bars" in options else ["--bars", "bars.csv", *options]
+    assert message in refused(capsys, [name, agent, *options])
+
+
+def test_a_portfolio_is_given_to_an_agent_as_to_its_training(folder, capsys):
+    (folder / "a.csv").write_text(GOOD)
+    random_walk(400, seed=2).to_csv(folder / "b.csv")
+    options = [word for setting in TINY for word in ("--set", setting)]
+    output_of(capsys, "train", "--data", "a.csv+b.csv", "--run", "run", *options, "--quiet")
+    (first, *_) = map(json.loads, output_of(capsys, "act", "run", "--bars", "a.csv+b.csv").out.splitlines())
+    assert {"a", "b"} <= set(first)
+    paper = output_of(capsys, "paper", "run", "--bars", "a.csv+b.csv", "--since", "2001-01-30", "--quiet").out
+    assert "weights" in paper
+
+
+@pytest.mark.parametrize("command", ["train", "backtest", "walkforward", "population"])
+@pytest.mark.parametrize("name", ["bars.csv", "bars.parquet", "spy-1d"])
+def test_bars_in_place_of_a_configuration_are_told_where_they_belong(name, command, folder, capsys):
+    if name in FILES:
+        FILES[name](folder / name)
+    elif name == "bars.csv":
+        (folder / name).write_text(GOOD)
+    message = refused(capsys, [command, name])
+    assert message.startswith(f"error: {name}: ")
+    assert message.endswith(f"bars are given with --data {name}")
+
+
+@pytest.mark.parametrize("command", ["train", "walkforward", "population"])
+def test_one_series_is_traded_at_a_time(command, folder, capsys):
+    (folder / "a.csv").write_text(GOOD)
+    message = refused(capsys, [command, "-d", "a.csv", "-d", "b.csv"])
+    assert "2 data sets, a.csv and b.csv: name one with --data" in message
+
+
+@pytest.mark.parametrize("command", ["train", "walkforward"])
+@pytest.mark.parametrize(
+    ("source", "words"), [("", "'' lacks a name: name a file"), ("a.csv+", "'a.csv+' lacks a name beside a +")]
+)
+def test_a_source_without_a_name_is_refused(source, words, command, folder, capsys):
+    (folder / "a.csv").write_text(GOOD)
+    assert words in refused(capsys, [command, "-d", source])
+
+
 def test_a_compressed_file_cannot_grow(agent, folder, capsys):
     (folder / "bars.csv.gz").write_bytes(gzip.compress(GOOD.encode()))
     assert "leave --follow out" in refused(capsys, ["act", agent, "--bars", "bars.csv.gz", "--follow"])
@@ -270,6 +330,25 @@ def test_a_compressed_file_cannot_grow(agent, folder, capsys):
 
 def test_export_writes_what_needs_no_extra_package(agent, folder, capsys):
     assert output_of(capsys, "export", agent, "--output", "agent").out == "wrote agent.pt\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "agent.onnx", "--format", "torchscript"], "agent.onnx: a file of the format torchscript ends in .pt"),
+        (["--output", "agent.pt", "--format", "onnx"], "agent.pt: a file of the format onnx ends in .onnx"),
+        (["--output", "agent.h5"], "agent.h5: a file of the format torchscript ends in .pt"),
+    ],
+)
+def test_the_ending_of_an_export_is_that_of_its_format(options, message, agent, folder, capsys):
+    assert message in refused(capsys, ["export", agent, *options])
+    assert os.listdir(folder) == []
+
+
+def test_the_ending_of_an_export_tells_its_format(agent, folder, capsys):
+    pytest.importorskip("onnx")
+    assert output_of(capsys, "export", agent, "--output", "agent.onnx").out == "wrote agent.onnx\n"
+    assert not (folder / "agent.onnx").read_bytes().startswith(b"PK")  # as TorchScript does
 
 
 def test_an_agent_is_trained_on_columns_of_the_file(folder, capsys):

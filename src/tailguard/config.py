@@ -312,6 +312,9 @@ class Config(BaseModel):
         portfolio. ``--data`` on the command line comes first.
     :param files: the form of these files, where they do not show it themselves.
     :param strategies: baselines that ``tailguard backtest`` runs, each a name, or ``name:parameter=value,...``. Empty: all.
+    :param benchmark: name of a shipped data set or path of a file with one symbol, such as an index, read as ``files`` says. It
+        is bought when a test begins and held without costs, and stands beside the baselines of ``train``, ``evaluate``,
+        ``walkforward`` and ``backtest``. To be called skilled, an agent has to beat it as well. None has none.
     :param trading: costs, fills, limits and the shape of episodes.
     :param features: what is computed from the bars.
     :param training: how an agent is trained.
@@ -326,6 +329,7 @@ class Config(BaseModel):
     data: tuple[str, ...] = ()
     files: FileConfig = Field(default_factory=FileConfig)
     strategies: tuple[str, ...] = ()
+    benchmark: Annotated[str, Field(min_length=1)] | None = None
     trading: TradingSettings = Field(default_factory=TradingSettings)
     features: FeatureConfig = Field(default_factory=FeatureConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
@@ -395,6 +399,15 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    try:
+        return _parsed(path)
+    except ValueError as error:
+        if path.suffix.lower() in (".yaml", ".yml"):
+            raise
+        raise ValueError(f"{error}; bars are given with --data {path}") from None  # somebody's first command
+
+
+def _parsed(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:  # bounded: it may be a device
             data = file.read(LARGEST_FILE + 1)

@@ -7,7 +7,7 @@ import torch
 
 from tailguard.config import load_config
 from tailguard.evaluate.assessment import Effort
-from tailguard.experiments.evaluation import backtest_agent, evaluate_agent
+from tailguard.experiments.evaluation import backtest_agent, benchmark_bars, evaluate_agent
 from tailguard.experiments.prepared_market import default_split, fingerprint, prepare_market
 from tailguard.experiments.training import build_model
 from tailguard.market import random_walk
@@ -95,3 +95,30 @@ def test_the_table_after_a_training_is_that_of_the_evaluation(bars, settings):
     for name in both:
         for figure in ("total_return", "cagr", "sharpe", "max_drawdown", "cvar_5", "turnover", "costs"):
             assert getattr(rows[name], figure) == record.statistics[name][figure].value, (name, figure)
+
+
+def test_a_benchmark_of_the_configuration_is_held_over_the_same_bars(bars, tmp_path):
+    other = random_walk(len(bars), seed=8).set_axis(bars.index)
+    other.to_csv(tmp_path / "index.csv")
+    model, market, config = made(bars, f"benchmark={tmp_path / 'index.csv'}")
+    record = evaluate_agent(model, market, config, source="walk", effort=Effort(draws=50, permutations=9))
+    account = next(history for history in record.baselines if history.name == "benchmark")
+    first, last = market.split.test
+    assert account.times.equals(record.agent.times)
+    expected = other["close"].iloc[first - 1 : last].pct_change().iloc[1:]
+    np.testing.assert_allclose(account.returns, expected, rtol=1e-12)
+    (row,) = (
+        row
+        for row in backtest_agent(model, market, config.walkforward.warmup, benchmark_bars(config))
+        if row.strategy == "benchmark"
+    )
+    for figure in ("total_return", "cagr", "sharpe", "max_drawdown", "cvar_5"):
+        assert getattr(row, figure) == record.statistics["benchmark"][figure].value, figure
+
+
+@pytest.mark.parametrize(("rows", "message"), [(slice(-5, None), "benchmark begins at"), (slice(0, 5), "benchmark ends at")])
+def test_a_benchmark_without_prices_in_the_test_is_refused(rows, message, bars, tmp_path):
+    bars.iloc[rows].to_csv(tmp_path / "index.csv")
+    model, market, config = made(bars, f"benchmark={tmp_path / 'index.csv'}")
+    with pytest.raises(ValueError, match=rf"index.csv: {message}"):
+        evaluate_agent(model, market, config, source="walk", effort=Effort(draws=50, permutations=9))

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,8 +20,7 @@ from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
 from tailguard.experiments.trader import Trader
 from tailguard.experiments.training import build_model
-from tailguard.market import load_bars, random_walk
-from tailguard.market.bars import DataError
+from tailguard.market import DataError, DataWarning, FileConfig, load_bars, random_walk
 
 TINY = [
     "training.steps=256",
@@ -109,6 +109,71 @@ class TestStream:
         good = json.dumps({"time": "2020-01-01", "open": 1, "high": 1, "low": 1, "close": 1, "volume": 1})
         with pytest.raises(DataError):
             self.rows(f"{good}\n{line}\n")
+
+
+@pytest.fixture
+def received(monkeypatch):
+    """Return what comes of groups of lines that arrive one after another: when they do is not left to the machine."""
+
+    def receive(groups, **options):
+        arrived = [group.splitlines(keepends=True) for group in groups]
+        monkeypatch.setattr(bar_stream, "_batches", lambda stream, follow: iter(arrived))
+        return list(bar_chunks(io.BytesIO(), **options))
+
+    return receive
+
+
+HOURS = random_walk(60, seed=0, freq="h").set_axis(pd.date_range("2023-11-04", periods=60, freq="h", name="time", unit="ns"))
+LOCAL = HOURS.set_axis(HOURS.index.tz_localize("UTC").tz_convert("America/New_York"))
+DAILY = random_walk(60, seed=0).set_axis(pd.bdate_range("2023-01-02", periods=60, name="time", unit="ns"))
+QUIET = DAILY.assign(volume=np.where(np.arange(60) < 50, DAILY["volume"], 0.0))
+# name: (bars, as text, options); the last bar alone could be read otherwise, or not at all
+LATER = {
+    "days or months": (DAILY, DAILY.to_csv(date_format="%d/%m/%Y"), {}),
+    "thousands or decimals": (DAILY, DAILY.round(3).to_csv(sep=";", decimal=","), {}),
+    "clocks set back": (HOURS, LOCAL.to_csv(date_format="%Y-%m-%d %H:%M"), {"config": FileConfig(timezone="America/New_York")}),
+    "dates of a zone": (DAILY, DAILY.tz_localize("America/New_York").to_csv(), {"step": pd.Timedelta(days=1)}),
+    "times of day as numbers": (
+        HOURS,
+        re.sub(r"(?m)^(\S+) (..):00:00", r"\1,\g<2>0000", HOURS.to_csv()).replace("time,", "date,time,"),
+        {},
+    ),
+    "two volumes": (QUIET, QUIET.assign(tickvol=7.0).to_csv(), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("bars", "text", "options"), LATER.values(), ids=LATER)
+def test_each_bar_of_a_stream_is_read_as_the_first_ones_were(bars, text, options, received):
+    lines = text.splitlines(keepends=True)
+    for first in (12, 40):  # from here on one at a time
+        chunks = received(["".join(lines[: first + 1]), *lines[first + 1 :]], **options)
+        assert len(chunks) == 1 + 60 - first
+        pd.testing.assert_frame_equal(pd.concat(chunks), bars.round(3) if ";" in text else bars, check_freq=False)
+
+
+def test_bars_that_can_be_read_in_two_ways_wait_for_others_that_tell(received):
+    header, *lines = DAILY.to_csv(date_format="%d/%m/%Y").splitlines(keepends=True)
+    groups = [header + lines[0], "".join(lines[1:30]), "".join(lines[30:])]
+    with pytest.warns(DataWarning, match=r"'02/01/2023' is 2 January 2023 or 1 February 2023.*; waiting for bars"):
+        chunks = received(groups)
+    pd.testing.assert_frame_equal(pd.concat(chunks), DAILY, check_freq=False)
+    with pytest.warns(DataWarning), pytest.raises(DataError, match="say which with --time-format"):
+        received([header + lines[0]])
+
+
+def test_newest_bars_first_are_read_at_the_end(received):
+    header, *lines = DAILY.iloc[::-1].to_csv().splitlines(keepends=True)
+    (bars,) = received([header + "".join(lines[:9]), "".join(lines[9:])])
+    pd.testing.assert_frame_equal(bars, DAILY, check_freq=False)
+
+
+def test_a_stream_is_described_once(caplog, received):
+    caplog.set_level("INFO", logger="tailguard.market.data")
+    lines = DAILY.to_csv().splitlines(keepends=True)
+    assert len(received(["".join(lines[:50]), *lines[50:]])) == 12
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "input: 49 bars of 1 day, 2023-01-02 00:00:00 to 2023-03-09 00:00:00"
+    ]
 
 
 def test_the_command_reads_a_pipe_and_a_file_that_grows(tmp_path):

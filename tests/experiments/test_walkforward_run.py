@@ -14,6 +14,7 @@ from tailguard.evaluate.assessment import Effort
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.folds import WalkforwardConfig, longest_lookback, make_folds
 from tailguard.evaluate.record import load_record
+from tailguard.evaluate.report.report import report_html
 from tailguard.experiments.evaluation import out_of_sample_decisions, warnings_of
 from tailguard.experiments.prepared_market import Split, market_features, prepare_market
 from tailguard.experiments.selection import select, selection_table
@@ -170,6 +171,25 @@ def test_a_finished_run_is_not_trained_again_and_a_lost_pair_is(finished, bars, 
     assert {name for name in before if before[name] != after[name]} <= {files[2].name}
     assert before[files[2].name][1] == after[files[2].name][1]  # trained again, it decides as it did
     np.testing.assert_array_equal(again.agent.returns, record.agent.returns)
+
+
+def test_a_benchmark_stands_beside_the_baselines_of_a_record_and_its_report(finished, bars, config, folds, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    other = random_walk(700, seed=5).set_axis(bars.index)
+    other.to_csv(tmp_path / "index.csv")
+    compared = config.model_copy(update={"benchmark": str(tmp_path / "index.csv")})
+    walkforward(bars, compared, WALK, folder, source="walk", effort=QUICK, report=silent)  # nothing is trained again
+    record = load_record(folder / "evaluation")
+    account = next(history for history in record.baselines if history.name == "benchmark")
+    assert account.times.equals(record.agent.times)
+    held = other["close"].iloc[[folds[0].span[0], folds[-1].span[1] - 1]].to_numpy()
+    assert account.total_return == pytest.approx(held[1] / held[0] - 1.0)
+    assert "The series that was given as the benchmark." in report_html(record)
+    other.iloc[-5:].to_csv(tmp_path / "index.csv")
+    with pytest.raises(ValueError, match=r"index.csv: benchmark begins at .*: it needs earlier bars"):
+        walkforward(bars, compared, WALK, tmp_path / "new", source="walk", effort=QUICK)
+    assert not (tmp_path / "new").exists()
 
 
 class Stop(Exception):

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tailguard.market import DataError, FileConfig, load_bars, load_dataset
+from tailguard.market import DataError, DataWarning, FileConfig, load_bars, load_dataset
 from tailguard.market.bars import symbols_of
-from tailguard.market.data import read_bars
+from tailguard.market.data import load_source, read_bars
 
 # Forty business days, prices with two decimals above a thousand, volumes in whole units.
 DAYS = pd.bdate_range("2013-05-13", periods=40)
@@ -67,6 +67,7 @@ FRAME = pd.DataFrame({"Open": OPEN, "High": HIGH, "Low": LOW, "Close": CLOSE, "V
 YFINANCE = "Price,Close,High,Low,Open,Volume\nTicker,SPY,SPY,SPY,SPY,SPY\nDate,,,,,"
 YAHOO_ROW = "{t:%Y-%m-%d},{o:.6f},{h:.6f},{l:.6f},{c:.6f},{x:.6f},{v}"
 TZ = pd.DatetimeIndex(DAYS).tz_localize("America/New_York")
+BERLIN = pd.DatetimeIndex(DAYS).tz_localize("Europe/Berlin")
 BID_AND_ASK = "time,bid_open,bid_high,bid_low,bid_close,volume,ask_open,ask_high,ask_low,ask_close"
 SERIAL = lines(lambda t, **f: f"{(t - pd.Timestamp('1899-12-30')).days}," + PLAIN.format(**f), "Date," + OHLCV)
 HISTDATA = "{t:%Y%m%d} {t:%H%M%S};{o};{h};{l};{c};{v}"
@@ -366,6 +367,27 @@ DAILY = {
         {"columns": {"time": 6, "open": 5, "high": 4, "low": 3, "close": 2, "volume": 1}},
         "no header",
     ),
+    "yfinance, Ticker.history in Berlin": (
+        "Date," + OHLCV + ",Dividends,Stock Splits\n"
+        + "".join(f"{z},{o},{h},{l},{c},{v},0.0,0.0\n" for z, (_, o, h, l, c, v) in zip(BERLIN, BARS, strict=True)),
+        {},
+        "times ISO 8601, local dates",
+    ),
+    "midnights with an offset behind": (lines("{t:%d.%m.%Y %H:%M} +0200," + PLAIN, "Date," + OHLCV), {}, "local dates"),
+    "parquet of a zone": (parquet(FRAME.set_axis(BERLIN.rename("Date"))), {}, "local dates"),
+    "dates of a zone that the user names": (lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV), {"timezone": "Asia/Tokyo"}, "local dates"),
+    "Binance, months joined over the change to microseconds": (
+        lines(lambda t, **f: binance(t, **f).replace(f"{int(t.timestamp())}000,", f"{int(t.timestamp())}000000,", 1 if t.month > 5 else 0)),
+        {},
+        "times epoch ms and us",
+    ),
+    "volumes in millions, in German": (
+        lines(lambda t, o, h, l, c, v: f"{t:%d.%m.%Y};{german(o)};{german(h)};{german(l)};{german(c)};{german(v / 1e6, 6)} Mio", "Datum;Erster;Hoch;Tief;Schlusskurs;Stuecke"),
+        {},
+        "decimal comma",
+    ),
+    "volumes in billions": (lines(lambda t, **f: "{t:%Y-%m-%d},{o},{h},{l},{c},{m:.9f}bn".format(t=t, m=f["v"] / 1e9, **f), "Date," + OHLCV), {}, "commas"),
+    "volumes in trillions": (lines(lambda t, **f: "{t:%Y-%m-%d},{o},{h},{l},{c},{m:.12f}T".format(t=t, m=f["v"] / 1e12, **f), "Date," + OHLCV), {}, "commas"),
     "format given by the user": (lines("{t:%y|%d|%m};" + "{o};{h};{l};{c};{v}", "Date;Open;High;Low;Close;Volume"), {"time_format": "%y|%d|%m"}, "%y|%d|%m"),
     "separator given by the user": (lines("{t:%Y-%m-%d}:{o}:{h}:{l}:{c}:{v}", "Date:Open:High:Low:Close:Volume"), {"separator": ":"}, "':'"),
 }  # fmt: skip
@@ -448,6 +470,9 @@ INTRADAY = {
         lines(lambda t, **f: f"{(t - pd.Timestamp('1899-12-30')) / pd.Timedelta(days=1):.10f}," + PLAIN.format(**f), "Date," + OHLCV, times=MINUTES),
         {"time_format": "excel"},
     ),
+    "midnights of another zone among other times": (
+        lines("{t:%Y-%m-%dT%H:%M:%S}+09:30," + PLAIN, "time," + OHLCV, times=MINUTES + pd.Timedelta(hours=9.5)), {}
+    ),
     "FirstRate": (lines("{t:%Y-%m-%d %H:%M:%S}," + PLAIN, times=MINUTES), {}),
     "fourteen digits": (lines("{t:%Y%m%d%H%M%S}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
     "twelve digits": (lines("{t:%Y%m%d%H%M}," + PLAIN, "time," + OHLCV, times=MINUTES), {}),
@@ -477,7 +502,18 @@ REFUSED = {
         "Date;Open;High;Low;Close\n" + "".join(f"2003-01-0{k};1,5;1,75;1.25;1,5\n" for k in range(1, 6)),
         "both points and commas as decimal marks; say which it is with --decimal",
     ),
-    "months in another language": (lines('"{t:%d} maj {t:%Y}",' + PLAIN, "Date," + OHLCV), "'13 maj 2013' is not a time in any known format; give it with --time-format"),
+    "months in another language": (lines('"{t:%d} maj {t:%Y}",' + PLAIN, "Date," + OHLCV), "'13 maj 2013' is not a time in any known format; months must be numbers or in English"),
+    "times that a spreadsheet has rounded": (lines(lambda t, **f: f"{t.timestamp() * 1000:.6E}," + PLAIN.format(**f), "time," + OHLCV), "'1.368403E+12' is not a time in any known format; a spreadsheet has rounded it"),
+    "hours or minutes": (lines(lambda t, **f: f"{t:%Y-%m-%d},{9 + t.day % 8}," + PLAIN.format(**f), "Date,Time," + OHLCV), "times of day up to 16 may be hours or minutes; write them as 09:00, or name the column Hour"),
+    "a footer below years at the end": (lines("{t:%d/%m/%Y}," + PLAIN, "Date," + OHLCV) + "Source: my broker,,,,,\n", "line 42: 'Source: my broker' is not a time; `tailguard data repair`"),
+    "closes of several symbols": (lines("{t:%Y-%m-%d},{c},{o},{v},{h}", "Date,AAPL,msft,Goog,IBM"), "if each column is the price of a symbol, give each a file, or --columns open=AAPL,high=AAPL,low=AAPL,close=AAPL trades one"),
+    "Feather": (b"ARROW1\0\0" + bytes(range(64)), "is a Feather file; save it as Parquet or CSV"),
+    "an array of NumPy": (b"\x93NUMPY\x01\x00" + bytes(128), "is an array of NumPy, whose columns have no names; save it as CSV"),
+    "arrays of NumPy": (zipped(b"\x93NUMPY", "close.npy", also="open.npy"), "holds arrays of NumPy (close.npy, open.npy)"),
+    "yfinance without any prices": (
+        "Price,Close,High,Low,Open,Volume,Close,High,Low,Open,Volume\nTicker,A,A,A,A,A,B,B,B,B,B\nDate,,,,,,,,,,\n2013-05-13,,,,,,,,,,\n2013-05-14,,,,,,,,,,\n",
+        "no rows",
+    ),
     "days of a spreadsheet": (SERIAL, "41407 is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970; --time-format excel"),
     "six digits": (lines("{t:%y%m%d}," + PLAIN, "Date," + OHLCV), "130513 is not a time: numbers must be 20130513 or seconds (ms, us, ns) since 1970; others need --time-format"),
     "years in front or behind": (lines("{t:%y.%m.%d}," + PLAIN, "Date," + OHLCV), "in '13.05.14' the year may be first or last; say which with --time-format %y.%m.%d or %d.%m.%y"),
@@ -573,6 +609,50 @@ def test_clocks_that_are_set_back_need_a_zone(tmp_path):
     assert list(load_bars(path, FileConfig(timezone="America/New_York")).index) == list(times.tz_localize(None))
 
 
+def test_a_time_that_clocks_show_once_is_the_first_after_the_bar_before(tmp_path):
+    path = tmp_path / "bars.csv"
+    hours = pd.date_range("2023-11-05 01:00", periods=40, freq="4h")  # 21:00 and 01:00 in New York, where 01:00 comes twice
+    path.write_text(
+        lines("{t:%Y-%m-%d %H:%M}," + PLAIN, "time," + OHLCV, times=hours.tz_localize("UTC").tz_convert("America/New_York"))
+    )
+    assert list(load_bars(path, FileConfig(timezone="America/New_York")).index) == list(hours)
+
+
+def test_hours_that_are_named_so_are_hours(tmp_path):
+    path = tmp_path / "bars.csv"
+    hours = pd.date_range("2013-05-13", periods=40, freq="h")
+    path.write_text(lines("{t:%Y-%m-%d},{t.hour}," + PLAIN, "Date,Hour," + OHLCV, times=hours))
+    assert list(load_bars(path).index) == list(hours)
+
+
+def test_years_of_two_digits_are_never_in_the_future(tmp_path):
+    path = tmp_path / "bars.csv"
+    days = pd.bdate_range("1962-01-15", periods=40)
+    path.write_text(lines("{t:%m/%d/%y}," + PLAIN, "Date," + OHLCV, times=days))
+    assert list(load_bars(path).index) == list(days)
+    path.write_text(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV, times=days + pd.DateOffset(years=200)))
+    with pytest.warns(DataWarning, match=r"line 2 .2162-01-15 00:00:00.: 40 bars are in the future.* --time-format"):
+        load_bars(path)
+
+
+def test_a_file_that_says_nothing_with_a_wrong_format_is_told_what_a_format_is(tmp_path):
+    path = tmp_path / "bars.csv"
+    path.write_text(lines("{t:%Y-%m-%d}," + PLAIN, "Date," + OHLCV))
+    with pytest.raises(DataError, match=r"--time-format '%Q': .*bad directive"):
+        load_bars(path, FileConfig(time_format="%Q"))
+
+
+def test_daily_bars_of_two_zones_share_their_dates(tmp_path):
+    for name, zone in (("us", TZ), ("eu", BERLIN)):
+        (tmp_path / f"{name}.csv").write_text("Date," + OHLCV + "\n" + "".join(f"{z},1,2,1,2,3\n" for z in zone))
+    bars = load_source(f"{tmp_path}/us.csv+{tmp_path}/eu.csv")
+    assert list(bars.index) == list(DAYS)
+    assert bars.notna().all().all()
+    (tmp_path / "later.csv").write_text("Date," + OHLCV + "\n" + "".join(f"{t} 07:00,1,2,1,2,3\n" for t in DAYS.date))
+    with pytest.warns(DataWarning, match="us has 39 bars where the others have some, and 0 of them at the same time"):
+        load_source(f"{tmp_path}/us.csv+{tmp_path}/later.csv")
+
+
 def test_an_ambiguity_is_resolved_by_the_user(tmp_path):
     path = tmp_path / "bars.csv"
     path.write_text(AMBIGUOUS)
@@ -608,11 +688,24 @@ def test_several_symbols_in_one_file_are_a_portfolio(tmp_path):
     indexed = tmp_path / "indexed.parquet"
     pd.concat({"SPY": FRAME, "QQQ": FRAME}, names=["symbol", "date"]).to_parquet(indexed)
     assert set(symbols_of(load_bars(slashed))) == {"BTC-USD", "BRK.B"}
-    for path in (long, wide, flat, indexed):
+    rows = [{"t": f"{t:%Y-%m-%dT00:00:00Z}", "o": o, "h": h, "l": l, "c": c, "v": int(v)} for t, o, h, l, c, v in BARS]
+    alpaca, ccxt = tmp_path / "alpaca.json", tmp_path / "ccxt.json"
+    alpaca.write_text(json.dumps({"bars": {"SPY": rows, "QQQ": rows}, "next_page_token": None}))
+    listed = [[t * 1000, o, h, l, c, float(v)] for t, (_, o, h, l, c, v) in zip(EPOCH, BARS, strict=True)]
+    ccxt.write_text(json.dumps({"SPY": listed, "QQQ": listed}))
+    for path in (long, wide, flat, indexed, alpaca, ccxt):
         bars = load_bars(path)
         assert set(symbols_of(bars)) == {"SPY", "QQQ"}
         np.testing.assert_array_equal(bars["SPY"]["close"], CLOSE)
         np.testing.assert_array_equal(bars["QQQ"]["low"], LOW)
+
+
+def test_a_ticker_that_could_not_be_downloaded_is_named_and_left_out(tmp_path):
+    path = tmp_path / "wide.csv"
+    header = "Price,Close,Close,High,High,Low,Low,Open,Open,Volume,Volume\nTicker,FAIL,SPY,FAIL,SPY,FAIL,SPY,FAIL,SPY,FAIL,SPY\nDate,,,,,,,,,,"
+    path.write_text(lines("{t:%Y-%m-%d},,{c},,{h},,{l},,{o},,{v}", header))
+    assert symbols_of(load_bars(path)) == ["SPY"]
+    assert read_bars(path).summary().endswith("no bars of FAIL: it is left out")
 
 
 def test_a_table_of_yfinance_with_fields_above_tickers_is_read():

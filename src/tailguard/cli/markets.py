@@ -158,6 +158,7 @@ def run_backtest(
         {"data": source, **asdict(backtest(bars, name, rule, tree.trading))}
         for source, bars, name, rule in show_progress(runs, "backtests", quiet)
     ]
+    benchmark = benchmark or tree.benchmark
     if benchmark is not None:
         held = load_source(benchmark, tree.files)
         rows += [

@@ -3,7 +3,9 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
     from tailguard.experiments.paper import PaperTrading, Status
     from tailguard.experiments.run import Run
+    from tailguard.market.files import FileConfig
+
+BARS_HELP = "File with bars (a+b is a portfolio), or - for standard input."
 
 
 class ExportFormat(StrEnum):
@@ -51,12 +56,16 @@ def run_train(
     quiet: QuietOption = False,
 ) -> None:
     """Train an agent on the first part of a series, and compare it with baselines on the rest, which it has not seen."""
+    from tailguard.evaluate.backtest_window import BacktestWindow
+    from tailguard.experiments.evaluation import benchmark_accounts
     from tailguard.experiments.prepared_market import load_market  # PyTorch is loaded only when it is needed
     from tailguard.experiments.run import Run
 
     tree = settings.load()
     source = single_source(data, tree.data)
-    run = Run.create(folder or free_folder("runs", source), tree, source, load_market(source, tree))
+    market = load_market(source, tree)
+    benchmark_accounts(tree, BacktestWindow(market.bars, market.trading, market.split.span))  # refused before the training
+    run = Run.create(folder or free_folder("runs", source), tree, source, market)
     _train(run, output, quiet)
 
 
@@ -81,14 +90,14 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
     """Train a run to its end, and show its agent beside the baselines with the figures that `tailguard evaluate` reports."""
     import pandas as pd
 
-    from tailguard.experiments.evaluation import backtest_agent
+    from tailguard.experiments.evaluation import backtest_agent, benchmark_bars
     from tailguard.experiments.run import train
 
     say(f"run: {run.path}", stderr=True)
     with progress_bar("training", quiet) as report_progress:
         model = train(run, report_progress)
     market = run.market()
-    rows = backtest_agent(model, market, run.config.walkforward.warmup)
+    rows = backtest_agent(model, market, run.config.walkforward.warmup, benchmark_bars(run.config))
     dictionaries = [{"data": run.info["data"], **asdict(row)} for row in rows]
     if output is not Format.TABLE:
         print_rows("", dictionaries, output)
@@ -129,20 +138,23 @@ def run_deploy(
 def run_export(
     run: RunArgument,
     form: Annotated[
-        ExportFormat, typer.Option("--format", "-f", help="Format of the file; onnx needs tailguard[onnx].")
-    ] = ExportFormat.TORCHSCRIPT,
+        ExportFormat | None,
+        typer.Option(
+            "--format", "-f", help="Of the file, by default as its ending says, else torchscript; onnx needs tailguard[onnx]."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; by default RUN/agent with the ending of the format.")
     ] = None,
 ) -> None:
     """Write an agent as a graph for other programs: features and account in, target weights and recurrent state out."""
-    from tailguard.experiments.export import export, observation_names
+    from tailguard.experiments.export import export, format_of, observation_names
     from tailguard.experiments.run import Run
 
     opened = Run.open(run)
     policy, scaler = opened.agent().policy, opened.scaler
     columns = observation_names(policy, scaler.names)
-    path = export(policy, output or opened.path / "agent", form.value, scaler, columns)
+    path = export(policy, output or opened.path / "agent", form.value if form else format_of(output), scaler, columns)
     say(f"wrote {path}")
 
 
@@ -150,14 +162,13 @@ def run_export(
 def run_act(
     settings: Settings,
     run: RunArgument,
-    bars: Annotated[Path | None, typer.Option("--bars", "-b", help="File with bars; by default standard input.")] = None,
+    bars: Annotated[str, typer.Option("--bars", "-b", help=BARS_HELP)] = "-",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
     since: Annotated[str | None, typer.Option("--since", help="Print only decisions from this time on.")] = None,
 ) -> None:
     """Read bars (any file that `train` reads, or lines from a pipe) and print the target weights after each, as JSON."""
     import pandas as pd
 
-    from tailguard.experiments.bar_stream import bar_chunks, file_chunks
     from tailguard.experiments.run import Run
     from tailguard.experiments.trader import Trader
     from tailguard.market.bars import symbols_of
@@ -166,12 +177,12 @@ def run_act(
     config = opened.config
     trader = Trader(opened.agent(), opened.scaler, config.features, config.trading, opened.timeframe)
     first = pd.Timestamp.min if since is None else _parse_time("--since", since)
-    files, keep = settings.files(config.files), config.features.columns
-    decided = False
-    for chunk in bar_chunks(_standard_input(), files, keep) if bars is None else file_chunks(bars, files, keep, follow):
+    last, printed = None, False
+    for chunk in _chunks(opened, bars, settings.files(config.files), follow):
         for decision in trader.add(chunk):
-            decided = True
+            last = decision.time
             if decision.time >= first:
+                printed = True
                 names = [symbol or "weight" for symbol in symbols_of(chunk)]
                 weights = dict(zip(names, decision.weights.tolist(), strict=True))
                 line = {"time": decision.time.isoformat(), **weights, "equity": decision.equity}
@@ -181,7 +192,9 @@ def run_act(
         sys.stdout.flush()
         if trader.ruined:
             raise ValueError("the paper account of the agent was liquidated: there is nothing left to trade with")
-    if not decided:
+    if last is not None and not printed:
+        raise ValueError(f"no decision from {first} on: the last bar is of {last}; --since must be a time that bars reach")
+    if last is None:
         n_bars = 0 if trader.bars is None else len(trader.bars)
         raise ValueError(
             f"no decision: {n_bars} bars are too few for the look-backs of the features; give earlier bars as well"
@@ -192,7 +205,7 @@ def run_act(
 def run_paper(
     settings: Settings,
     run: RunArgument,
-    bars: Annotated[str, typer.Option("--bars", "-b", help="File with bars, or - for standard input.")] = "-",
+    bars: Annotated[str, typer.Option("--bars", "-b", help=BARS_HELP)] = "-",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
     ledger: Annotated[
         Path | None, typer.Option("--ledger", help="Folder of the account; an existing one is resumed. By default RUN/paper.")
@@ -210,7 +223,7 @@ def run_paper(
 ) -> None:
     """Trade bars on paper, with a ledger that survives a kill at any moment; FOLDER/KILL, SIGUSR1 and --max-loss stop it."""
     from tailguard.experiments import Interrupted, stopped_at_once
-    from tailguard.experiments.bar_stream import bar_chunks, file_chunks, polled
+    from tailguard.experiments.bar_stream import polled
     from tailguard.experiments.broker import PaperBroker
     from tailguard.experiments.paper import BROKER, PaperTrading, require_tradable
     from tailguard.experiments.run import Run
@@ -220,13 +233,14 @@ def run_paper(
 
     opened, asked = Run.open(run), []
     folder, config = ledger or opened.path / "paper", opened.config
+    if max_loss == 0.0:
+        raise ValueError("--max-loss is 0, but it must be above 0: the first fee would stop the account")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, but --ledger must name a folder")
     rules = config.trading if cash is None else build(TradingSettings, config.trading.model_dump() | {"cash": cash}, "trading")
     opened.config = config.model_copy(update={"trading": rules})
     begin = None if since is None else _parse_time("--since", since)
-    files, keep = settings.files(config.files), config.features.columns
-    stream = bar_chunks(_standard_input(), files, keep) if bars == "-" else file_chunks(Path(bars), files, keep, follow)
+    stream = _chunks(opened, bars, settings.files(config.files), follow)
     signal.signal(signal.SIGUSR1, lambda *_: asked.append("SIGUSR1 came"))
     trading, again, number = None, "", int(signal.SIGINT)
     try:
@@ -295,6 +309,22 @@ def _show_paper(trading: "PaperTrading") -> None:
     say(f"report: {path}")
 
 
+def _chunks(run: "Run", bars: str, files: "FileConfig", follow: bool) -> "Iterator[pd.DataFrame]":
+    """Yield the bars for an agent as they arrive.
+
+    :param run: of the agent.
+    :param bars: their source; ``-`` is the standard input.
+    :param files: what is known about them.
+    :param follow: wait for more at the end of a file.
+    """
+    from tailguard.experiments.bar_stream import bar_chunks, file_chunks
+
+    keep = run.config.features.columns
+    if bars == "-":
+        return bar_chunks(_standard_input(), files, keep, step=run.timeframe)
+    return file_chunks(bars, files, keep, follow, step=run.timeframe)
+
+
 def _standard_input() -> BinaryIO:
     """Return the standard input as a file of its own.
 
@@ -309,7 +339,7 @@ def _parse_time(name: str, text: str) -> "pd.Timestamp":
     import pandas as pd
 
     try:
-        time = pd.Timestamp(text)
+        time = pd.Timestamp(datetime.fromisoformat(text))
     except ValueError:
         raise ValueError(f"{name} is {text!r}, but it must be a time in ISO 8601, such as 2020-12-31T16:00") from None
     return time if time.tzinfo is None else time.tz_convert("UTC").tz_localize(None)

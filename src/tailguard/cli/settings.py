@@ -123,12 +123,13 @@ def _columns(text: str) -> dict[str, str]:
     return {name.strip(): column.strip() for name, _, column in pairs}
 
 
-def single_source(data: str | None, configured: Sequence[str]) -> str:
+def single_source(data: Sequence[str] | None, configured: Sequence[str]) -> str:
     """Return the one series that a command is about: what was named, or the only one of the configuration."""
-    named = (data,) if data is not None else tuple(configured)
-    if len(named) != 1:
-        what = "no data" if not named else f"{len(named)} data sets"
+    named = tuple(data or configured)
+    if not named:
         raise ValueError(
-            f"{what}: name a shipped set or a file with --data (a+b is a portfolio), or set data in the configuration"
+            "no data: name a shipped set or a file with --data (a+b is a portfolio), or set data in the configuration"
         )
+    if len(named) > 1:
+        raise ValueError(f"{len(named)} data sets, {' and '.join(named)}: name one with --data; a+b trades both as a portfolio")
     return named[0]

@@ -48,7 +48,7 @@ def _set_quiet(quiet: bool) -> bool:
 
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="Format of the result.")]
 DataOption = Annotated[
-    str | None, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")
+    list[str] | None, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `tailguard train` makes it.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="Show no progress, only the result.")]

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from tailguard.evaluate import statistics
 from tailguard.evaluate.backtest_window import BacktestWindow
+from tailguard.evaluate.record import AccountHistory
 from tailguard.market.baselines import Strategy
 from tailguard.market.rules import TradingRules
 from tailguard.validation import require
@@ -60,13 +62,13 @@ def backtest(
     return backtest_row(window, name, window.guarded(window.targets_of(strategy)))
 
 
-def benchmark_row(window: BacktestWindow, name: str, bars: pd.DataFrame) -> BacktestRow:
-    """Return the figures of a benchmark over the times of a window: bought at its start, held, without any cost.
+def benchmark_history(window: BacktestWindow, name: str, bars: pd.DataFrame) -> AccountHistory:
+    """Return the account of a benchmark over the times of a window: bought at its start, held, without any cost.
 
     :param window: whose times count.
-    :param name: of the row.
+    :param name: of the account.
     :param bars: of the benchmark, one symbol; its last known close counts at each time.
-    :raises ValueError: when the benchmark has no price yet when the window begins.
+    :raises ValueError: when the benchmark has no price yet when the window begins, or none of its bars are inside.
     """
     closes = bars["close"] if "close" in bars.columns else None
     if closes is None:
@@ -75,15 +77,21 @@ def benchmark_row(window: BacktestWindow, name: str, bars: pd.DataFrame) -> Back
     equity = closes.reindex(closes.index.union(times)).ffill().reindex(times).to_numpy(dtype=float)
     if not equity[0] > 0.0:
         raise ValueError(f"{name} begins at {closes.index[0]}, after the first bar of {times[0]}: it needs earlier bars")
-    returns, periods = equity[1:] / equity[:-1] - 1.0, window.periods_per_year
-    return BacktestRow(
-        strategy=name,
-        total_return=float(equity[-1] / equity[0] - 1.0),
-        **_figures(equity, returns, returns - window.riskless, periods),
-        turnover=0.0,
-        costs=0.0,
-        ruined=False,
-    )
+    if not closes.index[-1] > times[0]:
+        raise ValueError(f"{name} ends at {closes.index[-1]}, before the first bar of {times[0]}: it needs later bars")
+    n = len(times) - 1
+    untraded = np.zeros((n, 0)), np.zeros(n), np.zeros(n)
+    return AccountHistory(name, window.times, equity[1:] / equity[:-1] - 1.0, *untraded, window.riskless)
+
+
+def benchmark_row(window: BacktestWindow, name: str, bars: pd.DataFrame) -> BacktestRow:
+    """Return the figures of a benchmark over the times of a window; see :func:`benchmark_history`.
+
+    :param window: whose times count.
+    :param name: of the row.
+    :param bars: of the benchmark.
+    """
+    return _row(benchmark_history(window, name, bars), window.periods_per_year, ruined=False)
 
 
 def backtest_row(window: BacktestWindow, name: str, targets: ArrayLike) -> BacktestRow:
@@ -93,15 +101,18 @@ def backtest_row(window: BacktestWindow, name: str, targets: ArrayLike) -> Backt
     :param name: of the row.
     :param targets: ``[n, assets]``, see :meth:`BacktestWindow.simulate`.
     """
-    result, periods = window.simulate(targets), window.periods_per_year
-    history = window.history(name, result)
+    result = window.simulate(targets)
+    return _row(window.history(name, result), window.periods_per_year, ruined=result.ruined_at is not None)
+
+
+def _row(history: AccountHistory, periods: float, *, ruined: bool) -> BacktestRow:
     return BacktestRow(
-        strategy=name,
+        strategy=history.name,
         total_return=history.total_return,
         **_figures(history.equity, history.returns, history.excess, periods),
         turnover=statistics.turnover(history.turnover, periods),
         costs=history.total_costs,
-        ruined=result.ruined_at is not None,
+        ruined=ruined,
     )
 
 

@@ -22,6 +22,7 @@ from tailguard.market.files import DATE, SAMPLE_LINES, SEPARATORS, UNREADABLE, d
 from tailguard.market.times import (
     SPREADSHEET_DAYS,
     AmbiguousTimes,
+    Zone,
     are_clocks,
     are_days,
     as_text,
@@ -461,7 +462,7 @@ def _on_clock(index: pd.DatetimeIndex, timezone: str | None) -> pd.DatetimeIndex
         require_zone(timezone)
         return index.tz_localize(None).as_unit("ns")
     if index.tz is None and timezone is not None:
-        index = localize(index, timezone)
+        index = localize(index, Zone(timezone))
     return (index if index.tz is None else index.tz_convert("UTC")).as_unit("ns")
 
 

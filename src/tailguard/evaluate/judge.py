@@ -46,7 +46,7 @@ from tailguard.market.files import FileConfig
 from tailguard.market.plugins import LookAheadError, replace_bars
 from tailguard.market.rules import TradingRules
 from tailguard.market.shipped import list_datasets
-from tailguard.market.times import are_days, localize
+from tailguard.market.times import Zone, are_days, localize
 from tailguard.validation import build, require
 
 REPORT_FILE = "report.html"
@@ -569,7 +569,7 @@ def _known_at(times: pd.DatetimeIndex, bars: pd.DatetimeIndex, timezone: str | N
 
 def _instants(days: pd.DatetimeIndex, timezone: str | None) -> pd.DatetimeIndex:
     """Return when days begin in a time zone, in UTC; None takes them as they are."""
-    return days if timezone is None else localize(days, timezone).tz_convert("UTC").tz_localize(None)
+    return days if timezone is None else localize(days, Zone(timezone)).tz_convert("UTC").tz_localize(None)
 
 
 def _window(bars: pd.DataFrame, costs: TradingRules, span: tuple[int, int], rate: float | pd.Series) -> BacktestWindow:

@@ -11,76 +11,106 @@ import json
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pandas as pd
 
-from tailguard.market.bars import DataError
-from tailguard.market.data import load_bars
-from tailguard.market.files import FileConfig, decode, recognise_layout
+from tailguard.market.bars import DataError, DataWarning
+from tailguard.market.columns import AmbiguousNumbers, Context
+from tailguard.market.data import load_part, load_source, source_parts
+from tailguard.market.files import FOREIGN, UNPACKERS, FileConfig, decode, recognise_layout
+from tailguard.market.times import AmbiguousTimes
 
 POLL_SECONDS = 0.2
-# First bytes of files that cannot be read line by line: gzip, zip, Parquet, UTF-16.
-WHOLE = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"\xff\xfe", b"\xfe\xff")
+# First bytes of files that cannot be read line by line: compressed, zip, Parquet, UTF-16, what other programs write.
+WHOLE = (*UNPACKERS, b"PK\x03\x04", b"PAR1", b"\xff\xfe", b"\xfe\xff", *FOREIGN)
+# Seconds in which the first lines arrive together, so that a file in a pipe is recognised by more than its first bar.
+SETTLE_SECONDS = 0.2
 # Limits of what is read from somebody's pipe: a line, the lines before the first bar, lines that wait, a file without lines.
 LONGEST_LINE, MOST_HEADING, MOST_WAITING, LARGEST_WHOLE = 2**20, 10_000, 10_000, 2**28
 LONGEST_SHOWN = 200  # characters of a line in an error
 
 
-def file_chunks(path: Path, config: FileConfig, keep: Sequence[str] = (), follow: bool = False) -> Iterator[pd.DataFrame]:
-    """Yield tables of the bars of a file; at once, unless it grows.
+def file_chunks(
+    source: str, config: FileConfig, keep: Sequence[str] = (), follow: bool = False, step: pd.Timedelta | None = None
+) -> Iterator[pd.DataFrame]:
+    """Yield tables of the bars of a source; at once, unless it is a file that grows.
 
-    :param path: of the file.
+    :param source: see :func:`tailguard.market.data.load_source`.
     :param config: what is known about it.
     :param keep: further columns to keep.
     :param follow: wait for more at its end.
+    :param step: time between the bars, if it is known.
     """
+    path = Path(source)
     if not follow:
-        if path.exists() and not path.read_bytes().strip():
+        if path.is_file() and not path.read_bytes().strip():
             return
-        yield load_bars(path, config, keep)
+        yield load_source(source, config, keep, Context(step=step))
         return
+    if len(source_parts(source)) > 1:
+        raise DataError(f"{source}: several files cannot be followed; leave --follow out, or give one with a column of symbols")
     with path.open("rb") as stream:
         if stream.peek(4)[:4].startswith(WHOLE):
             raise DataError(f"{path}: a compressed or binary file cannot grow line by line; leave --follow out")
-        yield from bar_chunks(stream, config, keep, follow=True)
+        yield from bar_chunks(stream, config, keep, follow=True, step=step)
 
 
 def bar_chunks(
-    stream: BinaryIO, config: FileConfig | None = None, keep: Sequence[str] = (), follow: bool = False
+    stream: BinaryIO,
+    config: FileConfig | None = None,
+    keep: Sequence[str] = (),
+    follow: bool = False,
+    step: pd.Timedelta | None = None,
 ) -> Iterator[pd.DataFrame]:
     """Yield tables of the bars that have arrived, as soon as there is one.
+
+    What the first bars tell about columns, times and numbers holds for all. While they can be read in two ways, such as
+    01/02/2003, they wait for others that tell. Bars with the newest first are read when all are there.
 
     :param stream: a pipe or a file.
     :param config: what is known about it.
     :param keep: further columns to keep.
     :param follow: wait for more at the end, as for a file that grows; else the end of the stream is the end.
+    :param step: time between the bars, if it is known.
     :raises DataError: with the line that is not a bar.
     """
-    config = config or FileConfig()
+    config, context = config or FileConfig(), Context(step=step)
     heading: list[str] | None = None
     waiting: list[str] = []
+    newest_first = False
     for lines in _batches(stream, follow):
         if isinstance(lines, bytes):
-            yield load_bars(lines, config, keep)
+            yield load_part(lines, config, keep, context)[0]
             continue
         waiting += lines
-        if heading is None and waiting[0].lstrip().startswith("{"):
-            yield _objects(waiting, config, keep)
-            waiting = []
+        if newest_first:
             continue
-        if heading is None:
-            if len(waiting) > MOST_HEADING:
-                raise DataError(f"no bar in the first {MOST_HEADING:,} lines")
+        if heading is None and not _is_object(waiting):
             heading = _heading(waiting, config)
-            waiting = waiting[len(heading or ()) :] if heading is not None else waiting
-        if heading is not None and waiting:
-            yield load_bars("".join([*heading, *waiting]).encode(), config, keep)
-            waiting = []
-    if heading is None and len(waiting) > 1:
-        yield load_bars("".join(waiting).encode(), config, keep)  # says what is wrong with it
+            if heading is None and len(waiting) > MOST_HEADING:
+                raise DataError(f"no bar in the first {MOST_HEADING:,} lines")
+            if heading is None:
+                continue
+            waiting = waiting[len(heading) :]
+        try:
+            bars, later = load_part(_source(heading, waiting), config, keep, context)
+        except (AmbiguousTimes, AmbiguousNumbers) as error:
+            if len(waiting) > MOST_HEADING:
+                raise
+            warnings.warn(f"{error}; waiting for bars that tell", DataWarning, stacklevel=2)
+            continue
+        newest_first = context.last is None and later.newest_first
+        if newest_first and follow:
+            raise DataError("the newest bars come first, but a file grows at its end; leave --follow out")
+        if not newest_first:
+            context, waiting = later, []
+            yield bars
+    if len(waiting) > 1 or (waiting and (heading is not None or _is_object(waiting))):
+        yield load_part(_source(heading, waiting), config, keep, context)[0]  # or say what is wrong with it
 
 
 def polled(chunks: Iterator[pd.DataFrame], seconds: float = POLL_SECONDS) -> Iterator[pd.DataFrame | None]:
@@ -121,15 +151,21 @@ def _heading(lines: Sequence[str], config: FileConfig) -> list[str] | None:
         return None
 
 
-def _objects(lines: Sequence[str], config: FileConfig, keep: Sequence[str]) -> pd.DataFrame:
+def _is_object(lines: Sequence[str]) -> bool:
+    return lines[0].lstrip().startswith("{")
+
+
+def _source(heading: Sequence[str] | None, lines: Sequence[str]) -> bytes | pd.DataFrame | dict[str, pd.DataFrame]:
+    """Return lines as a source of bars; objects in JSON become a table, or one of each symbol."""
+    if heading is not None or not _is_object(lines):
+        return "".join([*(heading or ()), *lines]).encode()
     rows = [_parsed(line) for line in lines]
     symbols = sorted({key for row in rows for key, value in row.items() if isinstance(value, dict)})
     if not symbols:
-        return load_bars(pd.DataFrame(rows), config, keep)
-    tables = {
+        return pd.DataFrame(rows)
+    return {
         symbol: pd.DataFrame([{"time": row.get("time"), **row[symbol]} for row in rows if symbol in row]) for symbol in symbols
     }
-    return load_bars(tables, config, keep)
 
 
 def _parsed(line: str) -> dict[str, Any]:
@@ -154,6 +190,8 @@ def _batches(stream: BinaryIO, follow: bool) -> Iterator[list[str] | bytes]:
     first = True
     while True:
         batch = [arrived.get()]
+        if first:
+            time.sleep(SETTLE_SECONDS)
         while not arrived.empty() and len(batch) < MOST_WAITING:
             batch.append(arrived.get())
         for entry in batch:

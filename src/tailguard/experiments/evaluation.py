@@ -15,13 +15,13 @@ from tailguard.config import Config, dump_config
 from tailguard.evaluate import statistics
 from tailguard.evaluate.assessment import Context, Effort, assess
 from tailguard.evaluate.attack import AttackPlan, AttackReport, attack_market
-from tailguard.evaluate.backtest import BacktestRow, backtest_row
+from tailguard.evaluate.backtest import BacktestRow, backtest_row, benchmark_history, benchmark_row
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.evaluate.critic_calibration import calibrate
 from tailguard.evaluate.folds import Fold
 from tailguard.evaluate.ledger import Ledger
 from tailguard.evaluate.play import ReportProgress
-from tailguard.evaluate.record import Calibration, Evaluation, Provenance
+from tailguard.evaluate.record import AccountHistory, Calibration, Evaluation, Provenance
 from tailguard.evaluate.sanity import matched_random_positions
 from tailguard.evaluate.stats.series import Floats
 from tailguard.evaluate.verdict import VerdictRules
@@ -36,21 +36,26 @@ from tailguard.io.reading import require_readable
 from tailguard.io.sealed import LARGEST
 from tailguard.market.bars import iterate_symbols
 from tailguard.market.baselines import STRATEGIES, strategy
+from tailguard.market.data import load_source
 from tailguard.parallel.threads import one_thread
 from tailguard.population.lineage import read as read_lineage
 from tailguard.ppo.config import RiskConfig
 
 LIBRARIES = ("tailguard", "torch", "numpy", "pandas", "numba", "scipy", "stable-baselines3", "gymnasium")
+BENCHMARK = "benchmark"  # name of its account
 ATTACK_TABLE, ATTACK_GRID = "attack.csv", "attack.json"
 
 
 @one_thread()
-def backtest_agent(model: TradingAgent, market: Market, warmup: int) -> list[BacktestRow]:
+def backtest_agent(
+    model: TradingAgent, market: Market, warmup: int, benchmark: pd.DataFrame | None = None
+) -> list[BacktestRow]:
     """Trade the agent and the baselines over the test rows; the figures are those of :func:`evaluate_agent`.
 
     :param model: the agent.
     :param market: with its split.
     :param warmup: rows before the test over which the recurrent state is filled.
+    :param benchmark: bars that are held in a further row.
     :returns: one row for the agent, then one for each baseline.
     """
     decisions = out_of_sample_decisions(model, market, market.split.span, warmup)
@@ -59,7 +64,32 @@ def backtest_agent(model: TradingAgent, market: Market, warmup: int) -> list[Bac
     strategies["random_positions"] = matched_random_positions(window.trade("agent", window.guarded(decisions.targets)))
     targets = {name: window.targets_of(rule) for name, rule in strategies.items()}
     everybody = {"agent": decisions.targets} | targets
-    return [backtest_row(window, name, window.guarded(weights)) for name, weights in everybody.items()]
+    rows = [backtest_row(window, name, window.guarded(weights)) for name, weights in everybody.items()]
+    return rows if benchmark is None else [*rows, benchmark_row(window, BENCHMARK, benchmark)]
+
+
+def benchmark_bars(config: Config) -> pd.DataFrame | None:
+    """Return the bars of the benchmark of a configuration, or None.
+
+    :param config: its key ``benchmark``, and its section ``files``.
+    """
+    return None if config.benchmark is None else load_source(config.benchmark, config.files)
+
+
+def benchmark_accounts(config: Config, window: BacktestWindow) -> list[AccountHistory]:
+    """Return the account that holds the benchmark of a configuration over a window, if there is one.
+
+    :param config: see :func:`benchmark_bars`.
+    :param window: the out-of-sample bars.
+    :raises ValueError: if the benchmark has no prices there.
+    """
+    bars = benchmark_bars(config)
+    if bars is None:
+        return []
+    try:
+        return [benchmark_history(window, BENCHMARK, bars)]
+    except ValueError as error:
+        raise ValueError(f"{config.benchmark}: {error}") from None
 
 
 @one_thread()
@@ -113,6 +143,7 @@ def evaluate_agent(
         lineage=lineage,
         attack=attack,
         selection=selection,
+        baselines=benchmark_accounts(config, window),
     )
     return assess(window, {name: decisions.targets}, [len(decisions.targets)], context, rules, effort, ledger)
 

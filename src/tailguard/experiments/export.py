@@ -120,10 +120,12 @@ def export(
     :param form: ``onnx`` needs the extra of that name.
     :param scaler: see :class:`ActingStep`.
     :param columns: names of the columns of an observation, written beside the graph.
-    :raises ValueError: when its folder does not exist.
+    :raises ValueError: when its folder does not exist, or its ending is that of something else.
     """
     path = Path(path)
     path = path if path.suffix else path.with_suffix(SUFFIXES[form])
+    if path.suffix != SUFFIXES[form]:
+        raise ValueError(f"{path}: a file of the format {form} ends in {SUFFIXES[form]}")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}; make it, or name another file")
     step = EnsembleStep(policy, scaler) if isinstance(policy, EnsemblePolicy) else ActingStep(policy, scaler)
@@ -141,6 +143,14 @@ def export(
     with atomic(path) as file:
         file.write(graph)
     return path
+
+
+def format_of(path: Path | None) -> Format:
+    """Return the format that the ending of a file tells; without one it is that which needs no further package.
+
+    :param path: of the file to write.
+    """
+    return next((form for form, suffix in SUFFIXES.items() if path is not None and path.suffix == suffix), "torchscript")
 
 
 def observation_names(policy: DistributionalPolicy | EnsemblePolicy, features: Sequence[str]) -> list[str]:

@@ -75,7 +75,7 @@ MODEL_SETTINGS = (
     *("entropy", "kl", "stats_window_size"),
 )
 CHANGEABLE = (
-    *("checkpoints", "walkforward", "strategies", "training.steps", "training.minutes", "training.tensorboard"),
+    *("checkpoints", "walkforward", "strategies", "benchmark", "training.steps", "training.minutes", "training.tensorboard"),
     *(f"trading.{name}" for name in ("fee", "half_spread", "slippage", "cash_rate", "borrow_rate")),
     *(f"training.{name}" for name in MODEL_SETTINGS),
 )

@@ -31,6 +31,7 @@ from tailguard.experiments import stopped_at_once
 from tailguard.experiments.callbacks import ShowProgress
 from tailguard.experiments.decisions import Decisions, out_of_sample_decisions
 from tailguard.experiments.evaluation import (
+    benchmark_accounts,
     calibration_of,
     fold_table,
     instrument_table,
@@ -233,6 +234,7 @@ def walkforward(
     pairs = [Pair(fold, seed) for fold in folds for seed in seeds]
     # Settings that do not fit the data are refused while there is no folder yet; the first fold has the fewest rows.
     build_model(prepare_market(bars, config, Split(folds[0].train, folds[0].test), features), config.training)
+    benchmark_accounts(config, _tested_window(bars, config, folds))  # one that does not fit is refused as well
     identity = _identity(config, settings, fingerprint(bars))
     run = WalkforwardRun(bars, config, settings.warmup, folder, features, digest(sealed(identity)))
     if not (folder / IDENTITY).exists():
@@ -242,6 +244,11 @@ def walkforward(
         _claim(folder, identity)
         train_all(run, folds, pairs, settings.jobs, report or _silent, engine, address)
         return _evaluated(run, settings, folds, seeds, source, title, rules, effort, ledger)
+
+
+def _tested_window(bars: pd.DataFrame, config: Config, folds: Sequence[Fold]) -> BacktestWindow:
+    """Return the tests of all folds, one after another."""
+    return BacktestWindow(bars, config.trading, (folds[0].span[0], folds[-1].span[1]))
 
 
 def _evaluated(
@@ -262,7 +269,7 @@ def _evaluated(
     results = {(pair.fold.number, pair.seed): load_result(run.decisions_file(pair), run.label(*pair)) for pair in pairs}
     _warn_of_other_machines(results.values())
     by_seed = {seed: [results[fold.number, seed].decisions for fold in folds] for seed in seeds}
-    window = BacktestWindow(bars, config.trading, (folds[0].span[0], folds[-1].span[1]))
+    window = _tested_window(bars, config, folds)
     fold_rows = [fold.test[1] - fold.test[0] for fold in folds]
     context = Context(
         title=title or f"{source}: {len(folds)} folds, {len(seeds)} seeds",
@@ -273,6 +280,7 @@ def _evaluated(
         warnings=[line for key in results for line in warnings_of(results[key].curves, f"fold {key[0]}, seed {key[1]}")],
         critic_calibration=calibration_of(window, by_seed[seeds[0]], config.training.gamma, config.training.risk),
         selection=selection_table(selections),
+        baselines=benchmark_accounts(config, window),
     )
     targets = {f"seed {seed}": np.concatenate([part.targets for part in parts]) for seed, parts in by_seed.items()}
     if config.training.pooled:

@@ -98,7 +98,14 @@ def _check_times(bars: pd.DataFrame) -> list[Finding]:
         # Clocks are set back by an hour in the night to a Sunday.
         set_back = -step < CLOCK_CHANGE.to_timedelta64() and time.day_of_week == 6 and 0 < time.hour <= 3
         reasons.append(reason + (": clocks were set back? --timezone names the zone" if set_back else ""))
-    return _at(bars, rows, reasons, "error")
+    return _at(bars, rows, reasons, "error") + _check_future(bars)
+
+
+def _check_future(bars: pd.DataFrame) -> list[Finding]:
+    """Warn of times to come; only a simulation has them."""
+    late = np.flatnonzero(bars.index > pd.Timestamp.now("UTC").tz_localize(None) + DAY)
+    reason = f"{len(late)} bars are in the future, from here on: are the times read right? --time-format says how"
+    return _at(bars, late[:1], [reason][: len(late)], "warning")
 
 
 def _check_prices(bars: pd.DataFrame) -> list[Finding]:

@@ -3,14 +3,26 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from tailguard.market.bars import COLUMNS, IN_UTC, OPTIONAL, PRICES, DataError, timeframe, timeframe_text
-from tailguard.market.files import APOSTROPHES, CODES, FEWEST_COLUMNS, NUMBER, SIGNS, SPACES, FileConfig, RawTable
-from tailguard.market.times import are_clocks, as_text, join_clocks, parse_times
+from tailguard.market.files import (
+    APOSTROPHES,
+    CODES,
+    FEWEST_COLUMNS,
+    NUMBER,
+    SCALE,
+    SCALES,
+    SIGNS,
+    SPACES,
+    FileConfig,
+    RawTable,
+)
+from tailguard.market.times import Zone, are_clocks, as_text, clock_digits, join_clocks, parse_times
 
 # Names in use, best first, in lower case without punctuation.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -57,6 +69,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "adjusted": ("adj close", "adjclose", "adjusted close", "close adjusted", "closeadj", "adjusted"),
     "symbol": ("symbol", "ticker", "tic", "ts code", "instrument", "code", "name", "pair"),
 }
+# Of columns with hours beside one of dates.
+HOURS = ("hour", "hours", "stunde", "godzina", "hora", "heure")
 # Formats known by name, by what only they have: the normal names of their columns.
 FORMATS: dict[str, frozenset[str]] = {
     "MetaTrader 5": frozenset({"tickvol", "spread"}),
@@ -98,8 +112,8 @@ DECORATION = {ord(character): None for character in f"\t\r{SPACES}{APOSTROPHES}{
 DECORATED = re.compile(r"[^\d.,\n-]")
 CODED = re.compile(CODES)
 WORDS = re.compile(r"[A-Za-z][A-Za-zł$.]")
-SCALED = re.compile(r"^(-?\d[\d.]*)([KMBkmb%])$", re.MULTILINE)
-SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "%": 0.01}
+SCALED = re.compile(rf"^(-?\d[\d.]*)({SCALE})$", re.MULTILINE)
+SCALE_BEHIND = re.compile(rf"(?<=[\d.]){SCALE}$", re.MULTILINE)
 # Prices of bonds in points and 32nds of them: 112'16, or 112'165 for a half more.
 THIRTYSECONDS = re.compile(r"\d{1,3}'(?:[0-2]\d|3[01])[0257+]?")
 
@@ -130,6 +144,44 @@ class Part:
     problems: tuple[Problem, ...] = ()
 
 
+class AmbiguousNumbers(DataError):
+    """Raised for prices that can be read in two ways, such as 1,234."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The form of a stream, as its first part showed it: later parts, often a single bar, are read alike.
+
+    :param columns: position of each role; None finds them.
+    :param separator: between the columns.
+    :param time_format: of the times, if it is one of ``strptime``; others tell themselves.
+    :param clock: digits of times of day that are numbers.
+    :param decimal: mark of the numbers, once one had decimals.
+    :param last: the last time.
+    :param step: time between bars, where somebody knows it; it tells dates from moments at midnight.
+    :param newest_first: true if the times descend.
+    """
+
+    columns: Mapping[str, int] | None = None
+    separator: str | None = None
+    time_format: str | None = None
+    clock: int | None = None
+    decimal: Literal[".", ","] | None = None
+    last: pd.Timestamp | None = None
+    step: pd.Timedelta | None = None
+    newest_first: bool = False
+
+    @property
+    def daily(self) -> bool | None:
+        """True if bars are of a day or more, None where that is not known."""
+        return None if self.step is None else self.step >= pd.Timedelta(days=1)
+
+    def complete(self, config: FileConfig) -> FileConfig:
+        """Return what is known about a file, with what was recognised where nothing was said."""
+        found = {"separator": self.separator, "time_format": self.time_format, "decimal": self.decimal}
+        return config.model_copy(update={key: value for key, value in found.items() if getattr(config, key) is None})
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """Bars as they were read, and what was understood.
@@ -138,12 +190,14 @@ class Reading:
     :param facts: what was recognised, in words.
     :param ignored: columns that were not used.
     :param remarks: what was changed, in sentences, for the user to know.
+    :param context: for the bars that follow.
     """
 
     parts: dict[str, Part]
     facts: tuple[str, ...]
     ignored: tuple[str, ...]
     remarks: tuple[str, ...]
+    context: Context = Context()
 
     def summary(self) -> str:
         """Return what was understood, in one line."""
@@ -163,12 +217,18 @@ class Reading:
         return "; ".join([*pieces, *self.remarks])
 
 
-def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) -> Reading:
+def understand(
+    table: RawTable,
+    config: FileConfig,
+    keep: Sequence[str] = (),
+    context: Context = Context(),  # noqa: B008
+) -> Reading:
     """Find the columns of a file, and read its times and numbers.
 
     :param table: from :mod:`tailguard.market.files`.
     :param config: what the user says about it.
     :param keep: further columns to read, by their names in the file.
+    :param context: of the bars before, for a part of a stream.
     :raises DataError: when a column is missing, or when something can be read in two ways.
     """
     if len(table.cells) == 0:
@@ -179,10 +239,18 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
         _require_side(table, config, wide)
         wide = None
     if wide is not None:
-        reading = _understand_wide(table, config, keep, wide)
+        reading = _understand_wide(table, config, keep, wide, context)
         return replace(reading, remarks=(*reading.remarks, *empty))
-    named, ignored, facts = _roles(_with_names(table), config, keep)
-    times = parse_times(_time_column(named), config.time_format, config.timezone)
+    config = context.complete(config)
+    table = _with_names(table)
+    positions, ignored, facts = _roles(table, config, keep) if context.columns is None else (context.columns, (), ())
+    named = {role: table.cells.iloc[:, k] for role, k in positions.items()}
+    clock = _clock(named) if context.clock is None else context.clock
+    times = parse_times(
+        join_clocks(named["time"], named["clock"], clock) if "clock" in named else named["time"],
+        config.time_format,
+        Zone(config.timezone, context.last, context.daily),
+    )
     absent = named["time"].isna().to_numpy()
     problems = [
         Problem(int(row), "the time is missing" if absent[row] else f"{_shown(named['time'].iloc[row])} is not a time")
@@ -190,19 +258,31 @@ def understand(table: RawTable, config: FileConfig, keep: Sequence[str] = ()) ->
     ]
     if len(problems) > 0.5 * len(times.values):
         raise DataError(f"{problems[0].reason}; give the format with --time-format, or the column with --columns time=NAME")
-    values, more, marks = _numbers(named, config, keep)
+    values, more, decimal = _numbers(named, config, keep)
     problems += more
-    facts = (*facts, *(() if times.form == "times" else (f"times {times.form}",)), *marks)
+    facts = (*facts, *(() if times.form == "times" else (f"times {times.form}",)))
+    facts = (*facts, *(("local dates",) if times.local else ()), *(("decimal comma",) if decimal == "," else ()))
     values, remarks = _completed(values, config.adjusted)
     frame = pd.DataFrame(values, index=times.values.as_unit("ns").rename("time"))
     frame.attrs[IN_UTC] = times.in_utc
     if "adjusted" in named and not config.adjusted:
         ignored = (*ignored, "the adjusted close (--adjusted uses it)")
     parts = dict(_split(frame, table.lines, sorted(problems, key=lambda problem: problem.row), named.get("symbol")))
-    if any(_descending(part.bars.index) for part in parts.values()):
+    newest_first = any(_descending(part.bars.index) for part in parts.values())
+    if newest_first:
         facts = (*facts, "newest first")
         parts = {symbol: _ascending(part) for symbol, part in parts.items()}
-    return Reading(parts, facts, ignored, (*remarks, *empty))
+    later = Context(
+        columns=None if table.lines is None else positions,  # objects in JSON name theirs, in any order
+        separator=table.separator,
+        time_format=times.form if times.form.startswith("%") else None,
+        clock=clock,
+        decimal=decimal,
+        last=times.values.max(),
+        step=context.step,
+        newest_first=newest_first,
+    )
+    return Reading(parts, facts, ignored, (*remarks, *empty), later)
 
 
 def _without_empty_rows(table: RawTable) -> tuple[RawTable, tuple[str, ...]]:
@@ -241,10 +321,8 @@ def normal(name: str) -> str:
     return " ".join(re.sub(r"^\s*\d+[.)]\s*|[_./\-:]+", " ", text).split())
 
 
-def _roles(
-    table: RawTable, config: FileConfig, keep: Sequence[str]
-) -> tuple[dict[str, pd.Series], tuple[str, ...], tuple[str, ...]]:
-    """Return the columns by their roles, the names of those that were not used, and the format if it has a name."""
+def _roles(table: RawTable, config: FileConfig, keep: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...], tuple[str, ...]]:
+    """Return the positions of the roles, the names of the columns that were not used, and the format if it has a name."""
     cells, facts = table.cells, table.facts
     names = list(cells.columns)
     positions: dict[str, int] = {}
@@ -272,23 +350,37 @@ def _roles(
     _find_time(cells, names, normalised, positions)
     missing = [role for role in ("time", *PRICES) if role not in positions]
     if missing:
-        raise DataError(
-            f"no column for {', '.join(missing)} among {', '.join(filter(None, names)) or f'{len(names)} without names'}; "
-            f"name them with --columns {missing[0]}=NAME{_encoding_remedy(table)}"
-        )
+        among = ", ".join(filter(None, names)) or f"{len(names)} without names"
+        raise DataError(f"no column for {', '.join(missing)} among {among}; {_remedy(table, missing, positions)}")
     clock = _clock_column(cells, normalised, positions)
     used = set(positions.values()) | ({clock} if clock is not None else set())
     for column in keep:
         positions[column] = _position("features.columns", column, names)
-    named = {role: cells.iloc[:, k] for role, k in positions.items()}
     if clock is not None:
-        named["clock"] = cells.iloc[:, clock]
+        positions["clock"] = clock
     ignored = [names[k] for k in range(len(names)) if k not in used and names[k] and names[k] not in keep]
-    return named, tuple(ignored), facts
+    return positions, tuple(ignored), facts
 
 
-def _encoding_remedy(table: RawTable) -> str:
-    return ", or save the file as UTF-8" if "cp1252" in table.facts else ""
+def _remedy(table: RawTable, missing: Sequence[str], positions: Mapping[str, int]) -> str:
+    """Return what to do about columns that were not found: name them, or take one price where each column is a symbol's."""
+    others = [k for k in range(table.cells.shape[1]) if k not in positions.values()]
+    if list(missing) == list(PRICES) and not _in_order(table.cells.iloc[:, others[: len(PRICES)]]):
+        first = str(table.cells.columns[others[0]])
+        same = ",".join(f"{price}={first}" for price in PRICES)
+        return f"if each column is the price of a symbol, give each a file, or --columns {same} trades one at that price"
+    encoding = ", or save the file as UTF-8" if "cp1252" in table.facts else ""
+    return f"name them with --columns {missing[0]}=NAME{encoding}"
+
+
+def _in_order(cells: pd.DataFrame) -> bool:
+    """Return whether four columns are open, high, low, close, by their sizes."""
+    prices = cells.apply(lambda values: pd.to_numeric(_cleaned(values, None), errors="coerce")).to_numpy()
+    if prices.shape[1] < len(PRICES):
+        return False
+    with np.errstate(invalid="ignore"):
+        in_order = (prices[:, 1] >= np.fmax.reduce(prices, axis=1)) & (prices[:, 2] <= np.fmin.reduce(prices, axis=1))
+    return float(np.mean(in_order)) >= 0.9
 
 
 def _known(names: Sequence[str]) -> tuple[str, ...]:
@@ -327,12 +419,7 @@ def _headerless(cells: pd.DataFrame) -> tuple[list[str], str]:
     columns = HEADERLESS.get(known, COLUMNS)[:rest]
     names[column + 1 : column + 1 + len(columns)] = columns
     first = column + 1
-    prices = (
-        cells.iloc[:, first : first + 4].apply(lambda values: pd.to_numeric(_cleaned(values, None), errors="coerce")).to_numpy()
-    )
-    with np.errstate(invalid="ignore"):
-        in_order = (prices[:, 1] >= np.nanmax(prices, axis=1)) & (prices[:, 2] <= np.nanmin(prices, axis=1))
-    if float(np.mean(in_order)) < 0.9:
+    if not _in_order(cells.iloc[:, first : first + len(PRICES)]):
         raise DataError(
             f"no header, and columns {first + 1} to {first + 4} are not open, high, low, close; "
             "name them with --columns time=1,open=2,..."
@@ -367,15 +454,16 @@ def _find_time(cells: pd.DataFrame, names: Sequence[str], normalised: Sequence[s
 def _clock_column(cells: pd.DataFrame, normalised: Sequence[str], positions: dict[str, int]) -> int | None:
     """Return the column of times of day beside one of dates, and let ``time`` be the dates."""
     dates = [k for k, name in enumerate(normalised) if name in ("date", "data", "datum", "day", "dtyyyymmdd")]
-    clocks = [k for k, name in enumerate(normalised) if name in ("time", "hour", "czas", "uhrzeit")]
+    clocks = [k for k, name in enumerate(normalised) if name in ("time", "czas", "uhrzeit", *HOURS)]
     if dates and clocks and dates[0] != clocks[0] and are_clocks(cells.iloc[:, clocks[0]]):
         positions["time"] = dates[0]
         return clocks[0]
     return None
 
 
-def _time_column(named: Mapping[str, pd.Series]) -> pd.Series:
-    return join_clocks(named["time"], named["clock"]) if "clock" in named else named["time"]
+def _clock(named: Mapping[str, pd.Series]) -> int | None:
+    """Return the digits of times of day that are numbers."""
+    return clock_digits(named["clock"], normal(str(named["clock"].name)) in HOURS) if "clock" in named else None
 
 
 def _livelier(cells: pd.DataFrame, found: Sequence[int]) -> int:
@@ -389,8 +477,8 @@ def _livelier(cells: pd.DataFrame, found: Sequence[int]) -> int:
 
 def _numbers(
     named: Mapping[str, pd.Series], config: FileConfig, keep: Sequence[str]
-) -> tuple[dict[str, NDArray[np.float64]], list[Problem], tuple[str, ...]]:
-    """Return the columns as numbers, the cells that are none, and the decimal mark if it is not a point."""
+) -> tuple[dict[str, NDArray[np.float64]], list[Problem], Literal[".", ","] | None]:
+    """Return the columns as numbers, the cells that are none, and the decimal mark if there are decimals."""
     columns = [column for column in (*COLUMNS, *OPTIONAL, "adjusted", *keep) if column in named]
     decimal = config.decimal or decimal_mark({column: named[column] for column in columns})
     values, problems = {}, []
@@ -405,7 +493,8 @@ def _numbers(
             Problem(int(row), f"{column} {_shown(named[column].iloc[row])} is not a number") for row in np.flatnonzero(bad)
         ]
         values[column] = numbers
-    return values, problems, ("decimal comma",) if decimal == "," else ()
+    decimals = any(bool((numbers % 1 != 0)[np.isfinite(numbers)].any()) for numbers in values.values())
+    return values, problems, "," if decimal == "," else "." if decimals else None
 
 
 def _require_decimals(prices: pd.Series) -> None:
@@ -431,7 +520,7 @@ def as_numbers(values: pd.Series) -> NDArray[np.float64]:
 def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
     """Return the decimal mark that the columns of a file use.
 
-    :raises DataError: when prices such as 1,234 can be read in two ways, and nothing in the file says which.
+    :raises AmbiguousNumbers: when prices such as 1,234 can be read in two ways, and nothing in the file says which.
     """
     point = comma = False
     doubtful = ""
@@ -439,7 +528,7 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
         if pd.api.types.is_numeric_dtype(values):
             point = point or bool((values.dropna() % 1 != 0).any())
             continue
-        text = re.sub("[KMBkmb%]", "", _stripped(values))
+        text = SCALE_BEHIND.sub("", _stripped(values))
         point = point or DECIMAL_POINT.search(text) is not None
         comma = comma or DECIMAL_COMMA.search(text) is not None
         found = EITHER.search(text) if name in PRICES else None
@@ -448,7 +537,7 @@ def decimal_mark(columns: Mapping[str, pd.Series]) -> str:
         raise DataError("numbers have both points and commas as decimal marks; say which it is with --decimal")
     if doubtful and not point and not comma:
         whole, thousandths = doubtful.replace(",", ""), doubtful.replace(",", ".")
-        raise DataError(f"{doubtful!r} is {whole} or {thousandths}; say which with --decimal . or --decimal ,")
+        raise AmbiguousNumbers(f"{doubtful!r} is {whole} or {thousandths}; say which with --decimal . or --decimal ,")
     return "," if comma else "."
 
 
@@ -472,7 +561,7 @@ def _cleaned(values: pd.Series, decimal: str | None) -> pd.Series:
     text = _stripped(values)
     text = text.replace(".", "").replace(",", ".") if decimal == "," else text.replace(",", "")
     if SCALED.search(text):
-        text = SCALED.sub(lambda found: str(float(found.group(1)) * SCALES[found.group(2).upper()]), text)
+        text = SCALED.sub(lambda found: str(float(found.group(1)) * SCALES[found.group(2).lower().rstrip(".")]), text)
     return pd.Series(text.split("\n"), dtype=object)
 
 
@@ -571,20 +660,30 @@ def _split_names(names: Sequence[str], pattern: re.Pattern[str]) -> tuple[list[s
     return (["", *fields], ["", *tickers]) if _complete(fields, tickers) else None
 
 
-def _understand_wide(table: RawTable, config: FileConfig, keep: Sequence[str], wide: tuple[list[str], list[str]]) -> Reading:
-    """Read the columns of each ticker; the first column is the time."""
+def _understand_wide(
+    table: RawTable, config: FileConfig, keep: Sequence[str], wide: tuple[list[str], list[str]], context: Context
+) -> Reading:
+    """Read the columns of each ticker; the first column is the time. A ticker without prices is left out, and named."""
     fields, tickers = wide
     distinct = list(dict.fromkeys(ticker for ticker in tickers[1:] if ticker))
     facts: tuple[str, ...] = ("yfinance", *table.facts) if len(table.headers) > 1 else table.facts
-    readings = {}
+    readings: dict[str, Reading] = {}
+    without: tuple[str, ...] = ()
     for ticker in distinct or [""]:
         columns = [0, *(k for k in range(1, len(fields)) if tickers[k] == ticker)]
         cells = table.cells.iloc[:, columns].set_axis(["time", *(fields[k] for k in columns[1:])], axis=1)
         there = cells.iloc[:, 1:].notna().any(axis=1).to_numpy()
+        if not there.any():  # yfinance could not download it
+            without = (*without, f"no bars of {ticker}: it is left out")
+            continue
         lines = None if table.lines is None else table.lines[there]
-        part = RawTable(cells[there].reset_index(drop=True), lines, (tuple(cells.columns),), ())
-        readings[ticker if len(distinct) > 1 else ""] = understand(part, config, keep)
+        part = RawTable(cells[there].reset_index(drop=True), lines, (tuple(cells.columns),), (), table.separator)
+        readings[ticker if len(distinct) > 1 else ""] = understand(part, config, keep, context)
+    if not readings:
+        raise DataError(f"no bars of {', '.join(distinct) or 'anything'}: all cells are empty")
     first = next(iter(readings.values()))
     parts = {symbol: reading.parts[""] for symbol, reading in readings.items()}
     later = tuple(fact for fact in first.facts if fact not in FORMATS)
-    return Reading(parts, (*facts, *later), first.ignored, first.remarks)
+    last = max((reading.context.last for reading in readings.values() if reading.context.last is not None), default=None)
+    told = replace(first.context, columns=None, last=last)
+    return Reading(parts, (*facts, *later), first.ignored, (*first.remarks, *without), told)

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pandas as pd
 
 from tailguard.market.bars import (
@@ -22,13 +23,15 @@ from tailguard.market.bars import (
     timeframe_text,
 )
 from tailguard.market.checks import MIXED_FACTOR, Finding, check_bars
-from tailguard.market.columns import Part, Reading, understand
+from tailguard.market.columns import Context, Part, Reading, understand
 from tailguard.market.files import FileConfig, RawTable, from_frame, read_bytes, read_file
 from tailguard.market.shipped import dataset_file, list_datasets
 from tailguard.market.times import are_days
 
 logger = logging.getLogger(__name__)
 Source = str | Path | pd.DataFrame | bytes
+# Symbols of one portfolio have at least this share of their times in common.
+SHARED = 0.1
 
 
 def load_bars(
@@ -45,26 +48,46 @@ def load_bars(
     :param keep: further columns to keep, by their names in the file.
     :raises DataError: naming the first bad line and the reason. Nothing is repaired silently.
     """
-    config = config or FileConfig()
+    return load_part(source, config or FileConfig(), keep, Context())[0]
+
+
+def load_part(
+    source: Source | Mapping[str, Source], config: FileConfig, keep: Sequence[str], context: Context
+) -> tuple[pd.DataFrame, Context]:
+    """Read and check a part of a stream of bars, as :func:`load_bars` does; what was understood is logged for the first.
+
+    :param source: see :func:`load_bars`.
+    :param config: what is known about the stream.
+    :param keep: further columns to keep.
+    :param context: of the parts before.
+    :returns: the bars, and the context of the part that follows.
+    """
     if isinstance(source, Mapping):
-        return _aligned({symbol: load_bars(table, config, keep) for symbol, table in source.items()})
+        parts = {symbol: load_part(table, config, keep, context) for symbol, table in source.items()}
+        return _aligned({symbol: bars for symbol, (bars, _) in parts.items()}), next(iter(parts.values()))[1]
     name = _name(source)
-    reading = read_bars(source, config, keep)
-    if not isinstance(source, pd.DataFrame):
+    reading = read_bars(source, config, keep, context)
+    if not isinstance(source, pd.DataFrame) and context.last is None:
         logger.info("%s: %s", name, reading.summary())
     for symbol, part in reading.parts.items():
         _require_usable(findings_of(part, config), f"{name}: {symbol}" if symbol else name)
     if list(reading.parts) == [""]:
-        return reading.parts[""].bars
-    return _aligned({symbol: part.bars for symbol, part in reading.parts.items()})
+        return reading.parts[""].bars, reading.context
+    return _aligned({symbol: part.bars for symbol, part in reading.parts.items()}), reading.context
 
 
-def read_bars(source: Source, config: FileConfig | None = None, keep: Sequence[str] = ()) -> Reading:
+def read_bars(
+    source: Source,
+    config: FileConfig | None = None,
+    keep: Sequence[str] = (),
+    context: Context = Context(),  # noqa: B008
+) -> Reading:
     """Read bars without checking them, and say what was understood.
 
     :param source: as in :func:`load_bars`.
     :param config: what is known about the file.
     :param keep: further columns to keep.
+    :param context: of the bars before, for a part of a stream.
     :raises DataError: when the source is not a table of bars.
     """
     config = config or FileConfig()
@@ -73,7 +96,7 @@ def read_bars(source: Source, config: FileConfig | None = None, keep: Sequence[s
     if isinstance(source, pd.DataFrame) and in_utc(source) and cast(pd.DatetimeIndex, source.index).tz is None:
         source = source.tz_localize("UTC")  # read before
     with _naming(_name(source)):
-        return understand(_raw(source, config), config, keep)
+        return understand(_raw(source, context.complete(config)), config, keep, context)
 
 
 def findings_of(part: Part, config: FileConfig) -> list[Finding]:
@@ -123,20 +146,28 @@ def load_dataset(name: str | Sequence[str]) -> pd.DataFrame:
         return read_bars(path).parts[""].bars
 
 
-def load_source(source: str, config: FileConfig | None = None, keep: Sequence[str] = ()) -> pd.DataFrame:
+def load_source(
+    source: str,
+    config: FileConfig | None = None,
+    keep: Sequence[str] = (),
+    context: Context = Context(),  # noqa: B008
+) -> pd.DataFrame:
     """Load the bars of a shipped set or a file; several joined by ``+`` give one aligned table.
 
     :param source: names joined by ``+``.
     :param config: what is known about the files.
     :param keep: further columns to keep.
+    :param context: of the bars before, for those that follow.
     """
     parts = source_parts(source)
+    if not all(part.strip() for part in parts):
+        raise DataError(f"{source!r} lacks a name{' beside a +' if '+' in source else ''}: name a file or a shipped set")
     if len(parts) > 1:
         symbols = [Path(part).name.split(".")[0] for part in parts]
         repeated = [symbol for symbol in symbols if symbols.count(symbol) > 1]
         if repeated:
             raise DataError(f"{source}: {repeated[0]!r} appears twice; the parts of a portfolio need different names")
-        return _aligned({symbol: load_source(part, config, keep) for symbol, part in zip(symbols, parts, strict=True)})
+        return _aligned({symbol: load_source(part, config, keep, context) for symbol, part in zip(symbols, parts, strict=True)})
     known = [info.name for info in list_datasets()]
     if source in known and not Path(source).exists():
         if keep:
@@ -144,7 +175,7 @@ def load_source(source: str, config: FileConfig | None = None, keep: Sequence[st
         return load_dataset(source)
     if not Path(source).exists():
         raise DataError(f"{source}: no such file, and no shipped set of that name (shipped are {', '.join(known)})")
-    return load_bars(source, config, keep)
+    return load_part(source, config or FileConfig(), keep, context)[0]
 
 
 def source_parts(source: str) -> list[str]:
@@ -153,7 +184,7 @@ def source_parts(source: str) -> list[str]:
     for count in range(len(pieces), 1, -1):
         if Path("+".join(pieces[:count])).exists():
             rest = "+".join(pieces[count:])
-            return ["+".join(pieces[:count]), *(source_parts(rest) if rest else [])]
+            return ["+".join(pieces[:count]), *(source_parts(rest) if count < len(pieces) else [])]
     return pieces if len(pieces) == 1 else [pieces[0], *source_parts("+".join(pieces[1:]))]
 
 
@@ -173,7 +204,7 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(str(error) if str(error).startswith(f"{name}: ") else f"{name}: {error}") from None
+        raise type(error)(str(error) if str(error).startswith(f"{name}: ") else f"{name}: {error}") from None
 
 
 def _read_symbols(table: pd.DataFrame, config: FileConfig, keep: Sequence[str]) -> Reading:
@@ -214,4 +245,19 @@ def _aligned(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         if lengths[long] >= MIXED_FACTOR * lengths[short]:
             text = f"bars of {timeframe_text(lengths[long])} in {long} and of {timeframe_text(lengths[short])} in {short}"
             warnings.warn(f"mixed timeframes: {text}; a portfolio needs one", DataWarning, stacklevel=3)
+        else:
+            _warn_of_strangers({symbol: pd.DatetimeIndex(tables[symbol].index) for symbol in lengths})
     return align_bars(tables)
+
+
+def _warn_of_strangers(times: Mapping[str, pd.DatetimeIndex]) -> None:
+    """Warn of a symbol that shares almost no times with the others while all have bars."""
+    first, last = max(index[0] for index in times.values()), min(index[-1] for index in times.values())
+    inside = {symbol: index[(index >= first) & (index <= last)] for symbol, index in times.items()}
+    for symbol, own in inside.items():
+        others = [index for other, index in inside.items() if other != symbol]
+        shared = int(own.isin(np.concatenate(others)).sum()) if others else len(own)
+        if shared < SHARED * len(own):
+            text = f"{symbol} has {len(own)} bars where the others have some, and {shared} of them at the same time"
+            warnings.warn(f"{text}: are all in one time zone? --timezone names that of a file", DataWarning, stacklevel=4)
+            return

@@ -25,6 +25,16 @@ from tailguard.market.bars import PRICES, DataError
 
 SUFFIXES = (".csv", ".txt", ".tsv", ".json", ".jsonl", ".parquet", "any of them with .gz, .bz2, .xz or .zip")
 UNPACKERS = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
+# First bytes of what other programs write, and what to do.
+FOREIGN = {
+    b"\xd0\xcf\x11\xe0": "an Excel workbook; save the sheet as CSV",
+    b"ARROW1": "a Feather file; save it as Parquet or CSV",
+    b"FEA1": "a Feather file; save it as Parquet or CSV",
+    b"\x93NUMPY": "an array of NumPy, whose columns have no names; save it as CSV",
+    b"\x89HDF": "an HDF5 file; save the table as Parquet or CSV",
+    b"\x80\x04\x95": "a pickle, which is not read because it can run code; save the table as Parquet or CSV",
+    b"\x80\x05\x95": "a pickle, which is not read because it can run code; save the table as Parquet or CSV",
+}
 # In this order, because a comma may also be a decimal mark, and a space may be anywhere.
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "spaces"}
 SAMPLE_LINES = 200
@@ -34,12 +44,20 @@ UNREADABLE = (ValueError, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile)
 # Of currencies: codes in letters, of which dollars have one before their sign, and signs; they stand before or behind a number.
 CODES = r"(?:(?:US|HK|[RAC])(?=\$)|kr\.?|zł|Fr\.|USDT|USDC|USD|EUR|GBP|CHF|JPY|CNY|INR|BRL|CAD|AUD|HKD|SEK|NOK|DKK|PLN)"
 SIGNS = "$€£¥₹₽₩"
+# Of large numbers, in any case: 1.5K, 1.1bn, 1,1 Mrd.
+SCALES = {
+    **{"k": 1e3, "tsd": 1e3, "m": 1e6, "mn": 1e6, "mm": 1e6, "mio": 1e6, "mln": 1e6},
+    **{"b": 1e9, "bn": 1e9, "bln": 1e9, "mrd": 1e9, "mld": 1e9, "t": 1e12, "tn": 1e12, "%": 0.01},
+}
+SCALE = rf"(?i:{'|'.join(sorted(SCALES, key=len, reverse=True))})\.?"
 SPACES = " \u00a0\u202f"
 APOSTROPHES = "'\u2019"
 NUMBER = re.compile(
     rf"[-+]?\s*{CODES}?[{SIGNS}]?\s*-?[\d.,{APOSTROPHES}{SPACES}]*\d[\d.,]*(?:[eE][-+]?\d+)?"
-    rf"\s*(?:[KMBkmb%]|{CODES})?[{SIGNS}]?"
+    rf"\s*(?:{SCALE}|{CODES})?[{SIGNS}]?"
 )
+# As spreadsheets write large numbers, of which they keep a few digits: 1.673827E+12.
+EXPONENT = re.compile(r"\d(?:[.,]\d+)?[eE]\+?(?:09|1\d)")
 DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{8}")
 # Where the rows are in the JSON of those who nest them.
 JSON_LISTS = ("results", "bars", "data", "candles", "result", "values")
@@ -80,12 +98,14 @@ class RawTable:
     :param lines: ``[T]`` line of the file that each row stands in, counted from 1; None for files without lines.
     :param headers: the header rows, from the top; none for a file without a header.
     :param facts: what was recognised, in words.
+    :param separator: between the cells of a text; None for files without one.
     """
 
     cells: pd.DataFrame
     lines: NDArray[np.int64] | None
     headers: tuple[tuple[str, ...], ...]
     facts: tuple[str, ...]
+    separator: str | None = None
 
 
 def read_file(path: Path, config: FileConfig) -> RawTable:
@@ -111,8 +131,9 @@ def read_bytes(content: bytes, config: FileConfig) -> RawTable:
         return _read_parquet(content)
     if content[257:262] == b"ustar":
         raise DataError("is a tar archive; unpack it")
-    if content.startswith(b"\xd0\xcf\x11\xe0"):
-        raise DataError("is an Excel workbook; save the sheet as CSV")
+    foreign = next((words for start, words in FOREIGN.items() if content.startswith(start)), None)
+    if foreign is not None:
+        raise DataError(f"is {foreign}")
     text, encoding = decode(content)
     if not text.strip():
         raise DataError("is empty")
@@ -152,6 +173,8 @@ def _only_member(content: bytes) -> bytes:
         names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
         if any(name.startswith("xl/") for name in names):
             raise DataError("is an Excel workbook; save the sheet as CSV")
+        if names and all(name.endswith(".npy") for name in names):
+            raise DataError(f"holds arrays of NumPy ({', '.join(names)}), whose columns have no names; save a table as CSV")
         if len(names) != 1:
             raise DataError(f"holds {len(names)} files, but a zip must hold one; unpack it")
         return archive.read(names[0])
@@ -188,6 +211,10 @@ def _read_json(text: str, facts: tuple[str, ...]) -> RawTable:
         table = _json_columns(value)
         if table is not None:
             return from_frame(table, (*facts, "JSON"))
+        symbols = _json_symbols(value)
+        if symbols is not None:
+            value = symbols
+            break
         inner = [value[key] for key in JSON_LISTS if key in value] or [
             entry for entry in value.values() if isinstance(entry, list | dict) and entry
         ]
@@ -207,6 +234,18 @@ def _read_json(text: str, facts: tuple[str, ...]) -> RawTable:
     nested = any(isinstance(entry, dict) for entry in value[0].values())
     cells = pd.json_normalize(value) if nested else pd.DataFrame(value)
     return RawTable(cells, None, (tuple(map(str, cells.columns)),), (*facts, "JSON"))
+
+
+def _json_symbols(value: dict[str, Any]) -> list[Any] | None:
+    """Return the bars of several symbols as rows that name theirs, where each has a list of its own, as Alpaca writes them."""
+    lists = {symbol: rows for symbol, rows in value.items() if symbol not in JSON_LISTS and isinstance(rows, list) and rows}
+    if len(lists) < 2 or len(lists) < len([entry for entry in value.values() if entry]):
+        return None
+    if all(isinstance(row, dict) and len(row) >= FEWEST_COLUMNS for rows in lists.values() for row in rows):
+        return [{"symbol": symbol, **row} for symbol, rows in lists.items() for row in rows]
+    if all(isinstance(row, list) and len(row) >= FEWEST_COLUMNS for rows in lists.values() for row in rows):
+        return [[symbol, *row] for symbol, rows in lists.items() for row in rows]
+    return None
 
 
 def _json_columns(value: dict[str, Any]) -> pd.DataFrame | None:
@@ -300,7 +339,10 @@ def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTabl
     # 1.234 is a number of another size where the decimal mark is a comma: if one may be, no cell is a number yet.
     commas = config.decimal == "," or (config.decimal is None and layout.separator != "," and re.search(r"\d,\d", text))
     content = text.encode()  # pandas would hold text in four bytes per character
-    cells = _parsed(content, layout, as_text=bool(commas))
+    first_row = _cells(text.split("\n", layout.first + 1)[layout.first], layout.separator)
+    # Times cannot be rounded: such columns stay as they stand.
+    rounded = [k for k, cell in enumerate(first_row) if EXPONENT.fullmatch(cell)]
+    cells = _parsed(content, layout, str if commas else dict.fromkeys(rounded, str))
     lines = _filled_lines(content)
     lines = lines[lines > layout.first]
     if len(lines) != len(cells):
@@ -308,7 +350,7 @@ def _read_text(text: str, config: FileConfig, facts: tuple[str, ...]) -> RawTabl
     names = list(layout.headers[-1]) if layout.headers else [""] * cells.shape[1]
     words = SEPARATORS.get(layout.separator, repr(layout.separator))
     facts = (*facts, f"separated by {words}", *(() if layout.headers else ("no header",)))
-    return RawTable(cells.set_axis(names, axis=1), lines, layout.headers, facts)
+    return RawTable(cells.set_axis(names, axis=1), lines, layout.headers, facts, layout.separator)
 
 
 def _filled_lines(content: bytes) -> NDArray[np.int64]:
@@ -322,7 +364,7 @@ def _filled_lines(content: bytes) -> NDArray[np.int64]:
     return np.asarray(np.flatnonzero(filled) + 1, dtype=np.int64)
 
 
-def _parsed(content: bytes, layout: Layout, as_text: bool) -> pd.DataFrame:
+def _parsed(content: bytes, layout: Layout, types: type[str] | dict[int, type[str]]) -> pd.DataFrame:
     try:
         return pd.read_csv(
             io.BytesIO(content),
@@ -330,7 +372,7 @@ def _parsed(content: bytes, layout: Layout, as_text: bool) -> pd.DataFrame:
             header=None,
             skiprows=layout.first,
             skipinitialspace=True,
-            dtype=str if as_text else None,
+            dtype=types,
             index_col=False,
             low_memory=False,
         )
