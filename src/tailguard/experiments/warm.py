@@ -85,7 +85,7 @@ PARTS = {"markets and verdicts": _judge, "trainings": _train}
 def warm_up() -> bool:
     """Compile what most work needs, unless that has been done; return True if anything was run for it.
 
-    :raises ValueError: where it fails, for instance for lack of memory.
+    :raises ValueError: where it fails, for instance for lack of RAM.
     """
     note, now = _note(), _compiled_for()
     if note is None or (note.exists() and note.read_text(encoding="utf-8") == now):
