@@ -80,6 +80,7 @@ $(VENV)/.made:
 $(VENV)/.runtime: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Tailguard into $(VENV) (a minute or two) ..."
 	@$(PIP) -e .
+	@$(BIN)/tailguard warm
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FULL, QUICK = HERE.parent / "docs" / "benchmarks.md", Path("artifacts") / "benchmarks-quick.md"
 LIBRARIES = ("tailguard", "torch", "numpy", "numba", "stable-baselines3", "sb3-contrib", "gymnasium", "jax")
-PEERS = ("gym-anytrading", "gym-trading-env")
+PEERS = ("rsl-rl-lib", "sbx-rl", "gym-anytrading", "gym-trading-env")
 TAIL = 15  # last lines that are shown of one that did not come to its end
 
 
@@ -65,6 +65,7 @@ class Outcome:
     seconds: float
 
 
+BARS = "bars:read bars:features bars:backtest bars:environment bars:bootstrap bars:judge"
 # Seeds are the first ones of each benchmark, from 0. Two of them where training takes long: every seed is in the tables.
 BENCH = (
     Job("Environment speed", "env_speed.py", 2.0, 0),
@@ -73,7 +74,9 @@ BENCH = (
     Job("Training speed", "threads.py", 3.0, 0),
     Job("Training speed", "products.py", 2.0, 0),
     Job("Training speed", "lstm_sizes.py --rounds 5 --sizes 16 64 256 --sequences 1 8 64", 3.0, 0),
-    Job("Scale", "scale.py --most 10000", 8.0, 0),
+    Job("Scale", "scale.py --axes hidden envs quantiles assets:step assets:features --most 10000", 8.0, 0),
+    Job("Scale", f"scale.py --axes {BARS} --most 10000", 5.0, 0),
+    Job("Start", "startup.py --rounds 1", 4.0, 0),
     Job("Optimizer speed", "optim.py --only speed", 2.0, 0),
     Job("Cost of the tail objective", "risk.py --only cost --seeds 2 --workers 1", 2.0, 0),
     Job("Population engines", "population.py pause throughput", 3.0, 0),
@@ -103,6 +106,7 @@ CHECK = (
     Job("Training speed", "products.py --repetitions 3", 5.0, 0),
     Job("Training speed", "lstm_sizes.py --rounds 1 --sizes 16 --sequences 1 8", 5.0, 0),
     Job("Scale", "scale.py --axes assets:step bars:backtest --most 1000", 5.0, 0),
+    Job("Start", "startup.py --rounds 1 --only import", 5.0, 0),
     Job("Optimizer speed", "optim.py --only speed --rounds 3", 5.0, 0),
     Job("Learning", "learning.py --seeds 1 --only BettingGame", 5.0),
     Job("Risk", "risk.py --quick --seeds 1 --workers 1 --only crash", 5.0),

@@ -1,7 +1,7 @@
 """The compiled LSTM against torch's (oneDNN), forwards and backwards: ``python benchmarks/lstm_sizes.py``.
 
 One layer, 32 inputs, 128 steps and two resets in each sequence, one thread. Milliseconds of processor time, the fastest of
-rounds in turn; `acting` is one step of so many environments. A ratio above 1: the compiled one is faster.
+rounds in turn. A ratio above 1: the compiled one is faster.
 """
 
 import argparse

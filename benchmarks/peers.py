@@ -1,7 +1,7 @@
 """Other people's PPO for the speed benchmark, driven like SB3's algorithms: rsl_rl, and sbx, which is SB3's PPO in JAX.
 
-Both are optional: speed.py leaves out what is not installed (``pip install rsl-rl-lib sbx-rl``). PufferLib 3.0 cannot be
-installed beside Tailguard: it needs numpy 1.
+Both come with the extra `bench`; speed.py leaves out what is not installed. PufferLib 3.0 cannot be installed beside
+Tailguard: it needs numpy 1.
 """
 
 import contextlib

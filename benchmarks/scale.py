@@ -1,8 +1,9 @@
 """How time and memory grow with the size of a problem: `make bench-scale`.
 
-Every point is a process of its own. Printed are the CPU time of the work (after a first call that compiles), the peak memory
-above that of the smallest point, and the exponent of the growth over the larger half of the points: 1 is linear, and what
-exceeds it needs a reason (REASONS). One thread, seed 0. `--axes hidden bars:features` and `--most 100000` do a part.
+Every point is a process of its own. Printed are the CPU time of the work (after a first call that compiles), the steps of all
+environments per second of it, the peak memory above that of the smallest point, and the exponent of the growth over the larger
+half of the points: 1 is linear, and what exceeds it needs a reason (REASONS). One thread, seed 0. `--axes hidden bars:features`
+and `--most 100000` do a part.
 """
 
 import argparse
@@ -107,6 +108,22 @@ def judge(n):
     return lambda: judged(returns=returns, ledger=None).write_report(folder / "report.html")
 
 
+def bootstrap(n):
+    """Intervals of all statistics from 1,000 resamples of n returns."""
+    from tailguard.evaluate.stats.bootstrap import bootstrap as resampled
+
+    returns = {"strategy": 0.01 * np.random.default_rng(0).standard_normal(n)}
+    return lambda: resampled(returns, 252.0, draws=1_000)
+
+
+# Steps of all environments in one call, for the axes that are about steps.
+ENV_STEPS = {
+    "hidden": lambda n: STEPS * 64,
+    "envs": lambda n: STEPS * n,
+    "quantiles": lambda n: STEPS * 64,
+    "assets:step": lambda n: STEPS * 16,
+    "bars:environment": lambda n: STEPS * 64,
+}
 AXES = {
     "hidden": (hidden, [16, 32, 64, 128, 256, 512]),
     "envs": (envs, [1, 4, 16, 64, 256, 1024]),
@@ -117,6 +134,7 @@ AXES = {
     "bars:features": (features, [1_000, 10_000, 100_000, 1_000_000]),
     "bars:backtest": (backtest, [1_000, 10_000, 100_000, 1_000_000]),
     "bars:environment": (environment, [1_000, 10_000, 100_000, 1_000_000]),
+    "bars:bootstrap": (bootstrap, [250, 1_000, 4_000, 16_000]),
     "bars:judge": (judge, [250, 1_000, 4_000, 16_000]),
 }
 # Why an exponent is above 1.
@@ -173,10 +191,13 @@ def main() -> None:
                 json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
             )
         seconds = [result["seconds"] for result in found]
-        print(f"\n## {axis}\n\n| size | CPU seconds | per unit of size, us | memory above the first, MB |\n|---|---|---|---|")
+        steps = ENV_STEPS.get(axis)
+        print(f"\n## {axis}\n\n| size | CPU seconds | per unit of size, us | steps/s | memory above the first, MB |")
+        print("|---|---|---|---|---|")
         for size, result in zip(sizes, found, strict=True):
             above = result["mb"] - found[0]["mb"]
-            print(f"| {size:,} | {result['seconds']:.4g} | {1e6 * result['seconds'] / size:.4g} | {above:.0f} |")
+            per_unit, rate = 1e6 * result["seconds"] / size, f"{steps(size) / result['seconds']:,.0f}" if steps else ""
+            print(f"| {size:,} | {result['seconds']:.4g} | {per_unit:.4g} | {rate} | {above:.0f} |")
         print(f"\nexponent {exponent(np.array(sizes), np.array(seconds)):.2f}. {REASONS.get(axis, '')}", flush=True)
 
 

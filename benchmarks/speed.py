@@ -4,7 +4,8 @@ Work (work.py): 64 envs x 128 steps, 4 epochs, minibatches of 1,024 samples, LST
 64 without memory), Adam, one thread. Equal networks, samples and gradient steps. The engines take turns; medians of rounds.
 "torch": networks and autograd are torch's (``compiled=False``). "compiled": the compiled update and acting step. On a machine
 that others use as well, ``--clock cpu`` counts processor time instead of time. ``--isa native avx2`` prints a table for each
-instruction set (tools/isa.py). The product bound is the time that all matrix products take at the speed of torch's largest.
+instruction set (tools/isa.py). The product bound is the time that all matrix products take at the speed of the fastest ones
+here, whether ours, OpenBLAS's or torch's.
 rsl_rl and sbx (peers.py) take part where they are installed. ``--defaults`` is CartPole with sb3-contrib's defaults.
 ``--spaces`` measures images and Dicts instead, through SB3's feature extractors: 8 envs x 64 steps, 4 epochs, batches of 128.
 """
@@ -22,6 +23,7 @@ import numpy as np
 import stable_baselines3
 import torch
 from peers import RslPPO, sbx_ppo
+from products import contestants, fastest
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -60,7 +62,7 @@ def theirs(algorithm, policy, **policy_kwargs):
 
 
 CONTRIB, JAX, RSL, SBX = "sb3-contrib RecurrentPPO", "JAX PPO", "rsl_rl PPO", "sbx PPO"
-NEEDS = {JAX: "jax", RSL: "rsl_rl", SBX: "sbx"}  # beyond the `bench` extra
+NEEDS = {JAX: "jax", RSL: "rsl_rl", SBX: "sbx"}
 ENGINES = {
     f"{CONTRIB}, separate LSTMs": lambda: theirs(RecurrentPPO, "MlpLstmPolicy", **LSTM),
     f"{CONTRIB}, shared LSTM": lambda: theirs(RecurrentPPO, "MlpLstmPolicy", **SHARED, enable_critic_lstm=False),
@@ -166,19 +168,17 @@ RATIOS = [
 ]
 
 
-def gemm_flops(now) -> float:
-    """Multiply-adds x 2 per second of a matrix product of a minibatch's size, at its fastest: others may use this machine."""
-    a, b = torch.randn(1024, 96), torch.randn(96, 256)
-    out, seconds = torch.mm(a, b), []
-    for _ in range(100):
-        start = now()
-        for _ in range(20):
-            torch.mm(a, b, out=out)
-        seconds.append((now() - start) / 20)
-    return 2 * 1024 * 96 * 256 / min(seconds)
+def product_speeds(now) -> dict[str, float]:
+    """Multiply-adds x 2 per second of each library's products, the best of a minibatch and of a recurrent step."""
+    best = dict.fromkeys(("ours", "OpenBLAS", "torch"), 0.0)
+    for m, k, n in ((1024, 96, 256), (64, 64, 256)):
+        flops = 2 * m * k * n
+        for name, product in zip(best, contestants(m, k, n), strict=True):
+            best[name] = max(best[name], flops / fastest(50, product, 1_000_000_000 // flops, now))
+    return best
 
 
-def share_of_gemm(model, samples, stages, flops_per_second):
+def share_of_products(model, samples, stages, flops_per_second):
     """Return the time of the matrix products alone at full speed, as a share of each stage; None for other people's engines.
 
     A sample costs 2 operations per weight forwards and 4 more backwards: once forwards for acting (the actor) and preparing
@@ -241,12 +241,13 @@ def main() -> None:
             if name in stages:
                 stages[name].append(model.profile.last)
 
-    peak = gemm_flops(now)
+    speeds = product_speeds(now)
+    peak = max(speeds.values())
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, SB3 {stable_baselines3.__version__}"
     print(f"{platform.machine()}, {versions},")
     print(f"one thread, {options.clock} clock, {options.rounds} rounds of {samples} steps, seed 0;")
-    print(f"GEMM {peak / 1e9:.0f} GFLOP/s\n")
-    print("| engine | steps/s, median | min .. max | rollout, ms | update, ms | share of GEMM: acting, update |")
+    print(f"products, GFLOP/s: {', '.join(f'{name} {speed / 1e9:.0f}' for name, speed in speeds.items())}\n")
+    print("| engine | steps/s, median | min .. max | rollout, ms | update, ms | share of products: acting, update |")
     print("|---|---|---|---|---|---|")
     for name, seconds in times.items():
         rate = samples / float(np.median(seconds))
@@ -255,7 +256,7 @@ def main() -> None:
             median = {key: float(np.median([one[key] for one in stages[name]])) for key in stages[name][0]}
             rollout = 1e3 * (median["time/act_seconds"] + median["time/env_seconds"])
             update_ms = 1e3 * (median["time/prepare_seconds"] + median["time/update_seconds"])
-            shares = "" if options.spaces else "{:.0%}, {:.0%}".format(*share_of_gemm(models[name], samples, median, peak))
+            shares = "" if options.spaces else "{:.0%}, {:.0%}".format(*share_of_products(models[name], samples, median, peak))
             row += f"| {rollout:.0f} | {update_ms:.0f} | {shares} "
         else:
             row += "| | | "

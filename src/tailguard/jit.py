@@ -26,6 +26,17 @@ class Decorator(Protocol):
         """Return the compiled function."""
 
 
+def kept(function: Function, **options: Any) -> Function:
+    """Return a function compiled at its first call, and kept on disk; in every process anew where no folder can be written to.
+
+    :param options: of ``numba.njit``.
+    """
+    try:
+        return cast(Function, numba.njit(cache=True, **options)(function))
+    except RuntimeError:  # numba found no folder
+        return cast(Function, numba.njit(**options)(function))
+
+
 def decorators(fastmath: frozenset[str] = frozenset()) -> tuple[Decorator, Decorator]:
     """Return the decorators `compiled`, for functions that Python calls, and `inlined`, for those that only they call.
 
@@ -33,7 +44,7 @@ def decorators(fastmath: frozenset[str] = frozenset()) -> tuple[Decorator, Decor
     """
 
     def compiled(function: Function) -> Function:
-        return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))(function))
+        return kept(function, nogil=True, error_model="numpy", fastmath=set(fastmath))
 
     def inlined(function: Function) -> Function:
         return cast(Function, numba.njit(inline="always", error_model="numpy", fastmath=set(fastmath))(function))

@@ -12,6 +12,7 @@ from scipy import stats
 from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import quantile_levels
 from tailguard.ppo.quantiles import (
+    ascending,
     cumulative_gaps,
     cvar,
     cvar_categorical,
@@ -465,3 +466,16 @@ class TestLossArguments:
             quantile_huber_loss(self.PRED, self.TARGET, self.LEVELS, 0.0, double([0.2] * 5))
         with pytest.raises(ValueError, match="sum of target_masses"):
             quantile_huber_loss(self.PRED, self.TARGET, self.LEVELS, 0.0, double([0.2] * 7))
+
+
+@pytest.mark.parametrize("shape", [(1,), (5, 1), (64, 32), (3, 7, 51), (2, 0, 32)])
+def test_atoms_are_sorted_as_torch_sorts_them(shape):
+    atoms = normal(*shape, dtype=torch.float32)
+    if atoms.numel() > 4:
+        flat = atoms.view(-1)
+        flat[0], flat[1], flat[-1], flat[-2] = math.nan, math.inf, -math.inf, math.nan
+    before = atoms.clone()
+    torch.testing.assert_close(ascending(atoms), atoms.sort(-1).values, rtol=0.0, atol=0.0, equal_nan=True)
+    if atoms.ndim > 1:  # rows that are not contiguous
+        torch.testing.assert_close(ascending(atoms.mT), atoms.mT.sort(-1).values, rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(atoms, before, rtol=0.0, atol=0.0, equal_nan=True)

@@ -35,6 +35,7 @@ app.command("deploy")(runs.run_deploy)
 app.command("export")(runs.run_export)
 app.command("act")(runs.run_act)
 app.command("paper")(runs.run_paper)
+app.command("warm")(configs.run_warm)
 
 
 def _version(requested: bool) -> None:

@@ -88,3 +88,11 @@ def run_init(
     except FileExistsError:
         raise ValueError(f"{path} exists already: name another file") from None
     say(f"wrote {path}: `tailguard walkforward {path}` trains and judges with it")
+
+
+def run_warm() -> None:
+    """Compile for this CPU now what the first training, backtest and verdict would otherwise wait for."""
+    say("compiling for this CPU (half a minute, once) ...")
+    from tailguard.experiments.warm import warm_up
+
+    say("compiled" if warm_up() else "nothing to do: it is compiled, or there is no folder to keep it in")

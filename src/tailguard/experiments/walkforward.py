@@ -43,6 +43,7 @@ from tailguard.experiments.prepared_market import Split, fingerprint, market_fea
 from tailguard.experiments.run import require_free
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select, selection_table
 from tailguard.experiments.training import build_model, train_model
+from tailguard.experiments.warm import warm_up
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.lock import locked
@@ -346,7 +347,10 @@ def _executor(run: WalkforwardRun, engine: EngineName, address: str | None, jobs
 
         return RayTasks(run, address)
     jobs = jobs or cores()
-    return SerialTasks(run) if jobs == 1 or (tasks == 1 and not run.config.selects) else ProcessTasks(run, jobs)
+    if jobs == 1 or (tasks == 1 and not run.config.selects):
+        return SerialTasks(run)
+    warm_up()  # otherwise each process would compile the same functions
+    return ProcessTasks(run, jobs)
 
 
 def _kept_selection(run: WalkforwardRun, fold: Fold) -> Selection | None:

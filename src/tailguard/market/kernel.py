@@ -385,7 +385,7 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
                 if not math.isnan(bars[t, a, OPEN]):
                     close_at_stops(accounts, b, a, bars, t, work[OPENS, a], work[OPENS, a], rules, work)
         if trade_field == OPEN:
-            rebalance(accounts, b, bars, t, OPEN, target, rules, work)
+            rebalance(accounts, b, bars, t, trade_field, target, rules, work)  # a constant would be compiled anew
         for a in range(assets):
             units = accounts[b, UNITS + a]
             extreme = bars[t, a, LOW] if units > 0.0 else bars[t, a, HIGH]
@@ -399,7 +399,7 @@ def play_bar(accounts, b, bars, t, trade_field, target, rules, start_cash, work)
                 if not math.isnan(bars[t, a, OPEN]):
                     close_at_stops(accounts, b, a, bars, t, bars[t, a, LOW], bars[t, a, HIGH], rules, work)
     if survived > 1.0 and trade_field == CLOSE:
-        rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
+        rebalance(accounts, b, bars, t, trade_field, target, rules, work)
         equity = accounts[b, CASH]
         for a in range(assets):
             work[OPENS, a] = work[WORST, a] = bars[t, a, MARK]
@@ -447,13 +447,14 @@ def simulate_account(bars, targets, same_bar, trade_field, rules, start_cash, hi
     """Run one account over all bars and keep its state after each; return the bar at which it was ruined, or -1."""
     steps, assets = len(targets), len(rules.assets)
     work = np.empty((WORK_ROWS, assets))
-    history[0] = 0.0
+    for column in range(history.shape[1]):
+        history[0, column] = 0.0
     history[0, CASH] = start_cash
     ruined_at = -1
     for t in range(steps):
         if t > 0:
-            history[t] = history[t - 1]
-            history[t, FEES:UNITS] = 0.0
+            for column in range(history.shape[1]):  # a loop: a copy of a row would be compiled with its errors, for 2 s
+                history[t, column] = 0.0 if FEES <= column < UNITS else history[t - 1, column]
         decided = t if same_bar else t - 1
         field = trade_field if decided >= 0 and ruined_at < 0 else NO_TRADE
         ruined = play_bar(history, t, bars, t, field, targets[max(decided, 0)], rules, start_cash, work)
@@ -516,7 +517,7 @@ def step_accounts(
         if same_bar:
             field = NO_TRADE
             if may_trade:
-                rebalance(accounts, b, bars, t, CLOSE, target, rules, work)
+                rebalance(accounts, b, bars, t, trade_field, target, rules, work)
         t += 1
         before = accounts[b, EQUITY]
         ruined = play_bar(accounts, b, bars, t, field, target, rules, start_cash, work)

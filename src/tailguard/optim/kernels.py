@@ -316,7 +316,8 @@ def evaluate(parts: Doubles, head_parts: Doubles, table: Doubles, head_of: Integ
     head_parts[:] = 0.0
     for k in range(len(table)):
         parts[k, 0], parts[k, 1], parts[k, 2] = _noise_and_signal(table[k], beta)
-        head_parts[head_of[k]] += parts[k]
+        for column in range(3):  # a sum of arrays would be compiled with all that it may raise, for a second and a half
+            head_parts[head_of[k], column] += parts[k, column]
 
 
 # ------------------------------------------------------------------------------------------------------- step scaling

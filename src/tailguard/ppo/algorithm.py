@@ -86,6 +86,7 @@ from tailguard.ppo.policy import (
     RecurrentCnnDistributionalPolicy,
     RecurrentDistributionalPolicy,
 )
+from tailguard.ppo.quantiles import ascending
 from tailguard.ppo.risk import RiskObjective
 from tailguard.ppo.rollout import Batch, Experience, NotFinite, Rollout, finite, prepare
 from tailguard.ppo.saved_form import (
@@ -659,7 +660,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
             sequence_length=self._unit,
         )
         self._critic_state = experience.critic_state_after or self._last_actor_state
-        pooled = experience.start_atoms.sort(-1).values.mean(0)
+        pooled = ascending(experience.start_atoms).mean(0)
         self.calibration.update(
             rollout.return_starts(), self.episode_returns.ends, pooled, self.actor_critic.return_dist.masses.cpu()
         )

@@ -26,6 +26,7 @@ from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
 from tailguard.ppo.networks import GruTrunk, LstmTrunk, RecurrentTrunk, State, mlp, reset_state
 from tailguard.ppo.observations import Observation, ObservationRows
+from tailguard.ppo.quantiles import ascending
 from tailguard.ppo.risk import Budget
 from tailguard.ppo.saved_form import require_sizes
 from tailguard.ppo.scaling import ObservationNormalizer, ReturnScale
@@ -420,7 +421,7 @@ class DistributionalPolicy(BasePolicy):
             for first, last in pairwise(edges):
                 encoded = self.encode_for_critics(self.inputs(obs[first:last])).unsqueeze(1)  # [L, 1, F]
                 features = self.critic_features(encoded, encoded.new_zeros(last - first, 1, 1), self.initial_critic_state(1))
-                atoms.append(self.raw_atoms(features).sort(-1).values.mean(0).squeeze(1))
+                atoms.append(ascending(self.raw_atoms(features)).mean(0).squeeze(1))
         return cast(NDArray[np.float32], torch.cat(atoms).float().cpu().numpy())
 
     def critic_prefixes(self) -> list[str]:

@@ -102,6 +102,16 @@ def cvar(quantiles: Tensor, alpha: float | Tensor, levels: Tensor | None = None)
     return cvar_categorical(level_masses(levels.double()).to(quantiles).expand_as(quantiles), quantiles, alpha)
 
 
+def ascending(atoms: Tensor) -> Tensor:
+    """Return ``[..., N]`` atoms in ascending order, NaN last, without a gradient.
+
+    On the CPU by NumPy, which has vector code for short rows: torch takes 15 times as long for 32 atoms in random order.
+    """
+    if not atoms.is_cpu:
+        return atoms.detach().sort(-1).values
+    return torch.from_numpy(np.sort(atoms.detach().numpy(), axis=-1))
+
+
 def cvar_categorical(probs: Tensor, atoms: Tensor, alpha: float | Tensor) -> Tensor:
     """Return CVaR_alpha of a categorical distribution, exactly: (E[X; X < VaR] + (alpha - P(X < VaR)) VaR) / alpha.
 

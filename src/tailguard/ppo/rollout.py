@@ -28,6 +28,7 @@ from tailguard.ppo.config import CriticConfig
 from tailguard.ppo.critic import aggregate_values
 from tailguard.ppo.networks import RecurrentTrunk, State
 from tailguard.ppo.policy import DistributionalPolicy
+from tailguard.ppo.quantiles import ascending
 from tailguard.ppo.risk import FinishedReturns, RiskObjective
 from tailguard.ppo.targets import gae, sr_lambda_targets
 
@@ -646,7 +647,7 @@ def _finished_returns(
     running_return, discount = last[:, 0], objective.budget.discount(last)
     total = running_return + discount * rollout.rewards[step, env]
     cut = (truncated & ~ended)[step, env]
-    to_come = atoms[:, rows[cut] + 1, env[cut]].sort(-1).values.mean(0)
+    to_come = ascending(atoms[:, rows[cut] + 1, env[cut]]).mean(0)
     distributions = to_come * (gamma * discount[cut]).unsqueeze(-1) + total[cut].unsqueeze(-1)
     alphas = last[:, 2] if last.shape[-1] == 3 else torch.ones_like(total)
     return FinishedReturns(*(numbers.numpy() for numbers in (total[~cut], distributions, alphas[~cut], alphas[cut])))
@@ -664,7 +665,7 @@ def _targets(
     """Return raw target atoms for each critic, ``[K, T, B, M]``; each learns from its own predictions."""
     if critic.target == "lambda_return":
         return returns.expand(len(atoms), *returns.shape).unsqueeze(-1)
-    following = [layout.gather(each, offset=1).sort(dim=-1).values for each in atoms]
+    following = [ascending(layout.gather(each, offset=1)) for each in atoms]
     ends = rollout.return_ends()
     return torch.stack(
         [sr_lambda_targets(rollout.rewards, each, *ends, gamma, critic.value_lambda, generator) for each in following]

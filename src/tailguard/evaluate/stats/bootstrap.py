@@ -6,17 +6,17 @@ their difference. Everything that numba compiles stays in this file, because its
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tailguard.evaluate.stats import performance
 from tailguard.evaluate.stats.dependence import FEWEST_BARS, optimal_block_length
 from tailguard.evaluate.stats.series import ROUNDING, Floats, as_columns, as_series, equity_of, require_periods, require_solvent
+from tailguard.jit import REORDER_SUMS, kept
 from tailguard.validation import require
 
 TAILS = (0.01, 0.05)
@@ -41,7 +41,7 @@ def _draw_bars(indices: NDArray[Any], restart: float, generator: np.random.Gener
         indices[t] = at
 
 
-_draw_compiled = cast(Callable[..., None], numba.njit(cache=True)(_draw_bars))
+_draw_compiled = kept(_draw_bars)
 
 
 def _indices(out: NDArray[Any], restart: float, generator: np.random.Generator) -> None:
@@ -140,11 +140,10 @@ def _paths(logs: NDArray[Any], restart: float, generator: np.random.Generator, a
 
 
 # Sums may be reordered, which vector code needs.
-_compile = numba.njit(cache=True, fastmath={"reassoc", "nsz", "contract"})
-resample_indices = cast(Callable[..., None], numba.njit(cache=True)(_indices))
-resample_means = cast(Callable[..., None], _compile(_means))
-resample_metrics = cast(Callable[..., None], _compile(_metrics))
-resample_paths = cast(Callable[..., None], numba.njit(cache=True)(_paths))
+resample_indices = kept(_indices)
+resample_means = kept(_means, fastmath=set(REORDER_SUMS))
+resample_metrics = kept(_metrics, fastmath=set(REORDER_SUMS))
+resample_paths = kept(_paths)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Compiled kernels on float32 arrays: matrix products, LSTM over sequences with resets, feed-forward heads, Gaussians.
 
 Everything compiled that calls each other lives in this one file, because numba's cache on disk looks at the file of a function
-only. Two facts shape the code. The compiler uses vector instructions in a loop only where it can check that the arrays in it
+only. Some facts shape the code. The compiler uses vector instructions in a loop only where it can check that the arrays in it
 do not overlap, which it gives up for more than a few: so loops are short. And an array that is allocated anew costs as much as
-a pass over it: so callers bring all of them.
+a pass over it: so callers bring all of them. An array is copied to a part of another by a loop, since an assignment is compiled
+together with the text of all that it may raise, which takes a second or two.
 
 **Products** are our own: on the sizes of these networks those of BLAS reach anything from a tenth to all of the CPU's speed, by
 shape and instruction set, and ours about three quarters of it from four rows on (benchmarks/products.py). A *tile* is a few
@@ -492,7 +493,8 @@ def _lstm_cell_backward(
     """
     total, tanh_cell, through = scratch[0], scratch[1], scratch[2]
     for b in range(len(old)):
-        total[:] = grad_hidden[b]
+        for j in range(len(through)):
+            total[j] = grad_hidden[b, j]
         for j in range(len(through)):
             tanh_cell[j] = _tanh(cell[b, j])  # again: cheaper than to keep it
         for j in range(len(through)):
@@ -536,7 +538,9 @@ def lstm_backward(
     rows, envs, size = grad_output.shape
     by_step, scratch, zeros = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32), np.zeros(size, np.float32)
     grad, through = grad_hidden[first:last], grad_cell[first:last]
-    grad[:], through[:] = grad_output[rows - 1, first:last], ZERO
+    for b in range(last - first):
+        for j in range(size):
+            grad[b, j], through[b, j] = grad_output[rows - 1, first + b, j], ZERO
     for t in range(rows - 1, -1, -1):
         _lstm_cell_backward(gates[t, first:last], cells[t, first:last], cells[t + 1, first:last], grad, through, scratch)
         if t > 0:
@@ -566,7 +570,8 @@ def lstm_weight_gradients(
     _outer(grad_gates, inputs, first, last, grad_w_input)
     _outer(grad_gates, hidden, first, last, grad_w_hidden)
     _columns_sum(grad_gates, first, last, grad_b_input)
-    grad_b_hidden[first:last] = grad_b_input[first:last]
+    for j in range(first, last):
+        grad_b_hidden[j] = grad_b_input[j]
 
 
 # ----------------------------------------------------------------------------------------------------------------- heads

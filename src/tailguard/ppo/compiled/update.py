@@ -56,7 +56,8 @@ def mean_loss(values: Array, targets: Array, weights: Array, scale: float, grad_
 def _padded(values: Array, multiple: int) -> Array:
     """Return the values followed by zeros up to the next multiple of `multiple`."""
     longer = np.zeros(-(-len(values) // multiple) * multiple, np.float32)
-    longer[: len(values)] = values
+    for i in range(len(values)):  # a copy of arrays would be compiled with all that it may raise, for a second
+        longer[i] = values[i]
     return longer
 
 
