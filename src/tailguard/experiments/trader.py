@@ -146,7 +146,8 @@ class Trader:
 
     def _decision(self, accounts: AccountBatch) -> Decision:
         info = accounts.info(0)
-        return Decision(info["time"], target_weights(self._session.actions[0], self.trading), info["equity"])
+        (weights,) = target_weights(self._session.actions, self.trading, accounts.present_scale)
+        return Decision(info["time"], weights, info["equity"])
 
     def _with_tails(self, count: int) -> list[Decision]:
         """Return the last decisions with the guard applied and with their tails."""

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from tailguard.market.account_tail import account_tail, tail_mean, target_array
 from tailguard.market.model_account import NO_FORECAST, REST_OF_PERIOD, WHOLE_PERIOD, trade_guarded
 from tailguard.market.tail_forecast import Market, observe_market
+from tailguard.market.volatility import FALL, RISE
 from tailguard.periods import Period, PeriodRows
 from tailguard.validation import require
 
@@ -31,8 +32,6 @@ Floats = NDArray[np.float64]
 
 # How far a and r exceed 1 for periods of many bars.
 START_EXCESS, REACTION_EXCESS = 0.38, 0.26
-# Exposure is raised or lowered only by more than these shares of it.
-RISE, FALL = 0.25, 0.1
 # Loss that is predicted at least, so that nothing is divided by 0 where nothing moves.
 LEAST_LOSS = 1e-9
 
