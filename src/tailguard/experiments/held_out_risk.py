@@ -161,9 +161,7 @@ def held_out_risk(risk: RiskConfig, times: pd.DatetimeIndex, shortest: int) -> H
     period = risk.counted_over
     if period is None:
         return None
-    bars = period.count
-    if period.unit:
-        bars = max(round(len(times) / len(np.unique(period.rows(times).own))), 1)
+    bars = period.usual_bars(times)
     legal = f"{shortest // FEWEST_PERIODS} bars or less, half of a held-out block, or fewer selection.blocks"
     require(FEWEST_PERIODS * bars <= shortest, "training.risk.period", risk.period, legal)
     return HeldOutRisk(risk, bars)
