@@ -170,6 +170,10 @@ class TradingRules(BaseModel):
             max_weight=math.inf if own.max_weight is None else own.max_weight,
         )
 
+    def costs_per_side(self, symbols: Sequence[str]) -> NDArray[np.float64]:
+        """Return the share of the amount traded that an asset costs, ``[assets]``: fee, spread, slippage, but no impact."""
+        return np.array([self.of_asset(symbol).fee for symbol in symbols]) + self.half_spread + self.slippage
+
     def shown_period(self, times: pd.DatetimeIndex) -> Period:
         """Return the period whose tail is shown for bars at these times, at least 2."""
         if self.tail_period is not None:
@@ -220,7 +224,8 @@ class TradingSettings(TradingRules):
         volatility of each asset, in training and in play: less is held where more is to be feared. 0 is off; 2 is right where
         the mean return does not depend on volatility. None is 0, but a ``selection`` for a ``risk`` with a period chooses.
     :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 128, or half of the
-        training bars if that is less. The return, and so its tail, is that of an episode.
+        training bars if that is less, and at least two periods of a ``risk`` that has one. Without a period, the return and its
+        tail are those of an episode.
     :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one. False shows the
         agent the same bars in every episode.
     """
