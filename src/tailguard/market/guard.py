@@ -45,7 +45,7 @@ from tailguard.validation import require
 Floats = NDArray[np.float64]
 
 # How far a and r exceed 1 for periods of many bars, and what a new exposure leaves below the largest that is allowed.
-START_EXCESS, CUTS, MARGIN = 0.38, 0.26, 0.1
+START_EXCESS, CUTS, MARGIN = 0.38, 0.26, 0.05
 # Loss that is predicted at least, so that nothing is divided by 0 where nothing moves.
 LEAST_LOSS = 1e-9
 
