@@ -143,7 +143,7 @@ class BacktestWindow:
 
     @property
     def _costs(self) -> Floats:
-        """What guard and forecast take trading to cost."""
+        """The costs of trading ``[assets]`` by which guard and forecast trade their account."""
         return self.rules.costs_per_side(symbols_of(self.bars))
 
     @cached_property

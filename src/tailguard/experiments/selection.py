@@ -146,7 +146,7 @@ class Selection:
 
     @property
     def _scaling(self) -> str:
-        """What volatility decides, in words."""
+        """The mix and its scale in words."""
         mix = " + ".join(f"{weight:.2f}" for weight in self.core)
         held = f"agent and mix ({mix})" if self.active else f"the account is the mix ({mix})"
         if not self.volatility_power:

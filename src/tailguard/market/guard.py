@@ -21,6 +21,7 @@ until there is one. Every row depends on bars and weights up
 to it only, so that the last row of the past is what to trade now.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +66,8 @@ class Guarded(NamedTuple):
     :param period: that the limit is for.
     :param max_loss: the limit.
     :param level: share of worst periods.
-    :param unknown: by bar, the symbols that were asked for and are not held: there are too few bars for a forecast of them.
+    :param unknown: ``[T, A]`` true for assets that were asked for and are not held: there are too few bars to forecast them.
+    :param symbols: of the assets.
     """
 
     weights: Floats
@@ -78,15 +80,16 @@ class Guarded(NamedTuple):
     period: Period
     max_loss: float
     level: float
-    unknown: list[list[str]]
+    unknown: NDArray[np.bool_]
+    symbols: Sequence[str]
 
     def reason(self, row: int) -> str:
         """Say why the exposure after a bar is below 1; empty where it is not.
 
         :param row: of the bar; -1 is the last.
         """
-        unknown = f"{', '.join(self.unknown[row])} not held: too few bars for a forecast" if self.unknown[row] else ""
-        return "; ".join(filter(None, (self._cut(row), unknown)))
+        names = ", ".join(symbol for symbol, out in zip(self.symbols, self.unknown[row], strict=True) if out)
+        return "; ".join(filter(None, (self._cut(row), f"{names} not held: too few bars for a forecast" if names else "")))
 
     def _cut(self, row: int) -> str:
         """Say why the exposure of all assets is below 1."""
@@ -141,7 +144,8 @@ def guard(
     rest = account_tail(bars, targets, length, fee=fee, market=market, first=first)
     whole = account_tail(bars, targets, length, fee=fee, market=market, first=first, horizons=whole_bars)
     rest_cvar, whole_cvar = tail_mean(rest.quantiles, level), tail_mean(whole.quantiles, level)
-    start, cuts = (1.0 + more * (1.0 - 1.0 / np.sqrt(bars)) for more, bars in ((START_EXCESS, whole_bars), (CUTS, rows.to_go)))
+    start = 1.0 + START_EXCESS * (1.0 - 1.0 / np.sqrt(whole_bars))
+    cuts = 1.0 + CUTS * (1.0 - 1.0 / np.sqrt(rows.to_go))
     guarded, exposure, to_date, cause, _ = trade_guarded(
         np.expm1(market.moves.gaps), np.expm1(market.moves.returns - market.moves.gaps), targets, rest.held,
         np.maximum(-whole_cvar, LEAST_LOSS), np.maximum(-rest_cvar, LEAST_LOSS), rows.own, rows.next,
@@ -149,10 +153,10 @@ def guard(
     )  # fmt: skip
     predicted = (1.0 + to_date) * (1.0 + exposure * rest_cvar / cuts) - 1.0
     shape = np.shape(weights)
-    names = [[symbol for symbol, out in zip(symbols_of(bars), row, strict=True) if out] for row in unknown]
     return Guarded(
-        guarded.reshape(shape), exposure, predicted, to_date, whole_cvar, rest_cvar, cause, length, max_loss, level, names
-    )
+        guarded.reshape(shape), exposure, predicted, to_date, whole_cvar, rest_cvar, cause, length, max_loss, level, unknown,
+        symbols_of(bars),
+    )  # fmt: skip
 
 
 def _without_unknown(targets: Floats, market: Market, fee: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
