@@ -6,8 +6,9 @@ average, so the mean gives no reason to leave. Volatility comes first, so the da
 agent gets a CSV of bars, and the defaults of `tailguard walkforward`.
 
 Accounts are compared at equal mean exposure: returns times a constant, so that their mean absolute weight is 1. Returns over 21
-bars, every window; worst 1 % and 5 % of them, as a share of those of holding, which is what a neutral agent ends up with. The
-row `rule` is the best that volatility alone can tell: hold while it is below a threshold that was best on the training bars.
+bars, every window; worst 1 % and 5 % of them, as a share of those of the neutral agent if it is among the agents, else
+of holding. The goal is 0.6, with a Sharpe ratio of at least that of holding. The row `rule` holds while
+volatility is below a threshold that was best on the training bars.
 
 With ``--unselected`` agents are trained in this process, once, on the training bars of the first fold, and trade the bars
 after it: what the objective has taught, without the selection, which may trust an agent with a part of the account only.
@@ -175,22 +176,26 @@ def main() -> None:
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as of the command, for all agents")
     options = parser.parse_args()
     settings = [*(REDUCED if options.reduced or options.unselected else ()), *options.settings]
-    columns = ("calm", "danger", "mean", "CVaR 5 %", "Sharpe", "worst 5 %, of holding", "worst 1 %, of holding")
+    names = list(filter(None, options.agents.split(",")))
+    against = "neutral" if "neutral" in names else "holding"
+    columns = ("calm", "danger", "mean", "CVaR 5 %", "Sharpe", f"worst 5 %, of {against}", f"worst 1 %, of {against}")
     print(f"| market | agent | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 2)}", flush=True)
     for seed in map(int, options.seeds.split(",")):
         market = Market(options.folder / f"crash-{seed}.csv", crash_market(options.bars, seed), settings)
         holding = market.traded(np.ones((market.tested[1] - market.tested[0] - 1, 1)))
 
-        def show(name: str, found: dict[str, float], seed: int = seed, holding: dict[str, float] = holding) -> None:
-            shares = " | ".join(f"{found[level] / holding[level]:.2f}" for level in ("worst 5 %", "worst 1 %"))
-            held = f"{found['calm']:+.2f} | {found['danger']:+.2f} | {found['mean']:+.2%} | {found['CVaR 5 %']:+.2%}"
-            print(f"| {seed} | {name} | {held} | {found['Sharpe']:.2f} | {shares} |", flush=True)
-
-        show("holding", holding)
-        show("rule", market.rule())
-        for name in filter(None, options.agents.split(",")):
+        found = {"holding": holding, "rule": market.rule()}
+        for name in names:
             folder = options.folder / f"{seed}-{name.replace(' ', '').replace('%', '')}"
-            show(name, market.trained(AGENTS[name]) if options.unselected else market.walked(folder, AGENTS[name]))
+            risk = AGENTS[name]
+            found[name] = market.trained(risk) if options.unselected else market.walked(folder, risk)
+        for name, of_account in found.items():
+            shares = " | ".join(f"{of_account[level] / found[against][level]:.2f}" for level in ("worst 5 %", "worst 1 %"))
+            held = f"{of_account['calm']:+.2f} | {of_account['danger']:+.2f} | {of_account['mean']:+.2%}"
+            print(
+                f"| {seed} | {name} | {held} | {of_account['CVaR 5 %']:+.2%} | {of_account['Sharpe']:.2f} | {shares} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -119,6 +119,10 @@ class Period:
         following = np.maximum(following, own)
         return PeriodRows(own, following, calendar.bars_until(expected, self._start(following + 1)))
 
+    def usual_bars(self, times: pd.DatetimeIndex) -> int:
+        """Return the bars of a period, on average over bars at these times."""
+        return self.count if not self.unit else max(round(len(times) / len(np.unique(self.rows(times).own))), 1)
+
     def decisions(self, times: pd.DatetimeIndex) -> DecisionPeriods:
         """Return the periods of the decisions at the closes of bars.
 

@@ -145,10 +145,13 @@ def test_paper_over_replayed_bars_is_the_simulation(request, tmp_path, name):
         assert any(len(set(symbols)) < len(symbols) for symbols in sides)  # a stop, and an order in the same bar
 
 
-def test_decisions_are_those_of_act(plain, tmp_path):
-    bars = plain.market().bars
-    trading = paper(plain, tmp_path, bars, since=bars.index[0])
-    trader = Trader(plain.agent(), plain.scaler, plain.config.features, plain.config.trading)
+@pytest.mark.parametrize("power", [None, 2.0])
+def test_decisions_are_those_of_act(plain, tmp_path, power):
+    run, bars = Run.open(plain.path), plain.market().bars
+    scaled = run.config.trading.model_copy(update={"volatility_power": power})
+    run.config = run.config.model_copy(update={"trading": scaled})
+    trading = paper(run, tmp_path, bars, since=bars.index[0])
+    trader = Trader(run.agent(), run.scaler, run.config.features, run.config.trading)
     decisions = trader.add(bars)
     assert [decision.time for decision in decisions] == [status.time for status in trading.history]
     assert np.array_equal([decision.weights for decision in decisions], [status.weights for status in trading.history])

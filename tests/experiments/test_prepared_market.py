@@ -5,11 +5,14 @@ import pandas as pd
 import pytest
 
 from tailguard.config import load_config
+from tailguard.envs.return_observer import ReturnRule, with_running_return
 from tailguard.evaluate.folds import longest_lookback
 from tailguard.experiments.prepared_market import LONGEST_EPISODE, Split, market_features, prepare_market
+from tailguard.experiments.training import build_model
 from tailguard.market import load_bars, random_walk
 from tailguard.market.features import FeatureScaler
 from tailguard.market.relevance import fill_returns
+from tailguard.periods import Period
 
 TRAIN, HELD_OUT = (0, 1000), (400, 600)
 # Exponential averages this short have forgotten everything after the longest look-back.
@@ -56,6 +59,28 @@ def test_episodes_visit_neither_the_block_nor_the_rows_that_look_back_at_it(bars
     allowed = {row for first, last in market.spans for row in range(first, last)}
     assert visited <= allowed
     assert len(visited) > 0.9 * len(allowed)
+
+
+def test_an_episode_has_two_periods_of_the_risk_objective_and_one_ends_in_a_training(bars):
+    settings = ["training.risk={objective: cvar, alpha: 0.2, period: 200}", "selection=null"]
+    market = prepared(bars, None, *settings)
+    assert market.trading.episode_length == 400 > LONGEST_EPISODE
+    env = with_running_return(market.training_env(8, 0), ReturnRule(1.0, Period(200)), None, 0)
+    env.reset()
+    ended = [env.step_with_arrays(np.zeros((8, 1)))[0].period_ended.any() for _ in range(400)]
+    assert np.flatnonzero(ended).tolist() == [199, 399]
+    months = prepared(bars, None, "training.risk={objective: cvar, alpha: 0.2, period: 1Y}")
+    assert months.trading.episode_length == 2 * Period.parse("1Y").usual_bars(bars.index[:1000])
+
+
+@pytest.mark.parametrize(
+    ("period", "longest"), [("50", "at most 40 bars, for episodes of 40"), ("2M", "at most 20 bars, for episodes of 40")]
+)
+def test_a_period_that_never_ends_in_an_episode_is_refused(bars, period, longest):
+    settings = [f"training.risk={{objective: cvar, alpha: 0.2, period: {period}}}", "trading.episode_length=40"]
+    market = prepared(bars, None, *settings)
+    with pytest.raises(ValueError, match=f"^training.risk.period is '?{period}'?, but it must be {longest}"):
+        build_model(market, load_config(None, settings).training)
 
 
 def test_scale_and_relevance_come_from_the_spans_alone(bars):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from tailguard.experiments import run as run_module
 from tailguard.experiments.evaluation import backtest_agent, evaluate_run
 from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
+from tailguard.experiments.selection import save_selection
+from tailguard.experiments.training import build_model, train_model
 from tailguard.io.checkpoint import CheckpointError
 from tailguard.market import random_walk, simulate
 from tailguard.market.env import TradingVecEnv
@@ -287,6 +290,21 @@ def test_a_selection_that_was_stopped_is_made_again(selected, tmp_path, data):
     train(run, nobody)
     assert run.selection == whole.selection
     assert content(run) == content(whole)
+
+
+def test_an_early_stop_is_trained_as_it_was_scored_in_the_middle_of_its_schedules(tmp_path, data):
+    """The selection looked at agents after half of a training whose schedules end with the whole."""
+    run = create(tmp_path / "run", data, *SELECTING)
+    run.select(nobody)
+    assert run.selection.horizon == 512
+    save_selection(replace(run.selection, policy="MlpPolicy", steps=256), run.path / "selection.json")
+    again = Run.open(run.path)
+    model = train(again, nobody)
+    assert model.num_timesteps == 256
+    assert model._current_progress_remaining == pytest.approx(0.5)
+    scored = build_model(again.market(), again.config.training)
+    train_model(scored, 256, horizon=512)
+    assert torch.equal(scored.flat.tensor, model.flat.tensor)
 
 
 def test_a_damaged_selection_is_named(selected):

@@ -37,6 +37,7 @@ from tailguard.market import align_bars, random_walk, simulate
 from tailguard.market.planted import planted_market
 from tailguard.market.relevance import FLOOR
 from tailguard.market.rules import TradingSettings
+from tailguard.market.volatility import exposure_scale
 
 MLP, LSTM = "MlpPolicy", "MlpLstmPolicy"
 TINY = [
@@ -233,7 +234,7 @@ AVERSE = "training.risk={objective: cvar, alpha: 0.1, period: 5}"
 
 
 def test_a_risk_averse_agent_is_chosen_by_its_tail_and_not_by_growth(bars, tried):
-    """At the first stop it grows more, at the second it avoids the worst bars. The mix of such a market is cash."""
+    """At the first stop it grows more, at the second it avoids the worst bars. How much to hold otherwise is as for growth."""
 
     def decide(policy, stop, span):
         moves = moves_of(bars, span)
@@ -243,9 +244,10 @@ def test_a_risk_averse_agent_is_chosen_by_its_tail_and_not_by_growth(bars, tried
     averse, _ = tried(decide, AVERSE)
     neutral, _ = tried(decide)
     assert (neutral.steps, averse.steps) == (64, 128)
-    assert averse.core == (0.0,)
-    assert averse.mix_objective == 0.0
+    assert averse.core == neutral.core
+    assert averse.core[0] > 0.0
     assert averse.active == 1.0
+    assert (averse.volatility_power, neutral.volatility_power) == (0.0, None)  # of a random walk it tells nothing
     growth, objective = ([getattr(each, name) for each in averse.candidates[:2]] for name in ("growth", "objective"))
     assert growth[0] > growth[1]
     assert objective[0] < objective[1]
@@ -260,6 +262,64 @@ def test_who_holds_less_is_not_chosen_or_trusted_for_it(bars, tried):
     assert result.steps == 128
     constant, _ = tried(lambda policy, stop, span: np.full(span[1] - span[0] - 1, 0.01), AVERSE)
     assert constant.chosen.t_statistic == pytest.approx(0.0, abs=1e-6)
+
+
+def test_an_agent_in_cash_is_not_chosen_for_losing_nothing(bars, tried):
+    """Its objective is 0 and that of the other below 0, though the other sits out half of the bars that fall most."""
+
+    def decide(policy, stop, span):
+        moves = moves_of(bars, span)
+        timing = np.where((moves < np.quantile(moves, 0.2)) & (np.arange(len(moves)) % 2 == 0), 0.0, 1.0)
+        return np.zeros(len(moves)) if stop == 64 else timing
+
+    result, _ = tried(decide, AVERSE)
+    assert result.steps == 128
+    cash, invested = result.candidates[:2]
+    assert invested.objective < cash.objective == 0.0
+
+
+def test_volatility_scales_the_mix_where_that_spares_the_tail(tried):
+    """Held-out phases of danger, in which volatility is four times as high and crashes come, and as many of calm."""
+    crashes = crash_bars(1500)
+    result, _ = tried(lambda policy, stop, span: np.ones(span[1] - span[0] - 1), AVERSE, table=crashes)
+    assert result.volatility_power == 2.0
+    assert result.active == 0.0  # holding all the time is worse than the scaled mix
+    assert result.core[0] > 0.0
+    assert "so it steers nothing; the account is the mix" in result.reason
+    assert "scaled by volatility to the power of -2" in result.reason
+    applied = result.applied(load_config(None, TINY)).trading
+    assert (applied.volatility_power, applied.active, applied.core) == (2.0, 0.0, result.core)
+    unscaled, _ = tried(
+        lambda policy, stop, span: np.ones(span[1] - span[0] - 1), AVERSE, "trading.volatility_power=0", table=crashes
+    )
+    assert unscaled.volatility_power == 0.0
+    assert unscaled.mix_objective < result.mix_objective  # at equal mean exposure
+    neutral, _ = tried(lambda policy, stop, span: np.ones(span[1] - span[0] - 1), table=crashes)
+    assert neutral.applied(load_config(None, TINY)).trading.volatility_power is None
+
+
+def test_an_agent_must_be_better_than_the_scaled_mix_and_not_than_holding(tried):
+    """What the scale does anyway is no merit of the agent, however well volatility can be forecast."""
+    crashes = crash_bars(1500)
+    scale = exposure_scale(crashes, 2.0)[:, 0]
+    result, _ = tried(lambda policy, stop, span: 0.5 * scale[span[0] : span[1] - 1], AVERSE, table=crashes)
+    assert result.forecast_t > 2.0
+    assert result.chosen.t_statistic == pytest.approx(0.0, abs=1e-6)
+    assert result.active == 0.0
+
+
+def crash_bars(n):
+    """Return bars with phases of calm and of danger, a tenth of whose days are crashes; on average both pay the same."""
+    rng = np.random.default_rng(0)
+    danger = np.arange(n) // 60 % 3 == 2
+    crash = danger & (np.arange(n) % 60 > 8) & (rng.random(n) < 0.1)
+    std = np.where(danger, 0.02, 0.005)
+    close = 100.0 * np.cumprod(1.0 + 0.0008 + danger * 0.009 + std * rng.normal(size=n) - crash * 0.1)
+    opens = np.append(100.0, close[:-1]) * (1.0 + 0.0003 * rng.normal(size=n))
+    above, below = np.abs(rng.normal(size=(2, n))) * 0.3 * std
+    prices = {"open": opens, "high": np.maximum(opens, close) * (1 + above), "low": np.minimum(opens, close) * (1 - below)}
+    index = pd.bdate_range("2000-01-03", periods=n, name="time", unit="ns")
+    return pd.DataFrame({**prices, "close": close, "volume": 1e6}, index=index)
 
 
 def test_a_risk_averse_agent_that_loses_steers_nothing(bars, tried):
@@ -504,7 +564,8 @@ def test_a_selection_survives_a_file(tmp_path, once):
 
 def test_files_from_before_there_was_a_forecast_are_read(tmp_path):
     path = tmp_path / "selection.json"
-    old = {name: value for name, value in made_up().tree().items() if name != "forecast_t"}
+    later = ("forecast_t", "volatility_power", "horizon")
+    old = {name: value for name, value in made_up().tree().items() if name not in later}
     path.write_text(json.dumps(old))
     assert load_selection(path) == made_up(forecast_t=0.0)
 

@@ -47,12 +47,13 @@ def trader_of(model, market, config):
 @pytest.mark.parametrize(
     "risk", ["{}", "{objective: cvar, alpha: 0.2, period: 7}", "{objective: cvar, alpha: 0.2, period: 1W}"]
 )
-@pytest.mark.parametrize("portfolio", [False, True])
-def test_decisions_are_those_of_an_evaluation_however_the_bars_arrive(risk, portfolio):
+@pytest.mark.parametrize(("portfolio", "power"), [(False, 0), (True, 0), (True, 2)])
+def test_decisions_are_those_of_an_evaluation_however_the_bars_arrive(risk, portfolio, power):
     bars = random_walk(400, seed=0)
     if portfolio:
         bars = load_bars({"a": bars, "b": random_walk(400, seed=1)})
-    model, market, config = made(bars, f"training.risk={risk}", "trading.fee=0.002", "trading.long_only=true")
+    rules = ["trading.fee=0.002", "trading.long_only=true", f"trading.volatility_power={power}"]
+    model, market, config = made(bars, f"training.risk={risk}", *rules)
     first = market.features.warmup
     rule = return_rule_of(model)
     (expected,) = play(model, bars, market.features, config.trading, [(first, len(bars))], returns=rule)

@@ -30,6 +30,7 @@ from tailguard.market import (
     simulate,
 )
 from tailguard.market.rules import Fill, TradingSettings
+from tailguard.market.volatility import exposure_scale
 
 every_fill = pytest.mark.parametrize("fill", get_args(Fill))
 
@@ -633,6 +634,26 @@ def test_the_target_is_the_core_and_the_agent_in_their_shares(case: str, active:
         assert weights_after(action.tolist(), assets, **together) == pytest.approx(expected, abs=1e-12)
         targets = target_weights(action, TradingSettings(fee=0.0, **together))
         assert targets == pytest.approx(expected, abs=1e-12)
+
+
+def test_core_and_agent_are_scaled_by_volatility_alike() -> None:
+    bars, settings = table("nasdaq-1d"), TradingSettings(core=(0.4,), active=0.5, volatility_power=2.0, random_start=False)
+    env = TradingVecEnv(bars, n_envs=2, seed=0, features=row_numbers(bars), **settings.model_dump())
+    env.reset()
+    actions, scale = np.array([[0.8], [-0.3]]), exposure_scale(bars, 2.0)
+    assert np.ptp(scale) > 0.0
+    for _ in range(120):
+        row = int(env.batch.rows[0])
+        env.step(actions)
+        info = [env.batch.info(index) for index in range(2)]
+        expected = scale[row] * (0.5 * 0.4 + 0.5 * actions)
+        assert target_weights(actions, settings, scale[[row, row]]) == pytest.approx(expected, abs=1e-12)
+        # Filled at the open, the weight drifts until the close.
+        drifted = bars["close"].iloc[row + 1] / bars["open"].iloc[row + 1]
+        for index in range(2):
+            weight = float(expected[index, 0])
+            at_close = weight * drifted / (1.0 + weight * (drifted - 1.0))
+            assert float(info[index]["weights"][0]) == pytest.approx(at_close, rel=1e-6)
 
 
 @every_fill

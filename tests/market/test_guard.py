@@ -7,7 +7,9 @@ from tail_series import crashes, garch, holding, long_short, portfolio, regimes,
 
 import tailguard
 from tailguard.evaluate.backtest_window import BacktestWindow
-from tailguard.market import TradingRules, simulate
+from tailguard.market import TradingRules, align_bars, simulate
+from tailguard.market.account_tail import account_tail
+from tailguard.market.bars import symbols_of
 from tailguard.market.guard import guard
 from tailguard.market.model_account import FREE, NO_FORECAST, REST_OF_PERIOD, WHOLE_PERIOD
 from tailguard.periods import Period
@@ -31,6 +33,62 @@ def test_realised_tails_of_months_are_near_the_limit_and_not_far_inside(draw, li
     free, held = cvar(monthly(bars, np.ones(len(bars)))), cvar(monthly(bars, guarded.weights))
     assert held > 1.25 * -limit
     assert held < 0.55 * max(-limit, free)
+
+
+@pytest.mark.parametrize("limit", [0.03, 0.05, 0.1])
+@pytest.mark.parametrize("draw", [garch, regimes, crashes], ids=["garch", "regimes", "crashes"])
+def test_the_prediction_for_the_guarded_account_is_inside_the_limit_and_true(draw, limit: float) -> None:
+    bars = draw(5)
+    guarded = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
+    known = ~np.isnan(guarded.predicted_cvar)
+    lost = known & (guarded.to_date < -limit)
+    assert (guarded.predicted_cvar[known & ~lost] >= -limit - 1e-12).all()
+    assert (guarded.exposure[lost] == 0.0).all()  # what a period has lost already cannot be won back by holding
+    np.testing.assert_allclose(guarded.predicted_cvar[lost], guarded.to_date[lost])
+    assert lost.mean() < 0.05
+    # Not because it promises too much: the worst months are about as bad as was predicted when they began.
+    begins = known & Period.parse("1M").rows(pd.DatetimeIndex(bars.index)).restarts
+    predicted, realised = guarded.predicted_cvar[begins].mean(), cvar(monthly(bars, guarded.weights))
+    assert 0.8 * predicted > realised > 1.25 * predicted
+
+
+def test_an_asset_that_is_listed_later_does_not_empty_the_account() -> None:
+    """Only the new one waits for its first forecast, whether it was asked for all along or again at every close."""
+    first, second = walk(0, 500), walk(1, 500)
+    bars = align_bars({"A": first, "B": second.iloc[300:]})
+    for asked in (np.full((500, 2), 0.5), np.full((500, 2), np.nan)):
+        asked[0] = 0.5
+        guarded = guard(asked, bars, max_loss=0.5, period="1M")
+        alone = guard(asked[:, 0], first, max_loss=0.5, period="1M")
+        weights = pd.DataFrame(guarded.weights).ffill().to_numpy()
+        np.testing.assert_allclose(guarded.exposure[300:360], alone.exposure[300:360])
+        assert (guarded.exposure[300:360] > 0.9).all()
+        assert (weights[300:360, 0] > 0.4).all()
+        assert (weights[300:360, 1] == 0.0).all()
+        assert weights[361, 1] > 0.3  # what is held since the first bar has fallen until then
+        assert guarded.reason(330) == "B not held: too few bars for a forecast"
+        assert guarded.reason(30) == "nothing is held: there are too few bars for a forecast"
+        assert guarded.reason(499) == ""
+
+
+def test_all_costs_of_trading_count() -> None:
+    bars = portfolio(0, 600)
+    rules = TradingRules(
+        fee=0.001, half_spread=0.0004, slippage=0.0006, assets={symbols_of(bars)[0]: {"fee": 0.02}},
+        guard={"max_loss": 0.03, "period": "1W"},
+    )  # fmt: skip
+    window = BacktestWindow(bars, rules, (300, 600))
+    asked = np.where(np.arange(299) % 2 == 0, 0.3, -0.3)[:, None] * np.ones(len(symbols_of(bars)))
+    costs = np.full(len(symbols_of(bars)), 0.002)
+    costs[0] = 0.021
+    targets = np.concatenate([np.zeros((300, 3)), asked, np.full((1, 3), np.nan)])
+    expected = guard(targets, bars, max_loss=0.03, period="1W", fee=costs, first=300)
+    np.testing.assert_array_equal(window.guard(asked).to_date, expected.to_date)
+    np.testing.assert_array_equal(
+        window.tail(asked).to_date, account_tail(bars, targets, Period.parse("1W"), fee=costs, first=300).to_date
+    )
+    with pytest.raises(ValueError, match="the shape of fee"):
+        guard(targets, bars, max_loss=0.03, period="1W", fee=np.ones(7))
 
 
 def test_every_row_depends_on_the_past_only() -> None:

@@ -6,7 +6,18 @@ import pytest
 from tail_series import bars_from, regimes, walk
 
 from tailguard.market import align_bars, random_walk
-from tailguard.market.volatility import FEWEST_BARS, first_guess, forecast_variance, horizon_grid, measure, nearest_on_grid
+from tailguard.market.volatility import (
+    FALL,
+    FEWEST_BARS,
+    RISE,
+    SCALE_HORIZON,
+    exposure_scale,
+    first_guess,
+    forecast_variance,
+    horizon_grid,
+    measure,
+    nearest_on_grid,
+)
 
 
 def test_the_measured_variance_of_a_random_walk_is_its_own() -> None:
@@ -62,3 +73,30 @@ def test_the_grid_is_the_same_whatever_is_the_longest_horizon(longest: int) -> N
 def test_bars_that_do_not_move_have_a_variance_of_zero() -> None:
     still = pd.DataFrame(100.0, pd.bdate_range("2020-01-01", periods=200), ["open", "high", "low", "close", "volume"])
     np.testing.assert_array_equal(forecast_variance(measure(still), np.array([1, 4]))[FEWEST_BARS + 1 :], 0.0)
+
+
+def test_exposure_is_scaled_down_where_volatility_exceeds_its_past_median() -> None:
+    bars = align_bars({"A": regimes(0, 900), "B": walk(0, 900)})
+    deviation = np.sqrt(forecast_variance(measure(bars), np.array([SCALE_HORIZON]))[:, :, 0])
+    scale = exposure_scale(bars, 2.0)
+    assert (scale[: FEWEST_BARS - 1] == 0.0).all()  # nothing is known yet
+    for t in (200, 500, 899):
+        exact = np.minimum(1.0, (np.nanmedian(deviation[: t + 1], axis=0) / deviation[t]) ** 2)
+        assert (scale[t] >= exact / (1.0 + RISE) - 1e-12).all()
+        assert (scale[t] <= exact / (1.0 - FALL) + 1e-12).all()
+    assert (scale.max(axis=0) == 1.0).all()
+    assert scale[:, 0].min() < 0.3
+    moves = np.diff(scale[FEWEST_BARS:, 0])
+    assert (moves == 0.0).mean() > 0.3  # small changes are not traded
+
+
+def test_the_scale_of_exposure_uses_the_past_only() -> None:
+    bars = regimes(0, 900)
+    np.testing.assert_array_equal(exposure_scale(bars.iloc[:700], 2.0), exposure_scale(bars, 2.0)[:700])
+
+
+def test_without_a_power_nothing_is_scaled() -> None:
+    assert exposure_scale(walk(0, 300), 0.0) is None
+    assert exposure_scale(walk(0, 300), None) is None
+    still = pd.DataFrame(100.0, pd.bdate_range("2020-01-01", periods=200), ["open", "high", "low", "close", "volume"])
+    np.testing.assert_array_equal(exposure_scale(still, 2.0)[FEWEST_BARS + 1 :], 1.0)

@@ -125,7 +125,7 @@ class BacktestWindow:
         """
         assert self.rules.guard is not None
         return guard(
-            self._since_first_bar(targets), self._known_bars, **self.rules.guard.model_dump(), fee=self.rules.fee,
+            self._since_first_bar(targets), self._known_bars, **self.rules.guard.model_dump(), fee=self._costs,
             first=self.span[0], market=self._tail_market,
         )  # fmt: skip
 
@@ -136,10 +136,15 @@ class BacktestWindow:
         """
         period = self.rules.shown_period(pd.DatetimeIndex(self._known_bars.index))
         weights = self._since_first_bar(targets)
-        first, fee = self.span[0], self.rules.fee
+        first = self.span[0]
         return account_tail(
-            self._known_bars, weights, period, fee=fee, first=first, market=self._tail_market, since=len(weights)
+            self._known_bars, weights, period, fee=self._costs, first=first, market=self._tail_market, since=len(weights)
         )
+
+    @property
+    def _costs(self) -> Floats:
+        """The costs of trading ``[assets]`` by which guard and forecast trade their account."""
+        return self.rules.costs_per_side(symbols_of(self.bars))
 
     @cached_property
     def _known_bars(self) -> pd.DataFrame:

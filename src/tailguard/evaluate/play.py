@@ -177,9 +177,17 @@ def play(
     while playing.any():
         session.restart_returns(row == first, accounts.rows)
         observed = session.act(obs, starts, accounts.rows)
+        scale = accounts.present_scale
         step = session.step(accounts)
         steps.append(
-            _Step(observed, starts, session.actions, step.rewards, accounts.accounts[:, EQUITY].copy(), playing.copy())
+            _Step(
+                observed,
+                starts,
+                target_weights(session.actions, rules, scale),
+                step.rewards,
+                accounts.accounts[:, EQUITY].copy(),
+                playing.copy(),
+            )
         )
         ruined |= playing & step.terminated & (row >= first)
         playing &= ~(ruined | step.truncated)
@@ -204,7 +212,7 @@ class _Step(NamedTuple):
 
     observations: NDArray[np.float32]
     starts: NDArray[np.bool_]
-    actions: NDArray[Any]
+    weights: Floats
     rewards: Floats
     equity: Floats
     playing: NDArray[np.bool_]
@@ -219,7 +227,7 @@ def _trajectory(
     :param warmup: steps that are not counted.
     :param bars: of its span.
     """
-    weights = target_weights(columns.actions[warmup:length, account], settings)
+    weights = columns.weights[warmup:length, account]
     targets = np.zeros((bars, weights.shape[1]))
     targets[: len(weights)] = weights
     return Trajectory(
@@ -233,13 +241,14 @@ def _trajectory(
     )
 
 
-def target_weights(actions: NDArray[Any], settings: TradingSettings) -> Floats:
+def target_weights(actions: NDArray[Any], settings: TradingSettings, scale: Floats | None = None) -> Floats:
     """Return the weights that actions in [-1, 1] per asset ask for, as the environment understands them.
 
     :param actions: ``[..., assets]``.
     :param settings: with `leverage`, `long_only`, `core` and `active`.
+    :param scale: ``[..., assets]`` share that is held after the same closes, see :attr:`AccountBatch.scale`; None is all.
     """
     low, high = settings.lowest_weight, settings.leverage
-    steered = settings.steered(np.asarray(actions, np.float64))
+    steered = settings.steered(np.asarray(actions, np.float64), scale)
     weights = low + 0.5 * (np.clip(steered, -1.0, 1.0) + 1.0) * (high - low)
     return capped(weights, high)

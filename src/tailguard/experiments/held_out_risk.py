@@ -12,10 +12,11 @@ and the objective is the mean of the contributions. So the difference between tw
 mean of their differences with as many independent samples as there are periods.
 
 The first two are homogeneous: an account of half the size has half the objective. If that is below 0, the best size is none,
-and the agent that holds least would win, whatever it does with it. So agents are compared at equal mean exposure; how much to
-hold is what they have learnt from the same objective.
+and the agent that holds least would win, whatever it does with it. So they say when to hold less and not how much to hold:
+accounts are compared at equal mean exposure, and one in cash, of which nothing can be said, comes last.
 """
 
+import math
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -34,6 +35,17 @@ SMALLEST_EXPOSURE = 1e-3
 FEWEST_PERIODS = 2
 
 
+class HeldOutAccount(NamedTuple):
+    """An account as it is compared with others.
+
+    :param sums: samples; of a homogeneous objective at a mean exposure of 1.
+    :param idle: True for an account in cash under such an objective: it has no such samples, and comes last.
+    """
+
+    sums: Floats
+    idle: bool
+
+
 class HeldOutRisk(NamedTuple):
     """A risk-averse objective with the length of its periods.
 
@@ -44,16 +56,19 @@ class HeldOutRisk(NamedTuple):
     risk: RiskConfig
     bars: int
 
-    def words(self, bars_per_year: float) -> str:
-        """Return the objective in words, and what it asks of an account to be better than cash.
-
-        :param bars_per_year: of the market.
-        """
+    @property
+    def words(self) -> str:
+        """The objective in words."""
         tail = f"the average of the worst {self.alpha:.0%} of returns over {self.bars} bars"
         if self.risk.objective == "constrained":
             return f"the mean, with a limit to {tail}"
         name = tail if self.risk.objective == "cvar" else f"the mean mixed with {self.weight:.0%} of {tail}"
-        return f"{name}, for which cash is better than a Sharpe ratio below {self.least_sharpe(bars_per_year):.1f}"
+        return f"{name}, at equal mean exposure"
+
+    @property
+    def homogeneous(self) -> bool:
+        """True if an account of half the size has half the objective."""
+        return self.risk.objective != "constrained"
 
     @property
     def weight(self) -> float:
@@ -108,14 +123,22 @@ class HeldOutRisk(NamedTuple):
         spread = float(difference.std())
         return float(difference.mean()) / spread * (len(sums) / self.bars) ** 0.5 if spread > 1e-12 else 0.0
 
-    def at_unit_exposure(self, sums: Floats, targets: Floats) -> Floats:
-        """Return samples of an account as those of one with a mean exposure of 1, where only its shape is compared.
+    def account(self, sums: Floats, targets: Floats) -> HeldOutAccount:
+        """Return an account as it is compared with others: at a mean exposure of 1, where only its shape is.
 
         :param sums: of the account.
         :param targets: ``[n, assets]`` its weights.
         """
         exposure = float(np.abs(targets).sum(axis=1).mean())
-        return sums / exposure if self.risk.objective != "constrained" and exposure > SMALLEST_EXPOSURE else sums
+        if not self.homogeneous:
+            return HeldOutAccount(sums, False)
+        return HeldOutAccount(sums / exposure, False) if exposure > SMALLEST_EXPOSURE else HeldOutAccount(sums, True)
+
+    def lead_at_equal_exposure(self, account: HeldOutAccount, other: HeldOutAccount) -> float:
+        """Return the t-statistic of the difference between two accounts; infinite where one of them is in cash."""
+        if account.idle != other.idle:
+            return math.inf if other.idle else -math.inf
+        return self.lead(account.sums, other.sums)
 
     def best_exposure(self, returns: Floats, largest: float) -> float:
         """Return the constant exposure with the best objective, never short; 0 is cash.
@@ -138,9 +161,7 @@ def held_out_risk(risk: RiskConfig, times: pd.DatetimeIndex, shortest: int) -> H
     period = risk.counted_over
     if period is None:
         return None
-    bars = period.count
-    if period.unit:
-        bars = max(round(len(times) / len(np.unique(period.rows(times).own))), 1)
+    bars = period.usual_bars(times)
     legal = f"{shortest // FEWEST_PERIODS} bars or less, half of a held-out block, or fewer selection.blocks"
     require(FEWEST_PERIODS * bars <= shortest, "training.risk.period", risk.period, legal)
     return HeldOutRisk(risk, bars)

@@ -32,6 +32,7 @@ from tailguard.market.bars import DataError, symbols_of
 from tailguard.market.env import AccountBatch
 from tailguard.market.kernel import CASH, EQUITY, MARK, PEAK, TRADE_FIELDS, UNITS, WORK_ROWS, observe_account, trade_bar
 from tailguard.market.rules import TradingRules
+from tailguard.market.volatility import exposure_scale
 from tailguard.parallel.threads import one_thread
 
 LEDGER, BROKER, KILL = "ledger.jsonl", "broker.jsonl", "KILL"
@@ -306,7 +307,8 @@ class PaperTrading:
         rules = kernel_rules(self.trading, len(self._symbols))
         observe_account(obs, self._features.values, self._seen, self._array, self._row, rules)
         self._session.act(obs, np.array([False]), np.array([self._row]))
-        self._decided.append(target_weights(self._session.actions[0], self.trading))
+        scale = None if self._scale is None else self._scale[self._row]
+        self._decided.append(target_weights(self._session.actions[0], self.trading, scale))
         return self._decided[-1]
 
     def _warm_up(self) -> None:
@@ -370,6 +372,7 @@ class PaperTrading:
         if len(bars):
             self._features = scaled_features(bars, self.run.config.features, self.run.scaler)
             self._array = bar_array(bars, self.trading)
+            self._scale = exposure_scale(bars, self.trading.volatility_power)
             self._session.set_calendar(lambda period: period.decisions(pd.DatetimeIndex(bars.index)))
             self._first = max(self._features.warmup, int(bars.index.searchsorted(self.since)))
         if self._first < len(bars) and len(bars) > 1:

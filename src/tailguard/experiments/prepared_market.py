@@ -142,7 +142,11 @@ def prepare_market(
     if held_out is not None:
         spans = [(usable, held_out[0]), (held_out[1] + longest_lookback(config.features), last)]
     longest = max(stop - start for start, stop in spans) - 1
-    length = config.trading.episode_length or max(min(LONGEST_EPISODE, longest // 2), 1)
+    # Two periods of the risk objective: one that begins anywhere in a month has a whole month after that.
+    period = config.training.risk.counted_over
+    two_periods = 0 if period is None else 2 * period.usual_bars(pd.DatetimeIndex(bars.index[first:last]))
+    usual = max(min(LONGEST_EPISODE, longest // 2), min(two_periods, longest), 1)
+    length = config.trading.episode_length or usual
     # A part that is too short for an episode is not used, unless it is all that there is: then the environments say so.
     spans = [span for span in spans if span[1] - span[0] > length] or spans[:1]
     scaler = _fit_scaler(bars, config, features, (first, last), spans)

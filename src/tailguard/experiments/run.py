@@ -216,8 +216,7 @@ class Run:
     def _apply(self, selection: Selection) -> None:
         self.selection, self.config = selection, selection.applied(self.config)
         if self._market is not None:
-            trading = self._market.trading.model_copy(update={"core": selection.core, "active": selection.active})
-            self._market = replace(self._market, trading=trading)
+            self._market = replace(self._market, trading=selection.steered(self._market.trading))
 
     @property
     def split(self) -> Split:
@@ -331,7 +330,14 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
         first_step, resume = model.num_timesteps, f"`tailguard resume {run.path}` continues from there"
         try:
             with stopped_by_signals(saving):
-                train_model(model, steps, callbacks, log_name=run.path.name, minutes=run.config.training.minutes)
+                train_model(
+                    model,
+                    steps,
+                    callbacks,
+                    horizon=None if run.selection is None else run.selection.horizon,
+                    log_name=run.path.name,
+                    minutes=run.config.training.minutes,
+                )
                 saving.save()  # a time limit ends a training between two checkpoints
         except (OSError, NotFinite) as error:
             raise ValueError(f"{error}; safe up to step {max(first_step, saving.saved_step):,}, {resume}") from error

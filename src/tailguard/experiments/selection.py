@@ -13,10 +13,11 @@ its alpha, and much more about whether returns can be predicted. Where they can,
 as it has not been seen to lose. Where nothing can be learnt, both are near 0 and the mix is all that is left. An agent is
 trained on all training bars only after that.
 
-An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead,
-and so is the mix (held_out_risk.py). What it holds on average is no evidence: anybody can hold less. So t_alpha is that of the
-difference to an account which holds the same on average, all the time, and t_forecast is about the sizes of returns instead of
-the returns; and an agent that lost money is not trusted at all.
+An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead
+(held_out_risk.py), which says when to hold less; how much is held follows from growth, as for everybody. Volatility says most
+of when: first the power by which it scales every position (market/volatility.py) is chosen, for the mix on the held-out blocks,
+and agents are trained and traded with that scale. So what is asked of them is to be better than volatility alone: t is that of
+the difference to the scaled mix that holds as much on average, and nothing else. An agent that lost money is not trusted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.series import ROUNDING, Floats
 from tailguard.experiments.callbacks import BetweenUpdates
 from tailguard.experiments.decisions import trade_market
-from tailguard.experiments.held_out_risk import HeldOutRisk, held_out_risk
+from tailguard.experiments.held_out_risk import HeldOutAccount, HeldOutRisk, held_out_risk
 from tailguard.experiments.prepared_market import Split, prepare_market
 from tailguard.experiments.training import build_model, train_model
 from tailguard.io.sealed import read_sealed, write_sealed
@@ -44,11 +45,14 @@ from tailguard.market.env import Rows
 from tailguard.market.features import FeatureSet
 from tailguard.market.relevance import FLOOR, fill_returns, forecast_products, t_of_products, volatility_scaled
 from tailguard.market.rules import TradingSettings
+from tailguard.market.volatility import exposure_scale
 
 # Sharpe ratio per year that holding a market usually earns, and how much markets differ: about what stock indices have paid.
 PREMIUM, PREMIUM_SPREAD = 0.3, 0.3
 # From the simplest on: a later one must be better by more than one standard error.
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
+# By which volatility may scale positions, from the simplest on.
+POWERS = (0.0, 1.0, 2.0)
 # Standard errors of alpha that a forecast can make up for: an agent that has lost more than one of them steers nothing.
 BENEFIT = 1.5
 
@@ -65,8 +69,9 @@ class Candidate:
     :param turnover: amount traded per year on them, as a multiple of equity.
     :param t_statistic: of its alpha over the market on the held-out blocks.
     :param blocks: held-out blocks that it traded; fewer than all if it fell behind on the first ones.
-    :param objective: of a risk-averse agent on the held-out blocks, in log returns per period; None for growth. Then
-        `t_statistic` is that of the difference to a constant account of the same mean weights.
+    :param objective: of a risk-averse agent on the held-out blocks, in log returns per period, at a mean exposure of 1 if its
+        objective says when to hold and not how much; None for growth. Then `t_statistic` is that of the difference to the mix
+        that is scaled by volatility, with the agent's mean weights.
     """
 
     policy: str
@@ -94,7 +99,10 @@ class Selection:
     :param candidates: all that were compared.
     :param features: weights of the features that say something about the next return in the training bars, the largest first.
     :param criterion: what a risk-averse agent was chosen by, in words; empty for growth.
-    :param mix_objective: the same of the constant mix on the held-out blocks; None for growth.
+    :param mix_objective: the same of the mix on the held-out blocks, scaled by volatility; None for growth.
+    :param volatility_power: by which volatility scales what is held; None leaves it as it is configured.
+    :param horizon: steps at which the schedules of the training end, which may be after its last step; None in the files of
+        earlier versions, where they end with it.
     """
 
     policy: str
@@ -107,6 +115,8 @@ class Selection:
     features: dict[str, float]
     criterion: str = ""
     mix_objective: float | None = None
+    volatility_power: float | None = None
+    horizon: int | None = None
 
     @property
     def chosen(self) -> Candidate:
@@ -124,9 +134,9 @@ class Selection:
         if winner.objective is not None:
             return (
                 f"{self.policy} after {self.steps:,} steps had the best objective on held-out blocks, {self.criterion} "
-                f"({winner.objective:+.2%}, the constant mix {self.mix_objective:+.2%}); it grew {winner.growth:+.1%} a year, "
-                f"the difference to holding the same on average has a t-statistic of {winner.t_statistic:.1f}, a linear "
-                f"forecast of the sizes of returns {self.forecast_t:.1f}, {steers}"
+                f"({winner.objective:+.2%}, the mix {self.mix_objective:+.2%}); it grew {winner.growth:+.1%} a year, and its "
+                f"lead over the mix that holds as much on average has a t-statistic of {winner.t_statistic:.1f}, {steers}; "
+                f"{self._scaling}"
             )
         return (
             f"{self.policy} after {self.steps:,} steps grew most on held-out blocks ({winner.growth:+.1%} a year, the constant "
@@ -134,11 +144,25 @@ class Selection:
             f"the returns {self.forecast_t:.1f}, {steers}"
         )
 
+    @property
+    def _scaling(self) -> str:
+        """The mix and its scale in words."""
+        mix = " + ".join(f"{weight:.2f}" for weight in self.core)
+        held = f"agent and mix ({mix})" if self.active else f"the account is the mix ({mix})"
+        if not self.volatility_power:
+            return f"{held}, not scaled by volatility" if not self.active else f"{held} are not scaled by volatility"
+        power = f"volatility to the power of {-self.volatility_power:g} where it is above its usual level"
+        return f"{held}, scaled by {power}" if not self.active else f"{held} are scaled by {power}"
+
+    def steered(self, trading: TradingSettings) -> TradingSettings:
+        """Return rules of trading with what was chosen: the core, the share of the agent, and the scale of both."""
+        power = trading.volatility_power if self.volatility_power is None else self.volatility_power
+        return trading.model_copy(update={"core": self.core, "active": self.active, "volatility_power": power})
+
     def applied(self, config: Config) -> Config:
         """Return the configuration of the training that follows: nothing is left to choose."""
         training = config.training.model_copy(update={"policy": self.policy, "steps": self.steps})
-        trading = config.trading.model_copy(update={"core": self.core, "active": self.active})
-        return config.model_copy(update={"training": training, "trading": trading, "selection": None})
+        return config.model_copy(update={"training": training, "trading": self.steered(config.trading), "selection": None})
 
     def table(self) -> pd.DataFrame:
         """Return a row per candidate; the column `chosen` marks the winner."""
@@ -195,16 +219,17 @@ def select(
     candidates = [trials.score(policy, stop) for policy in trials.policies for stop in trials.stops]
     whole = prepare_market(bars, config, split, features)
     forecast_t = trials.forecast_t()
-    risk = trials.risk
-    mix = constant_mix(bars, whole.spans, config.trading, risk)
+    risk, believed = trials.risk, winner.candidate.t_statistic
+    mix = constant_mix(bars, whole.spans, config.trading, risk, exposure_scale(bars, trials.power))
     weights = sorted(zip(whole.scaler.names, whole.scaler.weight.tolist(), strict=True), key=lambda pair: -pair[1])
     return Selection(
         policy=winner.candidate.policy,
         steps=winner.candidate.steps,
         core=_core(mix, config.training.pooled),
-        # A risk-averse agent that loses has a worse mean and a worse tail than cash.
+        # A risk-averse agent that loses has a worse mean and a worse tail than cash. That volatility can be forecast is no
+        # evidence for one: the scale of the mix uses it already.
         active=(
-            trust(winner.candidate.t_statistic, forecast_t, settings.doubt)
+            trust(believed, forecast_t if risk is None else believed, settings.doubt)
             if risk is None or winner.candidate.sharpe > 0.0
             else 0.0
         ),
@@ -212,8 +237,10 @@ def select(
         mix_growth=float(np.concatenate(trials.mixes).mean()) * trials.periods,
         candidates=tuple(score.candidate for score in candidates),
         features={name: weight for name, weight in weights if weight > FLOOR},
-        criterion="" if risk is None else risk.words(trials.periods),
-        mix_objective=None if risk is None else risk.value(np.concatenate([risk.sums(returns) for returns in trials.mixes])),
+        criterion="" if risk is None else risk.words,
+        mix_objective=None if risk is None else risk.value(trials.scaled_mix(trials.power).sums),
+        volatility_power=None if risk is None else trials.power,
+        horizon=trials.stops[-1],
     )
 
 
@@ -236,7 +263,11 @@ def stops_of(training: TrainingConfig, settings: SelectionConfig) -> list[int]:
 
 
 def constant_mix(
-    bars: pd.DataFrame, spans: Sequence[Rows], trading: TradingSettings, risk: HeldOutRisk | None = None
+    bars: pd.DataFrame,
+    spans: Sequence[Rows],
+    trading: TradingSettings,
+    risk: HeldOutRisk | None = None,
+    scale: Floats | None = None,
 ) -> tuple[float, ...]:
     """Return equal weights of all assets, scaled to the exposure that grows most as far as anybody can know; never short.
 
@@ -246,15 +277,19 @@ def constant_mix(
 
         posterior s = (PREMIUM / PREMIUM_SPREAD^2 + years s) / (1 / PREMIUM_SPREAD^2 + years),    w = s / volatility.
 
-    For a risk-averse objective the exposure is the best for that objective, with returns of that Sharpe ratio.
+    With a limit to the tail, the exposure is the best for that objective, with returns of that Sharpe ratio. CVaR itself says
+    all or nothing, whatever is best: twice the position has twice the CVaR.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param spans: rows that may be looked at.
     :param trading: with the largest exposure.
     :param risk: a risk-averse objective; None is growth.
+    :param scale: ``[T, assets]`` share of the weights that is held after each close; None is all.
     """
-    parts = [fill_returns(bars.iloc[start:stop], trading.fill) for start, stop in spans]
-    returns = np.expm1(np.concatenate(parts))
+    parts = [np.expm1(fill_returns(bars.iloc[start:stop], trading.fill)) for start, stop in spans]
+    if scale is not None:
+        parts = [part * scale[start:stop] for part, (start, stop) in zip(parts, spans, strict=True)]
+    returns = np.concatenate(parts)
     assets = len(symbols_of(bars))
     together = returns[np.isfinite(returns).all(axis=1)].mean(axis=1)
     periods = trading.bars_per_year or periods_per_year(pd.DatetimeIndex(bars.index))
@@ -265,7 +300,7 @@ def constant_mix(
     prior = 1.0 / PREMIUM_SPREAD**2
     expected = (prior * PREMIUM + years * seen) / (prior + years)
     exposure = min(max(expected / volatility, 0.0), trading.leverage)
-    if risk is not None:
+    if risk is not None and not risk.homogeneous:
         likely = together - together.mean() + expected * volatility / periods
         exposure = risk.best_exposure(likely, trading.leverage)
     return tuple([exposure / assets] * assets)
@@ -288,7 +323,7 @@ class _Score(NamedTuple):
 
     candidate: Candidate
     returns: Floats
-    sums: Floats  # over periods at unit exposure, for a risk-averse objective
+    account: HeldOutAccount | None  # for a risk-averse objective
 
 
 class _Trials:
@@ -321,7 +356,12 @@ class _Trials:
         # The first decision of a block is taken at the close before it.
         self.spans = [(max(first - 1, features.warmup), last) for first, last in blocks]
         self.windows = [BacktestWindow(bars, config.trading, span) for span in self.spans]
-        self.mixes = [np.log1p(self._held(number, self._mix(number)).returns) for number in range(len(blocks))]
+        self.bars, asked = bars, config.trading.volatility_power
+        self.power = self._best_power() if self.risk is not None and asked is None else asked
+        scaled = {"volatility_power": self.power}
+        self.markets = [replace(market, trading=market.trading.model_copy(update=scaled)) for market in self.markets]
+        self.scale = exposure_scale(bars, self.power)
+        self.mixes = [np.log1p(self._held(number, self._mix(number, self.scale)).returns) for number in range(len(blocks))]
         equal = np.full(len(symbols_of(bars)), 1.0 / len(symbols_of(bars)))
         # Simple returns in excess of cash: of these a constant share of the market is exactly a share.
         self.market_excess = [self._held(number, equal).excess for number in range(len(blocks))]
@@ -342,12 +382,20 @@ class _Trials:
     def best_stop(self, policy: str, blocks: Sequence[int]) -> _Score:
         """Return the stop of a policy that is best over some blocks; of equals the earliest."""
         scores = [self.score(policy, stop, blocks) for stop in self.stops]
-        return max(scores, key=lambda score: score.candidate.growth if self.risk is None else self.risk.value(score.sums))
+        return max(scores, key=self._rank)
 
     def lead(self, policy: str, other: str, blocks: Sequence[int]) -> float:
         """Return the t-statistic of the difference between two policies on some blocks, each at its best stop."""
         first, second = self.best_stop(policy, blocks), self.best_stop(other, blocks)
-        return t_statistic(first.returns - second.returns) if self.risk is None else self.risk.lead(first.sums, second.sums)
+        if self.risk is None or first.account is None or second.account is None:
+            return t_statistic(first.returns - second.returns)
+        return self.risk.lead_at_equal_exposure(first.account, second.account)
+
+    def _rank(self, score: _Score) -> tuple[bool, float]:
+        """Return what scores are compared by. Cash is last: at no exposure there is nothing to say about when to hold less."""
+        if self.risk is None or score.account is None:
+            return True, score.candidate.growth
+        return not score.account.idle, self.risk.value(score.account.sums)
 
     def score(self, policy: str, stop: int, blocks: Sequence[int] | None = None) -> _Score:
         """Trade the mean of the seeds' decisions block by block; the account starts anew in each.
@@ -357,7 +405,7 @@ class _Trials:
         tried = sorted({number for name, _, number, _ in self.plays if name == policy})
         unseen, seen, excess, market, turnover = [], [], [], [], 0.0
         sums: list[Floats] = []
-        constant: list[Floats] = []  # the same of an account that holds the agent's mean weights all the time
+        constant: list[Floats] = []  # the same of the mix, scaled by volatility, with the agent's mean weights
         held: list[Floats] = []
         for number in tried if blocks is None else blocks:
             plays = [play for (*key, _), play in self.plays.items() if key == [policy, stop, number]]
@@ -372,7 +420,9 @@ class _Trials:
             if self.risk is not None:
                 held.append(targets)
                 sums.append(self.risk.sums(unseen[-1]))
-                constant.append(self.risk.sums(np.log1p(self._held(number, targets.mean(axis=0)).returns)))
+                usual = self._targets(number, np.ones(targets.shape[1]), self.scale).mean(axis=0)
+                weights = np.divide(targets.mean(axis=0), usual, out=np.zeros_like(usual), where=usual > 0.0)
+                constant.append(self.risk.sums(np.log1p(self._held(number, weights).returns)))
         returns, in_sample = np.concatenate(unseen), np.concatenate(seen)
         candidate = Candidate(
             policy=policy,
@@ -385,11 +435,31 @@ class _Trials:
             blocks=len(unseen),
         )
         if self.risk is None:
-            return _Score(candidate, returns, np.empty(0))
+            return _Score(candidate, returns, None)
         samples = np.concatenate(sums)
+        account = self.risk.account(samples, np.concatenate(held))
         timing = self.risk.lead(samples, np.concatenate(constant))
-        scored = replace(candidate, objective=self.risk.value(samples), t_statistic=timing)
-        return _Score(scored, returns, self.risk.at_unit_exposure(samples, np.concatenate(held)))
+        return _Score(replace(candidate, objective=self.risk.value(account.sums), t_statistic=timing), returns, account)
+
+    def scaled_mix(self, power: float | None) -> HeldOutAccount:
+        """Return the mix on all held-out blocks, scaled by volatility, as a risk-averse objective sees it."""
+        assert self.risk is not None
+        scale, blocks = exposure_scale(self.bars, power), range(len(self.windows))
+        targets = [self._targets(number, self._mix(number, scale), scale) for number in blocks]
+        accounts = [self.windows[number].trade("mix", targets[number]) for number in blocks]
+        sums = [self.risk.sums(np.log1p(account.returns)) for account in accounts]
+        return self.risk.account(np.concatenate(sums), np.concatenate(targets))
+
+    def _best_power(self) -> float:
+        """Return the power by which volatility should scale the mix: a higher one must lead by more than a standard error."""
+        assert self.risk is not None
+        best, *others = POWERS
+        leader = self.scaled_mix(best)
+        for power in others:
+            account = self.scaled_mix(power)
+            if self.risk.lead_at_equal_exposure(account, leader) > 1.0:
+                best, leader = power, account
+        return best
 
     def forecast_t(self) -> float:
         """Return the t-statistic of linear forecasts, each fitted without the block that it forecasts.
@@ -409,15 +479,19 @@ class _Trials:
             products.append(forecast_products(columns[:, seen], earned, columns[:, first:last], unseen_earned))
         return t_of_products(np.concatenate(products))
 
-    def _mix(self, number: int) -> Floats:
+    def _mix(self, number: int, scale: Floats | None) -> Floats:
         """Return the constant mix that the other blocks support."""
         market = self.markets[number]
-        return np.array(constant_mix(market.bars, market.spans, self.config.trading, self.risk))
+        return np.array(constant_mix(market.bars, market.spans, self.config.trading, self.risk, scale))
+
+    def _targets(self, number: int, weights: Floats, scale: Floats | None) -> Floats:
+        """Return what constant weights ask for on a block, ``[n, assets]``."""
+        first, n = self.spans[number][0], len(self.windows[number].times)
+        return np.tile(weights, (n, 1)) if scale is None else weights * scale[first : first + n]
 
     def _held(self, number: int, weights: Floats) -> AccountHistory:
-        """Return the account of constant weights on a block."""
-        window = self.windows[number]
-        return window.trade("mix", np.tile(weights, (len(window.times), 1)))
+        """Return the account of constant weights on a block, scaled by volatility."""
+        return self.windows[number].trade("mix", self._targets(number, weights, self.scale))
 
     def _train_and_play(self, policy: str, number: int, seed: int) -> None:
         """Train without a block, and trade it and the block before it at every stop."""

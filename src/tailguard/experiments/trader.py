@@ -15,7 +15,7 @@ from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import scaled_features
 from tailguard.market.account_tail import account_tail
-from tailguard.market.bars import DataError, timeframe, timeframe_text
+from tailguard.market.bars import DataError, symbols_of, timeframe, timeframe_text
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
 from tailguard.market.guard import guard
@@ -146,7 +146,8 @@ class Trader:
 
     def _decision(self, accounts: AccountBatch) -> Decision:
         info = accounts.info(0)
-        return Decision(info["time"], target_weights(self._session.actions[0], self.trading), info["equity"])
+        (weights,) = target_weights(self._session.actions, self.trading, accounts.present_scale)
+        return Decision(info["time"], weights, info["equity"])
 
     def _with_tails(self, count: int) -> list[Decision]:
         """Return the last decisions with the guard applied and with their tails."""
@@ -189,12 +190,12 @@ def predict_live(bars: pd.DataFrame, trading: TradingSettings, first: int, decid
     targets = np.full((len(bars), decided.shape[1]), np.nan)
     targets[:first], targets[first : first + len(decided)] = 0.0, decided
     newest = slice(first + len(decided) - count, first + len(decided))
-    reasons = [""] * count
+    reasons, costs = [""] * count, trading.costs_per_side(symbols_of(bars))
     if trading.guard is not None:
-        guarded = guard(targets, bars, **trading.guard.model_dump(), fee=trading.fee, first=first)
+        guarded = guard(targets, bars, **trading.guard.model_dump(), fee=costs, first=first)
         targets, reasons = guarded.weights, guarded.reasons[newest]
     period = trading.shown_period(pd.DatetimeIndex(bars.index))
-    tail = account_tail(bars, targets, period, fee=trading.fee, first=first, since=newest.start)
+    tail = account_tail(bars, targets, period, fee=costs, first=first, since=newest.start)
     columns = (tail.rows.to_go, tail.to_date, tail.expected, tail.value_at_risk(0.05), tail.cvar(0.05))
     tails = [
         PredictedTail(period.words, int(to_go), *map(float, rest)) if np.isfinite(rest[-1]) else None

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
+import pandas as pd
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -12,6 +13,7 @@ from tailguard.experiments.callbacks import StopAfter, StopAt, StopTraining
 from tailguard.experiments.prepared_market import Market
 from tailguard.market.features import market_columns
 from tailguard.ppo.algorithm import DistributionalPPO
+from tailguard.validation import require
 
 # A discount of less than this at the end of an episode: most of its return has been decided long before.
 VANISHED = 0.05
@@ -50,6 +52,7 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
     :param env: these environments, if they exist already.
     """
     _warn_of_discounted_tail(market, training)
+    _require_whole_periods(market, training)
     return DistributionalPPO(
         "MlpPolicy" if training.policy == "auto" else training.policy,
         market.training_env(training.n_envs, training.seed) if env is None else env,
@@ -77,6 +80,19 @@ def build_model(market: Market, training: TrainingConfig, env: VecEnv | None = N
         seed=training.seed,
         tensorboard_log=training.tensorboard,
     )
+
+
+def _require_whole_periods(market: Market, training: TrainingConfig) -> None:
+    """Raise where no period of the risk objective would end in an episode, so that nothing could be learnt about its tail."""
+    period, length = training.risk.counted_over, market.trading.episode_length
+    if period is None or length is None:
+        return
+    bars = period.usual_bars(pd.DatetimeIndex(market.bars.index[slice(*market.split.train)]))
+    longest = length // 2 if period.unit else length  # the first month of an episode is a part of one
+    legal = (
+        f"at most {longest} bars, for episodes of {length}: take a shorter one, more bars or a longer trading.episode_length"
+    )
+    require(bars <= longest, "training.risk.period", training.risk.period, legal)
 
 
 def _warn_of_discounted_tail(market: Market, training: TrainingConfig) -> None:

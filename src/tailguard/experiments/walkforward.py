@@ -117,7 +117,8 @@ class Training(NamedTuple):
         curves = Curves()
         model.set_logger(Logger(None, [curves]))
         progress = ShowProgress(lambda done, total, _: reached(done / total))
-        train_model(model, training.steps, [progress], minutes=training.minutes)
+        horizon = None if selection is None else selection.horizon
+        train_model(model, training.steps, [progress], horizon=horizon, minutes=training.minutes)
         model.logger.dump(model.num_timesteps)  # of the last update
         decisions = out_of_sample_decisions(model, market, pair.fold.span, run.warmup)
         agent = io.BytesIO()

@@ -89,7 +89,7 @@ def account_tail(
     targets: ArrayLike,
     period: Period,
     *,
-    fee: float = 0.001,
+    fee: ArrayLike = 0.001,
     first: int = 0,
     market: Market | None = None,
     horizons: NDArray[np.int64] | None = None,
@@ -100,7 +100,7 @@ def account_tail(
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param targets: ``[T]`` or ``[T, A]`` weights decided at each close; NaN holds.
     :param period: over which returns count.
-    :param fee: share of the amount traded.
+    :param fee: share of the amount traded, of all assets or ``[A]`` of each.
     :param first: row of the first decision, from which periods that are a number of bars count.
     :param market: from :func:`observe_market` of the same bars, if it is there already.
     :param horizons: ``[T]`` bars that the quantiles are for; None is the rest of the period.

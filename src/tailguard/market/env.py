@@ -43,6 +43,7 @@ from tailguard.market.kernel import (
     step_accounts,
 )
 from tailguard.market.rules import TradingSettings
+from tailguard.market.volatility import exposure_scale
 from tailguard.periods import DecisionPeriods, Period
 from tailguard.validation import build, require
 
@@ -93,6 +94,8 @@ class AccountBatch:
     The start of episode k of an account is a hash of (its seed, k): there is no generator to save, and an account behaves the
     same alone and in a batch.
 
+    `scale` is the share of what is asked for that is held after each close, ``[rows, assets]``, or None for all.
+
     :param bars: a table from :func:`tailguard.market.load_bars`.
     :param settings: rules and episode shape.
     :param size: number of accounts B.
@@ -131,9 +134,11 @@ class AccountBatch:
         if self.no_trade.shape != (len(bars),):
             raise ValueError(f"no_trade must have the shape {(len(bars),)} of the bars, got {self.no_trade.shape}")
         self.bars = bar_array(bars, settings)
+        self.scale = exposure_scale(bars, settings.volatility_power)
         if instruments > 1:  # one after another, as the features are
             self.bars = np.ascontiguousarray(self.bars.swapaxes(0, 1)).reshape(-1, 1, self.bars.shape[2])
             self.no_trade = np.tile(self.no_trade, instruments)
+            self.scale = None if self.scale is None else self.scale.T.reshape(-1, 1)
         self.assets = self.bars.shape[1]
         legal = f"empty or one weight for each of {self.assets} assets"
         require(len(settings.core) in (0, self.assets), "trading.core", settings.core, legal)
@@ -206,7 +211,7 @@ class AccountBatch:
         actions = np.asarray(actions, dtype=np.float64)
         if actions.shape != (self.size, self.assets):
             raise ValueError(f"actions must have the shape {(self.size, self.assets)}, got {actions.shape}")
-        actions = self.settings.steered(actions)
+        actions = self.settings.steered(actions, self.present_scale)
         obs, rewards = np.empty((self.size, self.observation_size), np.float32), np.empty(self.size)
         flags = np.empty((3, self.size), np.bool_)
         bad, endings, idle = step_accounts(
@@ -226,6 +231,11 @@ class AccountBatch:
         """``[B]`` the row at whose close each account stands; those of a pool count on from one symbol to the next."""
         rows: NDArray[np.int64] = self.clock[NOW]
         return rows
+
+    @property
+    def present_scale(self) -> NDArray[np.float64] | None:
+        """``[B, assets]`` the share of what each account asks for that is held now; None is all."""
+        return None if self.scale is None else self.scale[self.rows]
 
     def decision_periods(self, period: Period) -> DecisionPeriods:
         """Return the periods of the decisions at the close of every row, symbol after symbol."""

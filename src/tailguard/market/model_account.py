@@ -5,8 +5,8 @@ decision at the close of bar t is filled at the next open, so a bar is a gap wit
 
     1 + R_t = (1 + h gap_t) (1 - fee |x - h'|) (1 + x session_t),
 
-h the weights held over the gap, h' what they have become at the open, x the target. The distance from
-:func:`tailguard.market.simulate` is tested. The guarded account is followed in the same loop that decides its exposure.
+with the fee of each asset, h the weights held over the gap, h' what they have become at the open, x the target. The distance
+from :func:`tailguard.market.simulate` is tested. The guarded account is followed in the same loop that decides its exposure.
 """
 
 import math
@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tailguard.jit import decorators
+from tailguard.validation import require
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -41,31 +42,43 @@ class ModelAccount(NamedTuple):
     held: Floats
 
 
-def trade_weights(gaps: Floats, returns: Floats, targets: Floats, fee: float) -> ModelAccount:
+def trade_weights(gaps: Floats, returns: Floats, targets: Floats, fee: ArrayLike) -> ModelAccount:
     """Trade weights in an account that starts in cash.
 
     :param gaps: ``[T, A]`` log returns from the close before to the open.
     :param returns: ``[T, A]`` log returns from close to close.
     :param targets: ``[T, A]`` weights decided at each close; NaN holds.
-    :param fee: share of the amount traded.
+    :param fee: share of the amount traded, of all assets or ``[A]`` of each.
     """
-    return ModelAccount(*_trade(np.expm1(gaps), np.expm1(returns - gaps), np.ascontiguousarray(targets), fee))
+    return ModelAccount(*_trade(np.expm1(gaps), np.expm1(returns - gaps), np.ascontiguousarray(targets), fees_of(targets, fee)))
+
+
+def fees_of(targets: Floats, fee: ArrayLike) -> Floats:
+    """Return the fee of each asset ``[A]``.
+
+    :param targets: ``[T, A]``.
+    :param fee: one for all assets, or one for each.
+    """
+    fees = np.asarray(fee, np.float64)
+    legal = f"one number, or one for each of {targets.shape[1]} assets"
+    require(fees.ndim == 0 or fees.shape == targets.shape[1:], "the shape of fee", fees.shape, legal)
+    return np.full(targets.shape[1], fees)
 
 
 @inlined
-def _bar(weights, gap, session, target, fee):
+def _bar(weights, gap, session, target, fees):
     """Take the weights through one bar, in place, and return its log return."""
     assets, growth, invested = len(weights), 1.0, 0.0
     for a in range(assets):
         growth += weights[a] * gap[a]
     growth = max(growth, 1.0 - MOST_LOST)
-    traded = 0.0
+    paid = 0.0
     for a in range(assets):
         weights[a] *= (1.0 + gap[a]) / growth
         if not math.isnan(target[a]):
-            traded += abs(target[a] - weights[a])
+            paid += fees[a] * abs(target[a] - weights[a])
             weights[a] = target[a]
-    growth *= max(1.0 - fee * traded, 1.0 - MOST_LOST)
+    growth *= max(1.0 - paid, 1.0 - MOST_LOST)
     for a in range(assets):
         invested += weights[a] * session[a]
     inside = max(1.0 + invested, 1.0 - MOST_LOST)
@@ -75,21 +88,21 @@ def _bar(weights, gap, session, target, fee):
 
 
 @compiled
-def _trade(gaps, sessions, targets, fee):
+def _trade(gaps, sessions, targets, fees):
     """Return log returns ``[T]`` and weights ``[T, A]`` after the decisions."""
     n, assets = targets.shape
     earned, held = np.zeros(n), np.zeros((n, assets))
     weights = np.zeros(assets)
     for t in range(n):
         if t:
-            earned[t] = _bar(weights, gaps[t], sessions[t], targets[t - 1], fee)
+            earned[t] = _bar(weights, gaps[t], sessions[t], targets[t - 1], fees)
         for a in range(assets):
             held[t, a] = weights[a] if math.isnan(targets[t, a]) else targets[t, a]
     return earned, held
 
 
 @compiled
-def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fee, max_loss, start, reaction, rise, fall):
+def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fees, max_loss, start, reaction, rise, margin):
     """Decide the exposure k in [0, 1] at every close, and trade the account that holds k times the weights.
 
     :param gaps: ``[T, A]`` simple returns over the gaps.
@@ -100,10 +113,11 @@ def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fe
     :param rest: ``[T]`` that of the rest of the period.
     :param own: ``[T]`` number of the period of each bar.
     :param following: ``[T]`` that of the next bar.
+    :param fees: ``[A]`` shares of the amount traded.
     :param start: ``[T]`` multiple of the limit that a whole period may risk.
     :param reaction: ``[T]`` multiple of what is left of the limit that the rest of the period may risk.
-    :param rise: exposure is raised only by more than this share of it,
-    :param fall: and lowered only by more than this share.
+    :param rise: exposure is raised only by more than this share of it.
+    :param margin: a new exposure is this share below the largest that is allowed, so that it need not be lowered every day.
     :returns: guarded targets ``[T, A]``, exposure, period-to-date return and cause by bar.
     """
     n, assets = targets.shape
@@ -113,7 +127,7 @@ def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fe
     factor, gained = 0.0, 0.0
     for t in range(n):
         if t:
-            earned[t] = _bar(weights, gaps[t], sessions[t], guarded[t - 1], fee)
+            earned[t] = _bar(weights, gaps[t], sessions[t], guarded[t - 1], fees)
             # A bar may come in a later period than it was expected in: then it is the first of that one.
             gained = earned[t] + (gained if own[t] == following[t - 1] else 0.0)
         if following[t] != own[t]:
@@ -125,12 +139,14 @@ def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fe
         else:
             if start[t] * max_loss < whole[t]:
                 allowed, why = start[t] * max_loss / whole[t], WHOLE_PERIOD
-            left = reaction[t] * max(max_loss + to_date[t], 0.0)
+            # A return of r from here on makes (1 + to_date) (1 + r) - 1 of the period.
+            left = reaction[t] * max(max_loss + to_date[t], 0.0) / (1.0 + to_date[t])
             if left < allowed * rest[t]:
                 allowed, why = left / rest[t], REST_OF_PERIOD
-        moves = allowed < factor * (1.0 - fall) or allowed > factor * (1.0 + rise) or allowed == 0.0 or allowed == 1.0
-        changed = moves and allowed != factor
-        factor = allowed if moves else factor
+        chosen = allowed if allowed == 1.0 else (1.0 - margin) * allowed
+        moves = allowed < factor or chosen > factor * (1.0 + rise) or allowed == 1.0
+        changed = moves and chosen != factor
+        factor = chosen if moves else factor
         exposure[t], cause[t] = factor, why if factor < 1.0 else FREE
         for a in range(assets):
             if changed or not math.isnan(targets[t, a]):

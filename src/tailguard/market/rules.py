@@ -170,6 +170,10 @@ class TradingRules(BaseModel):
             max_weight=math.inf if own.max_weight is None else own.max_weight,
         )
 
+    def costs_per_side(self, symbols: Sequence[str]) -> NDArray[np.float64]:
+        """Return the share of the amount traded that an asset costs, ``[assets]``: fee, spread, slippage, but no impact."""
+        return np.array([self.of_asset(symbol).fee for symbol in symbols]) + self.half_spread + self.slippage
+
     def shown_period(self, times: pd.DatetimeIndex) -> Period:
         """Return the period whose tail is shown for bars at these times, at least 2."""
         if self.tail_period is not None:
@@ -216,8 +220,12 @@ class TradingSettings(TradingRules):
         empty is cash.
     :param active: share of the account that the agent steers, in [0, 1]: the target is (1 - active) core + active agent. A
         training that selects its agent (``selection``) chooses core and share by what held-out bars support.
+    :param volatility_power: what core and agent ask for is multiplied by min(1, (median of the past / forecast) ** this) of the
+        volatility of each asset, in training and in play: less is held where more is to be feared. 0 is off; 2 is right where
+        the mean return does not depend on volatility. None is 0, but a ``selection`` for a ``risk`` with a period chooses.
     :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 128, or half of the
-        training bars if that is less. The return, and so its tail, is that of an episode.
+        training bars if that is less, and at least two periods of a ``risk`` that has one. Without a period, the return and its
+        tail are those of an episode.
     :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one. False shows the
         agent the same bars in every episode.
     """
@@ -226,6 +234,7 @@ class TradingSettings(TradingRules):
     long_only: bool = False
     core: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
     active: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    volatility_power: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
     episode_length: Annotated[int, Field(ge=1)] | None = None
     random_start: bool = True
 
@@ -247,15 +256,21 @@ class TradingSettings(TradingRules):
         )
         return self
 
-    def steered(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the actions ``[..., assets]`` in [-1, 1] that are carried out: the agent's, and the core's for the rest."""
-        if self.active == 1.0:
+    def steered(self, actions: NDArray[np.float64], scale: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Return the actions ``[..., assets]`` in [-1, 1] that are carried out: the agent's, and the core's for the rest.
+
+        :param actions: of the agent.
+        :param scale: ``[..., assets]`` share of both that is held (:func:`tailguard.market.volatility.exposure_scale`); None is
+            all.
+        """
+        if self.active == 1.0 and scale is None:
             return actions
         low, high = self.lowest_weight, self.leverage
         # An action that is not finite becomes NaN, for the check of the accounts; 0 times infinity would warn.
         chosen = np.where(np.isfinite(actions), np.clip(actions, -1.0, 1.0), np.nan)
         agent = capped(low + 0.5 * (chosen + 1.0) * (high - low), high)
         target = (1.0 - self.active) * np.array(self.core or (0.0,)) + self.active * agent
+        target = target if scale is None else scale * target
         steered: NDArray[np.float64] = 2.0 * (target - low) / (high - low) - 1.0
         return steered
 

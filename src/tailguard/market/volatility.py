@@ -11,6 +11,13 @@ Written out, for one asset, with v_t the measured variance of bar t and E_k its 
     forecast_t(tau) = b_t sum_k beta_k(tau) E_{k,t},    b_t = sum r^2 / sum v, slowly averaged.
 
 A missing bar (NaN) changes no average. Variances are per bar.
+
+The same forecast, over the next few bars, sets how much is held where an account is averse to its tail:
+
+    scale_t = min(1, (median of all forecasts up to t / forecast_t)^power),    both as standard deviations,
+
+so 1 while volatility is usual or low, and less the more it exceeds that. Power 2 is what maximises mean - c variance where the
+mean return does not depend on volatility.
 """
 
 import math
@@ -43,6 +50,10 @@ FIT_LIMIT = 2.5
 BIAS_CENTRE = 250.0
 # Measured variances of bars that do not move are raised to this share of their long-run mean.
 QUIET = 1e-3
+# Bars ahead of the forecast that scales exposure: one bar alone is noisier, and more trading.
+SCALE_HORIZON = 4
+# Exposure is raised only by more than this share of it, and lowered only by more than that: costs are part of the return.
+RISE, FALL = 0.25, 0.1
 
 Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
 compiled, inlined = cast(tuple[Decorate, Decorate], decorators())
@@ -111,6 +122,36 @@ def forecast_variance(moves: Moves, grid: Ints) -> Floats:
     guess = first_guess(grid)
     forecasts = [_forecast_asset(moves.variance[:, a].copy(), moves.returns[:, a].copy(), grid, guess) for a in range(assets)]
     return np.stack(forecasts, axis=1)
+
+
+def exposure_scale(bars: pd.DataFrame, power: float | None) -> Floats | None:
+    """Return the share ``[T, A]`` of every position that is held after each close, in [0, 1]: less where volatility is high.
+
+    Row t depends on bars up to t only. Nothing is held before there is a forecast.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param power: see above; 0 or None scales nothing, and the result is None.
+    """
+    if not power:
+        return None
+    deviation = np.sqrt(forecast_variance(measure(bars), np.array([SCALE_HORIZON]))[:, :, 0])
+    usual = pd.DataFrame(deviation).expanding().median().to_numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.minimum(1.0, (usual / deviation) ** power)
+    share[deviation == 0.0] = 1.0
+    return np.asarray(_without_small_changes(np.nan_to_num(share, nan=0.0), RISE, FALL))
+
+
+@compiled
+def _without_small_changes(shares, rise, fall):
+    """Return shares ``[T, A]`` that stay as they are until they would change by enough, or to 0 or 1."""
+    kept = shares.copy()
+    for t in range(1, len(shares)):
+        for a in range(shares.shape[1]):
+            before, now = kept[t - 1, a], shares[t, a]
+            moves = now < before * (1.0 - fall) or now > before * (1.0 + rise) or now == 0.0 or now == 1.0
+            kept[t, a] = now if moves else before
+    return kept
 
 
 @compiled
