@@ -216,8 +216,7 @@ class Run:
     def _apply(self, selection: Selection) -> None:
         self.selection, self.config = selection, selection.applied(self.config)
         if self._market is not None:
-            trading = self._market.trading.model_copy(update={"core": selection.core, "active": selection.active})
-            self._market = replace(self._market, trading=trading)
+            self._market = replace(self._market, trading=selection.steering(self._market.trading))
 
     @property
     def split(self) -> Split:

@@ -216,6 +216,9 @@ class TradingSettings(TradingRules):
         empty is cash.
     :param active: share of the account that the agent steers, in [0, 1]: the target is (1 - active) core + active agent. A
         training that selects its agent (``selection``) chooses core and share by what held-out bars support.
+    :param gain: factor of the weights that the agent asks for, before they are limited by the leverage; above 0. A short
+        training learns which way to trade before it learns to ask for much. Agents are trained with a factor of 1, and a
+        training that selects its agent chooses the factor.
     :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 128, or half of the
         training bars if that is less. The return, and so its tail, is that of an episode.
     :param random_start: start episodes at random bars (drawn from the seed) instead of at the first usable one. False shows the
@@ -226,6 +229,7 @@ class TradingSettings(TradingRules):
     long_only: bool = False
     core: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
     active: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    gain: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     episode_length: Annotated[int, Field(ge=1)] | None = None
     random_start: bool = True
 
@@ -249,12 +253,12 @@ class TradingSettings(TradingRules):
 
     def steered(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the actions ``[..., assets]`` in [-1, 1] that are carried out: the agent's, and the core's for the rest."""
-        if self.active == 1.0:
+        if self.active == 1.0 and self.gain == 1.0:
             return actions
         low, high = self.lowest_weight, self.leverage
         # An action that is not finite becomes NaN, for the check of the accounts; 0 times infinity would warn.
         chosen = np.where(np.isfinite(actions), np.clip(actions, -1.0, 1.0), np.nan)
-        agent = capped(low + 0.5 * (chosen + 1.0) * (high - low), high)
+        agent = capped(self.gain * capped(low + 0.5 * (chosen + 1.0) * (high - low), high), high)
         target = (1.0 - self.active) * np.array(self.core or (0.0,)) + self.active * agent
         steered: NDArray[np.float64] = 2.0 * (target - low) / (high - low) - 1.0
         return steered
