@@ -73,10 +73,11 @@ def test_the_members_are_the_agents_of_the_last_fold(finished, deployed):
     assert deployed.config.trading.active == deployed.selection.active
 
 
+@pytest.mark.parametrize("gain", [1.0, 4.0])
 @pytest.mark.parametrize("long_only", [True, False])
-def test_an_ensemble_asks_for_the_mean_of_the_weights_that_its_members_ask_for(long_only):
+def test_an_ensemble_asks_for_the_mean_of_the_weights_that_its_members_ask_for(long_only, gain):
     bars = load_bars({"a": random_walk(300, seed=0), "b": random_walk(300, seed=1)})
-    rules = {"long_only": long_only, "leverage": 1.5, "core": (0.4, 0.1), "active": 0.7}
+    rules = {"long_only": long_only, "leverage": 1.5, "core": (0.4, 0.1), "active": 0.7, "gain": gain}
     config = load_config(
         None, [*TINY, "selection=null", *(f"trading.{key}={json.dumps(value)}" for key, value in rules.items())]
     )
@@ -113,8 +114,9 @@ def test_every_command_takes_it(deployed, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
-def test_the_graph_of_an_ensemble_acts_as_it_does(deployed, tmp_path):
-    agent = deployed.agent()
+@pytest.mark.parametrize("gain", [1.0, 40.0])
+def test_the_graph_of_an_ensemble_acts_as_it_does(deployed, tmp_path, gain):
+    agent = Ensemble(deployed.agent().members, deployed.config.trading.model_copy(update={"gain": gain}))
     module = torch.jit.load(str(export(agent.policy, tmp_path / "agent", "torchscript")))
     policy = agent.members[0].policy
     memory = [part.repeat(2, 1, 1) for part in policy.initial_state(3)]

@@ -87,6 +87,19 @@ def test_an_agent_that_earns_on_held_out_bars_is_trusted():
     assert max(selection.features, key=selection.features.get) == "return_1"  # which is what predicts the next one
 
 
+def test_an_agent_that_asks_for_little_is_given_more_and_trained_as_before():
+    """A short training knows the direction; the gain is the largest that costs at most a twentieth of its Sharpe ratio."""
+    bars = planted_market("ar", 3000, sharpe=3.0, seed=0).bars
+    early = [each for each in SMALL if not each.startswith("selection")] + ["selection={blocks: 3, seeds: 1, stops: [0.17]}"]
+    selection = chosen(bars, tiny=early)
+    assert selection.chosen.gain > 1.0
+    assert selection.chosen.growth > 0.02
+    config = selection.applied(load_config(None, early))
+    market = prepare_market(bars, config, default_split(len(bars), config.training))
+    assert market.trading.gain == selection.chosen.gain
+    assert market.training_env(2, 0).batch.settings.gain == 1.0
+
+
 def test_where_nothing_can_be_learnt_nothing_is_steered():
     """What is steered by chance has a mean of 0.19 and a deviation of 0.33 (60 such markets, seeds from 200)."""
     shares = [chosen(planted_market("none", 1500, seed=seed).bars, tiny=SMALL).active for seed in range(5)]
@@ -94,9 +107,9 @@ def test_where_nothing_can_be_learnt_nothing_is_steered():
     assert np.mean(shares) <= 0.19 + 2.0 * 0.33 / 5**0.5
 
 
-def test_the_stop_that_grows_most_wins_and_its_doubts_set_the_share(once):
+def test_the_stop_with_the_best_ratio_wins_and_its_doubts_set_the_share(once):
     stops = [candidate for candidate in once.candidates if candidate.policy == once.policy]
-    assert once.steps == max(stops, key=lambda candidate: candidate.growth).steps
+    assert once.steps == max(stops, key=lambda candidate: candidate.sharpe).steps
     assert once.active == trust(once.chosen.t_statistic, once.forecast_t, SelectionConfig().doubt)
     assert [(each.policy, each.steps) for each in once.candidates] == [(MLP, 64), (MLP, 128), (LSTM, 64), (LSTM, 128)]
 
@@ -546,7 +559,7 @@ def test_the_mix_looks_at_its_spans_only():
 def made_up(**changes):
     candidates = (
         Candidate(MLP, 4096, 1.5, 0.8, 0.10, 12.0, 1.2, 4),
-        Candidate(MLP, 8192, 2.5, 0.9, 0.12, 14.0, 1.4, 4),
+        Candidate(MLP, 8192, 2.5, 0.9, 0.12, 14.0, 1.4, 4, gain=4.0),
         Candidate(LSTM, 8192, 4.0, 0.2, 0.02, 40.0, -0.3, 2),
     )
     values = {
@@ -593,11 +606,11 @@ def test_it_is_applied_to_policy_steps_core_and_share_and_to_nothing_else():
     config = load_config(None, [*TINY, "training.seed=5", "trading.fee=0.002"])
     applied = made_up(core=(0.3,)).applied(config)
     assert (applied.training.policy, applied.training.steps, applied.selection) == (MLP, 8192, None)
-    assert (applied.trading.core, applied.trading.active) == ((0.3,), 0.4)
+    assert (applied.trading.core, applied.trading.active, applied.trading.gain) == ((0.3,), 0.4, 4.0)
     back = applied.model_copy(update={"training": config.training, "trading": config.trading, "selection": config.selection})
     assert back == config
     assert applied.training.model_copy(update={"policy": "auto", "steps": 128}) == config.training
-    assert applied.trading.model_copy(update={"core": (), "active": 1.0}) == config.trading
+    assert applied.trading.model_copy(update={"core": (), "active": 1.0, "gain": 1.0}) == config.trading
 
 
 def test_the_table_has_a_row_per_fold_and_candidate():
@@ -615,7 +628,10 @@ def test_the_table_has_a_row_per_fold_and_candidate():
 )
 def test_the_reason_names_the_figures_that_decided(active, says):
     reason = made_up(active=active).reason
-    assert reason.startswith("MlpPolicy after 8,192 steps grew most on held-out blocks (+12.0% a year, the constant mix +5.0%)")
+    assert reason.startswith(
+        "MlpPolicy after 8,192 steps, with 4 times the weights that it asked for, had the best Sharpe ratio on "
+    )
+    assert "held-out blocks, 0.90 (it grew +12.0% a year, the constant mix +5.0%)" in reason
     assert "t-statistic of 1.4, a linear forecast of the returns 2.1" in reason
     assert reason.endswith(says)
 

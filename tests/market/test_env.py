@@ -656,6 +656,23 @@ def test_core_and_agent_are_scaled_by_volatility_alike() -> None:
             assert float(info[index]["weights"][0]) == pytest.approx(at_close, rel=1e-6)
 
 
+@pytest.mark.parametrize("active", [0.25, 1.0])
+@pytest.mark.parametrize("gain", [0.5, 3.0])
+@pytest.mark.parametrize("case", STEERED)
+def test_a_gain_enlarges_what_the_agent_asks_for_as_far_as_the_leverage_allows(case: str, gain: float, active: float) -> None:
+    assets, settings = STEERED[case]
+    core, leverage = np.array(settings.get("core", [0.0] * assets)), settings.get("leverage", 1.0)
+    limited = 0
+    for action in np.random.default_rng(0).uniform(-1.5, 1.5, (20, assets)):
+        enlarged = gain * np.array(weights_after(action.tolist(), assets, **settings))
+        limited += np.abs(enlarged).sum() > leverage
+        expected = (1.0 - active) * core + active * enlarged * min(1.0, leverage / np.abs(enlarged).sum())
+        together = {**settings, "active": active, "gain": gain}
+        assert weights_after(action.tolist(), assets, **together) == pytest.approx(expected, abs=1e-12)
+        assert target_weights(action, TradingSettings(fee=0.0, **together)) == pytest.approx(expected, abs=1e-12)
+    assert (limited > 0) == (gain > 1.0)
+
+
 @every_fill
 @pytest.mark.parametrize(
     ("name", "rules"),
@@ -688,7 +705,7 @@ def test_an_agent_that_steers_nothing_holds_the_core_as_simulate_does(name: str,
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_an_action_that_is_not_finite_is_refused_whatever_is_steered(active: float, bad: float) -> None:
     bars = table("nasdaq-1d")
-    env = TradingVecEnv(bars, n_envs=3, seed=0, features=row_numbers(bars), active=active, core=(0.5,))
+    env = TradingVecEnv(bars, n_envs=3, seed=0, features=row_numbers(bars), active=active, core=(0.5,), gain=2.0)
     env.reset()
     with pytest.raises(ValueError, match=r"^the action of env 1 is not finite"):
         env.step(np.array([[0.5], [bad], [0.5]]))

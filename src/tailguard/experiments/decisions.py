@@ -19,7 +19,8 @@ class Decisions:
 
     :param targets: ``[n, assets]`` weights that it asked for at the close before each bar.
     :param rewards: ``[n]`` changes of log equity of the account that it traded.
-    :param quantiles: ``[n, M]`` of the discounted rewards to come, as its critic predicted them; M is 0 for a mean only.
+    :param quantiles: ``[n, M]`` of the discounted rewards to come, as its critic predicted them; M is 0 for a mean only, and
+        all are NaN where the account is not the one that the critic has learnt.
     :param levels: ``[M]`` of the quantiles.
     """
 
@@ -79,7 +80,8 @@ def out_of_sample_decisions(model: TradingAgent, market: Market, span: Rows, war
     (account,) = accounts
     predicted = model.policy.predict_return_atoms(account.observations, account.starts)[account.warmup :]
     quantiles = np.full((n, len(levels)), np.nan)  # a ruined account has nothing to expect
-    quantiles[: len(predicted)] = predicted
+    if market.trading.gain == 1.0:  # or else the account holds more than the one that the critic knows
+        quantiles[: len(predicted)] = predicted
     return Decisions(targets, _rewards(account, n), quantiles, levels.double().numpy())
 
 

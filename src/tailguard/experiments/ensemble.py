@@ -27,12 +27,13 @@ class EnsemblePolicy:
 
     def __init__(self, members: Sequence[DistributionalPolicy], trading: TradingSettings) -> None:
         self.members = tuple(members)
-        # What the agents themselves ask for: core and active share are applied to the mean of it, by the account.
+        # What the agents themselves ask for: core and active share are applied to the mean of it, by the account. The gain is
+        # limited for each by itself, as in a walk-forward, and taken out again, since the account applies it as well.
         self.trading = trading.model_copy(update={"core": (), "active": 1.0})
 
     def mean_action(self, actions: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
         """Return the action ``[B, assets]`` that asks for the mean of the weights that the members' actions ask for."""
-        weights = np.mean([target_weights(action, self.trading) for action in actions], axis=0)
+        weights = np.mean([target_weights(action, self.trading) for action in actions], axis=0) / self.trading.gain
         low, high = self.trading.lowest_weight, self.trading.leverage
         action: NDArray[np.float64] = 2.0 * (weights - low) / (high - low) - 1.0
         return action

@@ -70,17 +70,20 @@ class EnsembleStep(nn.Module):
     def __init__(self, policy: EnsemblePolicy, scaler: FeatureScaler | None = None) -> None:
         super().__init__()
         self.steps = nn.ModuleList(ActingStep(member, scaler) for member in policy.members)
-        self.low, self.high = policy.trading.lowest_weight, policy.trading.leverage
+        self.low, self.high, self.gain = policy.trading.lowest_weight, policy.trading.leverage, policy.trading.gain
 
     def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return the mean action, and hidden and cell states if the policies are recurrent."""
         own = zip(*(part.chunk(len(self.steps)) for part in state), strict=True) if state else [()] * len(self.steps)
         after = [step(observation, *member) for step, member in zip(self.steps, own, strict=True)]
         weights = torch.stack([self.low + 0.5 * (action + 1.0) * (self.high - self.low) for action, *_ in after])
-        gross = weights.abs().sum(-1, keepdim=True)
-        mean = (weights * (self.high / gross.clamp(min=self.high))).mean(0)
+        mean = self.capped(self.gain * self.capped(weights)).mean(0) / self.gain
         states = (torch.cat(parts) for parts in zip(*(states for _, *states in after), strict=True))
         return (2.0 * (mean - self.low) / (self.high - self.low) - 1.0, *states)
+
+    def capped(self, weights: Tensor) -> Tensor:
+        """Scale weights down where their gross exposure exceeds the leverage."""
+        return weights * (self.high / weights.abs().sum(-1, keepdim=True).clamp(min=self.high))
 
 
 class _ModeAsAction(nn.Module):

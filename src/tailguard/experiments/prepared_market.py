@@ -97,10 +97,9 @@ class Market:
     spans: tuple[Rows, ...]
 
     def training_env(self, n_envs: int, seed: int) -> TradingVecEnv:
-        """Return accounts that trade the training rows side by side."""
-        return TradingVecEnv(
-            self.bars, n_envs=n_envs, seed=seed, features=self.features, span=self.spans, **self.trading.model_dump()
-        )
+        """Return accounts that trade the training rows side by side, with what the agent asks for and no gain on it."""
+        trading = self.trading.model_copy(update={"gain": 1.0}).model_dump()
+        return TradingVecEnv(self.bars, n_envs=n_envs, seed=seed, features=self.features, span=self.spans, **trading)
 
 
 def load_market(source: str, config: Config) -> Market:

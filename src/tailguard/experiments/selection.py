@@ -1,10 +1,10 @@
 """Choose an agent inside the training bars: by blocks that are held out in time, and by nothing else.
 
 The training bars are cut into blocks. For each block, agents of every policy are trained on the others and trade the block at
-several stops of their training, after costs. The policy and the stop that grow most over all blocks win; a recurrent policy is
-tried on half of the blocks first, and on the others only if it leads there. Then two t-statistics decide how much the winner is
-trusted: that of its alpha, which is what it earns on held-out bars beyond what holding the market explains, and that of a
-linear forecast of held-out returns (market/relevance.py):
+several stops of their training, after costs. The policy and the stop with the best Sharpe ratio over all blocks win; a
+recurrent policy is tried on half of the blocks first, and on the others only if it leads there. Then two t-statistics decide
+how much the winner is trusted: that of its alpha, which is what it earns on held-out bars beyond what holding the market
+explains, and that of a linear forecast of held-out returns (market/relevance.py):
 
     active = clip(t - doubt, 0, 1),    t = max(t_alpha, min(t_forecast, t_alpha + BENEFIT)),
 
@@ -12,6 +12,10 @@ the share of the account that the agent will steer; the rest is held in a consta
 its alpha, and much more about whether returns can be predicted. Where they can, an agent gets the benefit of the doubt, as long
 as it has not been seen to lose. Where nothing can be learnt, both are near 0 and the mix is all that is left. An agent is
 trained on all training bars only after that.
+
+After a few updates an agent knows which way to trade and still asks for little: its growth says how long it was trained, its
+Sharpe ratio what it has learnt. So the ratio chooses, and small weights are multiplied (``trading.gain``) to a size that is
+worth the trouble and far from the limits, where trades cost more than they earn.
 
 An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead
 (held_out_risk.py), which says when to hold less; how much is held follows from growth, as for everybody. Volatility says most
@@ -44,7 +48,7 @@ from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.env import Rows
 from tailguard.market.features import FeatureSet
 from tailguard.market.relevance import FLOOR, fill_returns, forecast_products, t_of_products, volatility_scaled
-from tailguard.market.rules import TradingSettings
+from tailguard.market.rules import TradingSettings, capped
 from tailguard.market.volatility import exposure_scale
 
 # Sharpe ratio per year that holding a market usually earns, and how much markets differ: about what stock indices have paid.
@@ -53,6 +57,8 @@ PREMIUM, PREMIUM_SPREAD = 0.3, 0.3
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
 # By which volatility may scale positions, from the simplest on.
 POWERS = (0.0, 1.0, 2.0)
+# Mean gross exposure, as a share of the leverage, that an agent's weights are multiplied to, and the largest factor.
+SIZE, LARGEST_GAIN = 0.2, 8.0
 # Standard errors of alpha that a forecast can make up for: an agent that has lost more than one of them steers nothing.
 BENEFIT = 1.5
 
@@ -69,6 +75,7 @@ class Candidate:
     :param turnover: amount traded per year on them, as a multiple of equity.
     :param t_statistic: of its alpha over the market on the held-out blocks.
     :param blocks: held-out blocks that it traded; fewer than all if it fell behind on the first ones.
+    :param gain: factor of its weights with which it traded them.
     :param objective: of a risk-averse agent on the held-out blocks, in log returns per period, at a mean exposure of 1 if its
         objective says when to hold and not how much; None for growth. Then `t_statistic` is that of the difference to the mix
         that is scaled by volatility, with the agent's mean weights.
@@ -82,6 +89,7 @@ class Candidate:
     turnover: float
     t_statistic: float
     blocks: int
+    gain: float = 1.0
     objective: float | None = None
 
 
@@ -139,9 +147,10 @@ class Selection:
                 f"{self._scaling}"
             )
         return (
-            f"{self.policy} after {self.steps:,} steps grew most on held-out blocks ({winner.growth:+.1%} a year, the constant "
-            f"mix {self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}, a linear forecast of "
-            f"the returns {self.forecast_t:.1f}, {steers}"
+            f"{self.policy} after {self.steps:,} steps, with {winner.gain:g} times the weights that it asked for, had the best "
+            f"Sharpe ratio on held-out blocks, {winner.sharpe:.2f} (it grew {winner.growth:+.1%} a year, the constant mix "
+            f"{self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}, a linear forecast of the "
+            f"returns {self.forecast_t:.1f}, {steers}"
         )
 
     @property
@@ -155,9 +164,10 @@ class Selection:
         return f"{held}, scaled by {power}" if not self.active else f"{held} are scaled by {power}"
 
     def steered(self, trading: TradingSettings) -> TradingSettings:
-        """Return rules of trading with what was chosen: the core, the share of the agent, and the scale of both."""
+        """Return rules of trading with what was chosen: core, share and gain of the agent, and the scale of core and agent."""
         power = trading.volatility_power if self.volatility_power is None else self.volatility_power
-        return trading.model_copy(update={"core": self.core, "active": self.active, "volatility_power": power})
+        chosen = {"core": self.core, "active": self.active, "gain": self.chosen.gain, "volatility_power": power}
+        return trading.model_copy(update=chosen)
 
     def applied(self, config: Config) -> Config:
         """Return the configuration of the training that follows: nothing is left to choose."""
@@ -200,7 +210,7 @@ def select(
     """
     settings = config.selection
     assert settings is not None
-    whole_account = config.trading.model_copy(update={"core": (), "active": 1.0})  # while agents are compared
+    whole_account = config.trading.model_copy(update={"core": (), "active": 1.0, "gain": 1.0})  # while agents are compared
     config = config.model_copy(update={"trading": whole_account})
     known = split.train[1]  # beyond this row nothing is known
     bars, features = bars.iloc[:known], features[:known]
@@ -385,16 +395,16 @@ class _Trials:
         return max(scores, key=self._rank)
 
     def lead(self, policy: str, other: str, blocks: Sequence[int]) -> float:
-        """Return the t-statistic of the difference between two policies on some blocks, each at its best stop."""
+        """Return the t-statistic of the difference between two policies on some blocks, each at its best stop and scale."""
         first, second = self.best_stop(policy, blocks), self.best_stop(other, blocks)
         if self.risk is None or first.account is None or second.account is None:
-            return t_statistic(first.returns - second.returns)
+            return t_statistic(at_unit_volatility(first.returns) - at_unit_volatility(second.returns))
         return self.risk.lead_at_equal_exposure(first.account, second.account)
 
     def _rank(self, score: _Score) -> tuple[bool, float]:
         """Return what scores are compared by. Cash is last: at no exposure there is nothing to say about when to hold less."""
         if self.risk is None or score.account is None:
-            return True, score.candidate.growth
+            return True, score.candidate.sharpe
         return not score.account.idle, self.risk.value(score.account.sums)
 
     def score(self, policy: str, stop: int, blocks: Sequence[int] | None = None) -> _Score:
@@ -403,15 +413,17 @@ class _Trials:
         :param blocks: numbers of blocks; None is all that the policy has traded.
         """
         tried = sorted({number for name, _, number, _ in self.plays if name == policy})
+        gain = self._gain(policy, stop)
         unseen, seen, excess, market, turnover = [], [], [], [], 0.0
         sums: list[Floats] = []
         constant: list[Floats] = []  # the same of the mix, scaled by volatility, with the agent's mean weights
         held: list[Floats] = []
         for number in tried if blocks is None else blocks:
             plays = [play for (*key, _), play in self.plays.items() if key == [policy, stop, number]]
-            targets = np.mean([play.held_out for play in plays], axis=0)
+            targets = self._amplified(np.mean([play.held_out for play in plays], axis=0), gain)
             history = self.windows[number].trade(policy, targets)
-            trained = self.windows[number - 1].trade(policy, np.mean([play.in_sample for play in plays], axis=0))
+            in_sample = self._amplified(np.mean([play.in_sample for play in plays], axis=0), gain)
+            trained = self.windows[number - 1].trade(policy, in_sample)
             unseen.append(np.log1p(history.returns))
             excess.append(history.excess)
             seen.append(trained.excess)
@@ -423,16 +435,17 @@ class _Trials:
                 usual = self._targets(number, np.ones(targets.shape[1]), self.scale).mean(axis=0)
                 weights = np.divide(targets.mean(axis=0), usual, out=np.zeros_like(usual), where=usual > 0.0)
                 constant.append(self.risk.sums(np.log1p(self._held(number, weights).returns)))
-        returns, in_sample = np.concatenate(unseen), np.concatenate(seen)
+        returns, known = np.concatenate(unseen), np.concatenate(seen)
         candidate = Candidate(
             policy=policy,
             steps=stop,
-            in_sample_sharpe=t_statistic(in_sample) * float(np.sqrt(self.periods / len(in_sample))),
+            in_sample_sharpe=t_statistic(known) * float(np.sqrt(self.periods / len(known))),
             sharpe=t_statistic(np.concatenate(excess)) * float(np.sqrt(self.periods / len(returns))),
             growth=float(returns.mean()) * self.periods,
             turnover=turnover * self.periods / len(returns),
             t_statistic=t_statistic(np.concatenate([beyond(*pair) for pair in zip(excess, market, strict=True)])),
             blocks=len(unseen),
+            gain=gain,
         )
         if self.risk is None:
             return _Score(candidate, returns, None)
@@ -478,6 +491,26 @@ class _Trials:
                 earned, unseen_earned = np.abs(earned - usual), np.abs(unseen_earned - usual)
             products.append(forecast_products(columns[:, seen], earned, columns[:, first:last], unseen_earned))
         return t_of_products(np.concatenate(products))
+
+    def _gain(self, policy: str, stop: int) -> float:
+        """Return the factor that brings the weights on the held-out blocks to :data:`SIZE`; never below 1.
+
+        Risk-averse agents are compared at equal exposure, and their objective says how much to hold.
+        """
+        if self.risk is not None:
+            return 1.0
+        plays = [play.held_out for (name, when, *_), play in self.plays.items() if (name, when) == (policy, stop)]
+        exposure = float(np.mean([np.abs(targets).sum(axis=1).mean() for targets in plays])) / self.config.trading.leverage
+        return float(np.clip(SIZE / max(exposure, ROUNDING), 1.0, LARGEST_GAIN))
+
+    def _amplified(self, targets: Floats, gain: float) -> Floats:
+        """Return the weights ``[n, assets]`` of a portfolio times a gain, each account within the leverage.
+
+        In a pool every instrument has an account of its own, with an equal share of the portfolio.
+        """
+        accounts = targets.shape[1] if self.config.training.pooled else 1
+        held = (targets * accounts).reshape(len(targets), accounts, -1)
+        return capped(gain * held, self.config.trading.leverage).reshape(targets.shape) / accounts
 
     def _mix(self, number: int, scale: Floats | None) -> Floats:
         """Return the constant mix that the other blocks support."""
@@ -540,6 +573,12 @@ def beyond(returns: Floats, market: Floats) -> Floats:
     variance = float(market.var())
     beta = float(((market - market.mean()) * returns).mean()) / variance if variance > ROUNDING**2 else 0.0
     return returns - beta * market
+
+
+def at_unit_volatility(returns: Floats) -> Floats:
+    """Return returns per standard deviation; those that do not move stay as they are."""
+    spread = float(returns.std())
+    return returns / spread if spread > ROUNDING else returns
 
 
 def t_statistic(returns: Floats) -> float:

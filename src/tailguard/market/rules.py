@@ -220,6 +220,9 @@ class TradingSettings(TradingRules):
         empty is cash.
     :param active: share of the account that the agent steers, in [0, 1]: the target is (1 - active) core + active agent. A
         training that selects its agent (``selection``) chooses core and share by what held-out bars support.
+    :param gain: factor of the weights that the agent asks for, before they are limited by the leverage; above 0. A short
+        training learns which way to trade before it learns to ask for much. Agents are trained with a factor of 1, and a
+        training that selects its agent chooses the factor.
     :param volatility_power: what core and agent ask for is multiplied by min(1, (median of the past / forecast) ** this) of the
         volatility of each asset, in training and in play: less is held where more is to be feared. 0 is off; 2 is right where
         the mean return does not depend on volatility. None is 0, but a ``selection`` for a ``risk`` with a period chooses.
@@ -234,6 +237,7 @@ class TradingSettings(TradingRules):
     long_only: bool = False
     core: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
     active: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    gain: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     volatility_power: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
     episode_length: Annotated[int, Field(ge=1)] | None = None
     random_start: bool = True
@@ -263,12 +267,12 @@ class TradingSettings(TradingRules):
         :param scale: ``[..., assets]`` share of both that is held (:func:`tailguard.market.volatility.exposure_scale`); None is
             all.
         """
-        if self.active == 1.0 and scale is None:
+        if self.active == 1.0 and self.gain == 1.0 and scale is None:
             return actions
         low, high = self.lowest_weight, self.leverage
         # An action that is not finite becomes NaN, for the check of the accounts; 0 times infinity would warn.
         chosen = np.where(np.isfinite(actions), np.clip(actions, -1.0, 1.0), np.nan)
-        agent = capped(low + 0.5 * (chosen + 1.0) * (high - low), high)
+        agent = capped(self.gain * capped(low + 0.5 * (chosen + 1.0) * (high - low), high), high)
         target = (1.0 - self.active) * np.array(self.core or (0.0,)) + self.active * agent
         target = target if scale is None else scale * target
         steered: NDArray[np.float64] = 2.0 * (target - low) / (high - low) - 1.0
