@@ -262,10 +262,10 @@ class TrainingConfig(BaseModel):
 class SelectionConfig(BaseModel):
     """The choice of an agent inside the training bars, by blocks held out in time. Nothing of a test is used.
 
-    Agents are trained without one block at a time and trade it at several stops of their training. The policy and the stop that
-    earn most over all blocks are chosen, and trained again on all training bars. How much of the account such an agent may
-    steer follows from its alpha over the market on the held-out bars, and from how well these can be forecast; the rest is held
-    in a constant mix.
+    Agents are trained without one block at a time and trade it at several stops of their training. The policy and the stop with
+    the best Sharpe ratio over all blocks are chosen, and trained again on all training bars. How much of the account such an
+    agent may steer follows from its alpha over the market on the held-out bars, and from how well these can be forecast; the
+    rest is held in a constant mix.
 
     :param blocks: parts that the training bars are cut into, each held out once; at least 2. 4 is typical; more leave more bars
         to learn from and take proportionally longer.
