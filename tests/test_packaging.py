@@ -43,7 +43,8 @@ def test_data_files_are_shipped():
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["tailguard"]
     source = ROOT / "src" / "tailguard"
     shipped = {path for pattern in patterns for path in source.glob(pattern)}
-    others = {path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".nbi", ".nbc")}
+    kept = (path for path in source.rglob("*") if "__pycache__" not in path.parts)
+    others = {path for path in kept if path.is_file() and path.suffix != ".py"}
     assert others == {path for path in shipped if path.is_file()}
 
 

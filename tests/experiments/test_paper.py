@@ -439,7 +439,7 @@ def test_bars_that_do_not_fit_leave_the_ledger_as_it_is(plain, tmp_path):
 
 def test_a_command_that_is_killed_while_it_waits_for_bars_ends_in_good_order(plain, tmp_path):
     folder, pipes = tmp_path / "paper", dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command(plain, folder, "-", "--quiet", "--max-loss", "0"), text=True, **pipes) as process:
+    with subprocess.Popen(command(plain, folder, "-", "--quiet", "--max-loss", "1e-6"), text=True, **pipes) as process:
         with open(plain.info["data"], encoding="utf-8") as file:
             process.stdin.write(file.read())
         process.stdin.flush()  # and it stays open: the command waits for more, until a loss ends it

@@ -246,13 +246,13 @@ def test_interest_on_cash_is_no_alpha(bars, tried):
 AVERSE = "training.risk={objective: cvar, alpha: 0.1, period: 5}"
 
 
-def test_a_risk_averse_agent_is_chosen_by_its_tail_and_not_by_growth(bars, tried):
-    """At the first stop it grows more, at the second it avoids the worst bars. How much to hold otherwise is as for growth."""
+def test_a_risk_averse_agent_is_chosen_by_its_tail_and_not_by_its_sharpe_ratio(bars, tried):
+    """At the first stop it earns more per risk, at the second it avoids the worst bars. How much to hold is as for growth."""
 
     def decide(policy, stop, span):
         moves = moves_of(bars, span)
-        held = np.where(moves < np.quantile(moves, 0.2), 0.0, 0.5)
-        return np.where(moves > 0.0, 1.0, 0.5) if stop == 64 else held
+        worst = moves < np.quantile(moves, 0.1)
+        return np.where((moves > 0.0) | worst, 0.5, 0.0) if stop == 64 else np.where(worst, 0.0, 0.5)
 
     averse, _ = tried(decide, AVERSE)
     neutral, _ = tried(decide)
@@ -261,8 +261,8 @@ def test_a_risk_averse_agent_is_chosen_by_its_tail_and_not_by_growth(bars, tried
     assert averse.core[0] > 0.0
     assert averse.active == 1.0
     assert (averse.volatility_power, neutral.volatility_power) == (0.0, None)  # of a random walk it tells nothing
-    growth, objective = ([getattr(each, name) for each in averse.candidates[:2]] for name in ("growth", "objective"))
-    assert growth[0] > growth[1]
+    ratio, objective = ([getattr(each, name) for each in averse.candidates[:2]] for name in ("sharpe", "objective"))
+    assert ratio[0] > ratio[1]
     assert objective[0] < objective[1]
     assert "the average of the worst 10% of returns over 5 bars" in averse.reason
     assert "objective" in averse.table()
@@ -388,11 +388,12 @@ def test_more_blocks_than_bars_are_refused(bars):
 def test_the_figures_of_a_candidate_are_those_of_agents_trained_by_hand(bars):
     settings = ["training.policy=MlpLstmPolicy", "selection={blocks: 2, seeds: 2, stops: [1.0]}"]
     result = chosen(bars, *settings).chosen
+    assert result.gain > 2.0  # after two updates
     config = load_config(None, [*TINY, *settings])
     split = default_split(len(bars), config.training)
     known, features = bars.iloc[: split.train[1]], market_features(bars, config)[: split.train[1]]
     blocks = cut_into_blocks((features.warmup, split.train[1]), 2, "blocks")
-    unseen, seen, holding, turnover = [], [], [], 0.0
+    unseen, seen, holding, turnover, exposures = [], [], [], 0.0, []
     for number, block in enumerate(blocks):
         market = prepare_market(known, config, split, features, block)
         spans = [(max(blocks[k][0] - 1, features.warmup), blocks[k][1]) for k in (number, 1 - number)]
@@ -402,8 +403,10 @@ def test_the_figures_of_a_candidate_are_those_of_agents_trained_by_hand(bars):
             model = build_model(market, config.training.model_copy(update={"seed": drawn}))
             train_model(model, config.training.steps)
             decisions.append([part.targets for part in play(model, known, market.features, market.trading, spans, warmup=16)])
+        exposures += [np.abs(each[0]).mean() for each in decisions]
         for k, collected in enumerate((unseen, seen)):
-            targets = np.append(np.mean([each[k] for each in decisions], axis=0)[:, 0], np.nan)
+            enlarged = np.clip(result.gain * np.mean([each[k] for each in decisions], axis=0)[:, 0], -1.0, 1.0)
+            targets = np.append(enlarged, np.nan)
             account = simulate(known.iloc[slice(*spans[k])], targets, fee=config.trading.fee)
             collected.append(account.equity[1:] / account.equity[:-1] - 1.0)
             turnover += account.turnover.sum() if k == 0 else 0.0
@@ -415,6 +418,7 @@ def test_the_figures_of_a_candidate_are_those_of_agents_trained_by_hand(bars):
     unseen, seen = np.concatenate(unseen), np.concatenate(seen)
     year = 365.25 * len(known) / ((known.index[-1] - known.index[0]) / pd.Timedelta(days=1) + 1.0)
     n = len(unseen)
+    assert result.gain == pytest.approx(min(8.0, max(1.0, 0.2 / np.mean(exposures))), rel=1e-6)
     assert result.growth == pytest.approx(np.log1p(unseen).mean() * year, rel=2e-3)
     assert result.turnover == pytest.approx(turnover * year / n, rel=2e-3)
     assert result.sharpe == pytest.approx(unseen.mean() / unseen.std() * np.sqrt(year), rel=2e-3)

@@ -666,7 +666,7 @@ def test_a_gain_enlarges_what_the_agent_asks_for_as_far_as_the_leverage_allows(c
     for action in np.random.default_rng(0).uniform(-1.5, 1.5, (20, assets)):
         enlarged = gain * np.array(weights_after(action.tolist(), assets, **settings))
         limited += np.abs(enlarged).sum() > leverage
-        expected = (1.0 - active) * core + active * enlarged * min(1.0, leverage / np.abs(enlarged).sum())
+        expected = (1.0 - active) * core + active * enlarged * leverage / max(leverage, np.abs(enlarged).sum())
         together = {**settings, "active": active, "gain": gain}
         assert weights_after(action.tolist(), assets, **together) == pytest.approx(expected, abs=1e-12)
         assert target_weights(action, TradingSettings(fee=0.0, **together)) == pytest.approx(expected, abs=1e-12)

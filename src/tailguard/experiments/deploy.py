@@ -24,7 +24,7 @@ from tailguard.experiments.prepared_market import Market, Split, fingerprint, lo
 from tailguard.experiments.run import SELECTION, Run, require_free
 from tailguard.experiments.selection import Selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
-from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun, agent_hash, identity_of, load_result
+from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun, agent_hash, identity_of, load_result, source_of
 from tailguard.io.atomic import UNFINISHED
 from tailguard.io.lock import locked
 from tailguard.parallel.threads import one_thread
@@ -67,7 +67,8 @@ def open_walkforward(folder: Path, data: str | None = None) -> FinishedWalkforwa
     config = build(Config, parse_yaml(record.provenance.config))
     row = record.folds.iloc[-1]
     last = Fold(int(row["fold"]), *((int(row[f"{part}_first"]), int(row[f"{part}_last"])) for part in ("train", "test")))
-    source, n_bars = data or record.source, last.test[1]
+    # A record names no folders, since it may be shown to others.
+    source, n_bars = data or source_of(folder) or record.source, last.test[1]
     bars = load_source_of(config, source)
     if fingerprint(bars.iloc[:n_bars]) != record.provenance.fingerprint:
         raise ValueError(f"{source} is not what {folder} was made with: restore it, or name the bars with --data")

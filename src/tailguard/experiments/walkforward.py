@@ -243,7 +243,7 @@ def walkforward(
         require_free(folder, "it holds no walk-forward that could be resumed; choose another folder")
     with locked(folder), stopped_at_once(f"`tailguard walkforward` with the same arguments and --run {folder} resumes it"):
         clear_unfinished(folder)
-        _claim(folder, identity)
+        _claim(folder, identity, source)
         train_all(run, folds, pairs, settings.jobs, report or _silent, engine, address)
         return _evaluated(run, settings, folds, seeds, source, title, rules, effort, ledger)
 
@@ -465,11 +465,11 @@ class Progress:
         self.report(round(100.0 * done / total), 100, f"{self.complete} of {len(self.done)} done, at {name}")
 
 
-def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder with results of something else; mark an empty one."""
+def _claim(folder: Path, identity: Mapping[str, Any], source: str) -> None:
+    """Refuse a folder with results of something else; mark an empty one, and note where the data are for what follows."""
     path = folder / IDENTITY
     if not path.exists():
-        write_sealed(path, {**identity, "conditions": conditions()})
+        write_sealed(path, {**identity, "conditions": conditions(), "source": source})
         return
     if identity_of(folder) != digest(sealed(identity)):
         raise ValueError(f"{folder} holds a walk-forward of other data or another configuration; choose another folder")
@@ -483,6 +483,12 @@ def identity_of(folder: Path) -> str:
         # Read as a configuration, since a folder of an older version lacks settings that have been added since.
         known = _identity(build(Config, kept["config"]), build(WalkforwardConfig, kept["walkforward"]), kept["data"])
     return digest(sealed(known))
+
+
+def source_of(folder: Path) -> str | None:
+    """Return where the data of the walk-forward in a folder were; None if an earlier version made it."""
+    source = read_sealed(folder / IDENTITY).get("source")
+    return None if source is None else str(source)
 
 
 def _identity(config: Config, settings: WalkforwardConfig, data: str) -> dict[str, Any]:
