@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from tailguard import DistributionalPPO, TradingEnv
+from tailguard.evaluate.play import target_weights
 from tailguard.experiments.export import export, observation_names
 from tailguard.market import BettingGame, SignalMarket, build_features, random_walk
 from tailguard.market.features import FeatureScaler
 from tailguard.market.relevance import fill_returns
+from tailguard.market.rules import TradingSettings
 
 STEPS, BATCH = 20, 3
 AGENTS = {
@@ -73,7 +75,8 @@ def test_scale_and_weights_of_features_are_part_of_the_graph(tmp_path, form):
     model = DistributionalPPO("MlpPolicy", TradingEnv(bars, features=scaled, episode_length=50), n_steps=32, seed=0).learn(64)
     columns = observation_names(model.policy, scaler.names)
     assert columns == [*scaler.names, "weight_0", "unrealised_gain_0", "drawdown"]
-    path = export(model.policy, tmp_path / "agent", form, scaler, columns)
+    trading = TradingSettings(core=(0.4,), active=0.5, gain=3.0)
+    path = export(model.policy, tmp_path / "agent", form, scaler, columns, trading)
     act = runner(path, form)
     account = np.array([0.3, 0.01, -0.02], np.float32)
     for row in range(raw.warmup, 400, 20):
@@ -81,8 +84,16 @@ def test_scale_and_weights_of_features_are_part_of_the_graph(tmp_path, form):
         (action,) = act(np.concatenate((raw.values[row], account))[None])
         np.testing.assert_allclose(action[0], expected, atol=1e-5)
     if form == "onnx":
-        facts = {one.key: one.value for one in onnx.load(path).metadata_props}
-        assert json.loads(facts["tailguard"])["columns"] == columns
+        (kept,) = (json.loads(one.value) for one in onnx.load(path).metadata_props if one.key == "tailguard")
+    else:
+        extra = {"tailguard.json": ""}
+        torch.jit.load(str(path), _extra_files=extra)
+        kept = json.loads(extra["tailguard.json"])
+    assert kept["columns"] == columns
+    rules = TradingSettings(**kept["trading"])
+    asked = np.linspace(-1.0, 1.0, 9)[:, None]
+    np.testing.assert_array_equal(target_weights(asked, rules), target_weights(asked, trading))
+    np.testing.assert_allclose(target_weights(asked, rules), 0.5 * 0.4 + 0.5 * np.clip(3.0 * asked, -1.0, 1.0))
 
 
 def test_a_missing_folder_is_not_made(tmp_path):

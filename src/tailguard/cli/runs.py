@@ -147,14 +147,15 @@ def run_export(
         Path | None, typer.Option("--output", "-o", help="File to write; by default RUN/agent with the ending of the format.")
     ] = None,
 ) -> None:
-    """Write an agent as a graph for other programs: features and account in, target weights and recurrent state out."""
+    """Write an agent as a graph for other programs: features and account in, action and recurrent state out."""
     from tailguard.experiments.export import export, format_of, observation_names
     from tailguard.experiments.run import Run
 
     opened = Run.open(run)
     policy, scaler = opened.agent().policy, opened.scaler
     columns = observation_names(policy, scaler.names)
-    path = export(policy, output or opened.path / "agent", form.value if form else format_of(output), scaler, columns)
+    file, chosen = output or opened.path / "agent", form.value if form else format_of(output)
+    path = export(policy, file, chosen, scaler, columns, opened.config.trading)
     say(f"wrote {path}")
 
 

@@ -21,11 +21,14 @@ from tailguard import __version__
 from tailguard.experiments.ensemble import EnsemblePolicy
 from tailguard.io.atomic import atomic
 from tailguard.market.features import FeatureScaler
+from tailguard.market.rules import TradingSettings
 from tailguard.ppo.actions import ActionDistribution, Categorical, Gaussian
 from tailguard.ppo.policy import DistributionalPolicy
 
 Format = Literal["onnx", "torchscript"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
+# What an action asks for depends on these settings of the account.
+STEERING = {"long_only", "leverage", "core", "active", "gain", "volatility_power"}
 
 
 class ActingStep(nn.Module):
@@ -115,6 +118,7 @@ def export(
     form: Format,
     scaler: FeatureScaler | None = None,
     columns: Sequence[str] = (),
+    trading: TradingSettings | None = None,
 ) -> Path:
     """Write one step of a policy.
 
@@ -123,6 +127,7 @@ def export(
     :param form: ``onnx`` needs the extra of that name.
     :param scaler: see :class:`ActingStep`.
     :param columns: names of the columns of an observation, written beside the graph.
+    :param trading: what turns an action into target weights (:data:`STEERING`), written beside the graph as well.
     :raises ValueError: when its folder does not exist, or its ending is that of something else.
     """
     path = Path(path)
@@ -134,7 +139,8 @@ def export(
     step = EnsembleStep(policy, scaler) if isinstance(policy, EnsemblePolicy) else ActingStep(policy, scaler)
     step.eval()
     inputs, names = _example(policy)
-    facts = json.dumps({"tailguard": __version__, "inputs": names, "columns": list(columns)})
+    steering = {} if trading is None else {"trading": trading.model_dump(mode="json", include=STEERING)}
+    facts = json.dumps({"tailguard": __version__, "inputs": names, "columns": list(columns), **steering})
     with warnings.catch_warnings(), torch.no_grad():
         # Both exporters warn of what they call themselves; there is nothing that a caller could do about it.
         warnings.simplefilter("ignore")
