@@ -17,7 +17,7 @@ from tailguard.experiments.walkforward import walkforward
 from tailguard.market.data import load_source
 
 FEES = {"nasdaq-1d": 0.0005, "aapl-1d+ibm-1d+msft-1d": 0.0005, "btcusd-1h": 0.001, "eurusd-1h": 0.0001}
-MARKETS = ("nasdaq-1d", "aapl-1d+ibm-1d+msft-1d", "btcusd-1h")
+MARKETS = ("nasdaq-1d", "aapl-1d+ibm-1d+msft-1d", "btcusd-1h", "eurusd-1h")
 
 
 def main():
@@ -101,7 +101,8 @@ def section(market, record):
             for tail, test in record.calibration.coverage.items()
         )
         uniform = record.calibration.uniformity.p_value
-        lines.append(f"Critic of the first seed out of sample: {tests}; uniformity of the transforms p = {uniform:.3f}.")
+        bars = record.calibration.horizon
+        lines.append(f"Predicted tail of the account, about {bars} bars ahead: {tests}; uniformity p = {uniform:.3f}.")
     return lines
 
 
