@@ -280,7 +280,7 @@ class SelectionConfig(BaseModel):
     blocks: Annotated[int, Field(ge=2, le=100)] = 4
     seeds: Annotated[int, Field(ge=1, le=100)] = 2
     stops: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (0.125, 0.25, 0.5, 1.0)
-    doubt: float = 0.5
+    doubt: float = 1.0
 
     @field_validator("stops")
     @classmethod
