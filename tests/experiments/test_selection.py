@@ -132,10 +132,10 @@ def test_doubt_decides_how_much_is_believed(bars, doubt, share):
     [
         (1.0, -3.0, 0.5),  # an agent that earned is believed, whatever a linear forecast says
         (5.0, 0.0, 1.0),
-        (0.0, 1.0, 0.5),  # one that earned nothing yet, where returns can be predicted
-        (0.0, 4.0, 1.0),
-        (-0.5, 9.0, 0.5),  # the benefit of the doubt has an end
-        (-1.0, 9.0, 0.0),
+        (0.5, 1.0, 0.5),  # one that earned little yet, where returns can be predicted
+        (1.0, 4.0, 1.0),
+        (0.5, 9.0, 0.5),  # the benefit of the doubt has an end
+        (0.0, 9.0, 0.0),
         (0.4, 0.4, 0.0),
     ],
 )

@@ -9,9 +9,9 @@ explains, and that of a linear forecast of held-out returns (market/relevance.py
     active = clip(t - doubt, 0, 1),    t = max(t_alpha, min(t_forecast, t_alpha + BENEFIT)),
 
 the share of the account that the agent will steer; the rest is held in a constant mix. Ten years of an account say little about
-its alpha, and much more about whether returns can be predicted. Where they can, an agent gets the benefit of the doubt, as long
-as it has not been seen to lose. Where nothing can be learnt, both are near 0 and the mix is all that is left. An agent is
-trained on all training bars only after that.
+its alpha, and much more about whether returns can be predicted. Where they can, an agent gets the benefit of some doubt, and
+no more, since what can be predicted need not pay its costs. Where nothing can be learnt, both are near 0 and the mix is all
+that is left. An agent is trained on all training bars only after that.
 
 After a few updates an agent knows which way to trade and still asks for little: its growth says how long it was trained, its
 Sharpe ratio what it has learnt. So the ratio chooses, and small weights are multiplied (``trading.gain``) to a size that is
@@ -59,8 +59,8 @@ POLICIES = ("MlpPolicy", "MlpLstmPolicy")
 POWERS = (0.0, 1.0, 2.0)
 # Mean gross exposure, as a share of the leverage, that an agent's weights are multiplied to, and the largest factor.
 SIZE, LARGEST_GAIN = 0.2, 8.0
-# Standard errors of alpha that a forecast can make up for: an agent that has lost more than one of them steers nothing.
-BENEFIT = 1.5
+# Standard errors of alpha that a forecast can make up for: stocks can be forecast, too, and the forecasts do not pay costs.
+BENEFIT = 0.5
 
 
 @dataclass(frozen=True)
