@@ -52,7 +52,7 @@ from tailguard.market.rules import TradingSettings, capped
 from tailguard.market.volatility import exposure_scale
 
 # Sharpe ratio per year that holding a market usually earns, and how much markets differ: about what stock indices have paid.
-PREMIUM, PREMIUM_SPREAD = 0.3, 0.3
+PREMIUM, PREMIUM_SPREAD = 0.3, 0.2
 # From the simplest on: a later one must be better by more than one standard error.
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
 # By which volatility may scale positions, from the simplest on.
