@@ -9,12 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from tailguard.parallel.logs import collect_logs, forward_logs
 from tailguard.parallel.outcomes import Crashed, Lost
+from tailguard.parallel.reaper import reaped
 from tailguard.parallel.tasks import Outcome, Reached, Task, perform
 from tailguard.parallel.worker import Returned, Tell
 from tailguard.validation import require
@@ -221,7 +222,7 @@ def connect(address: str | None = None) -> None:
     :param address: address of the cluster; None starts one on this machine, also where another one runs already.
     """
     if not ray().is_initialized():
-        with _keeping_sigterm():
+        with _keeping_sigterm(), nullcontext() if address else reaped():
             ray().init(address=address or "local", log_to_driver=False, include_dashboard=None if address else False)
 
 

@@ -1,0 +1,71 @@
+"""What a killed process leaves behind ends soon after it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tailguard.parallel.reaper import GRACE_SECONDS, MARK, QUIET_SECONDS, marked, reaped
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
+# Starts a shell that starts another one in a session of its own and ends: an orphan that nobody watches.
+LEAVES = f"""
+import os, subprocess, sys, time
+from tailguard.parallel.reaper import reaped
+with reaped():
+    print(os.environ["{MARK}"], flush=True)
+    subprocess.run(["sh", "-c", "setsid sleep 600 > /dev/null 2>&1 &"])
+assert "{MARK}" not in os.environ
+subprocess.Popen(["sleep", "600"])
+print("started", flush=True)
+{{then}}
+"""
+
+
+@linux
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGINT, None])
+def test_orphans_end_with_who_started_them(ends):
+    then = "time.sleep(600)" if ends else ""
+    script = LEAVES.format(then=then)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as driver:
+        assert driver.stdout is not None
+        mark = driver.stdout.readline().strip()
+        assert driver.stdout.readline() == "started\n"
+        assert len(marked(mark)) == 1  # not the process after the context
+        if ends is not None:
+            time.sleep(GRACE_SECONDS + 1.0)
+            assert len(marked(mark)) == 1  # it lives while its driver does
+            driver.send_signal(ends)
+        driver.wait()
+    try:
+        until = time.monotonic() + GRACE_SECONDS + 20.0
+        while marked(mark) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert marked(mark) == []
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)  # the process after the context
+
+
+@linux
+def test_nothing_is_marked_twice(monkeypatch):
+    monkeypatch.setenv(MARK, "outer")
+    with reaped():
+        assert os.environ[MARK] == "outer"
+    assert os.environ[MARK] == "outer"
+
+
+@linux
+def test_it_ends_itself_where_nothing_is_left():
+    script = "import os\nfrom tailguard.parallel.reaper import reaped\nwith reaped():\n    pass\n"
+    script += "print(open(f'/proc/self/task/{os.getpid()}/children').read())"
+    pid = int(subprocess.check_output([sys.executable, "-c", script], text=True))
+    assert os.path.exists(f"/proc/{pid}")
+    until = time.monotonic() + QUIET_SECONDS + 20.0
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{pid}")
