@@ -2,11 +2,15 @@
 
 import logging
 import os
+import signal
+import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
+
+from tailguard.parallel.reaper import MARK, marked, reaped
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "tailguard[ray]"')
 SMALL = {"object_store_memory": 100 * 2**20}
@@ -45,6 +49,31 @@ def machines(cluster, number, cores):
         if machine in cluster.worker_nodes:
             cluster.remove_node(machine)
             _until_known(machine.node_id)
+
+
+@contextmanager
+def machine_with_its_own_disk(cluster, hidden):
+    """Add a machine with one core that sees an empty folder where this one has files: it has a mount namespace of its own."""
+    own_disk = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)]
+    if subprocess.run([*own_disk, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount in a namespace of its own")
+    known = {node["NodeID"] for node in ray.nodes()}
+    start = ["ray.scripts.scripts", "start", f"--address={cluster.address}", "--num-cpus=1", "--block", "--log-color=false"]
+    memory = f"--object-store-memory={SMALL['object_store_memory']}"
+    with reaped():
+        mark = os.environ[MARK]
+        machine = subprocess.Popen([*own_disk, sys.executable, "-m", *start, memory], stdout=subprocess.DEVNULL)
+    deadline, added = time.monotonic() + PATIENCE, set()
+    while not added:
+        assert time.monotonic() < deadline
+        assert machine.poll() is None
+        time.sleep(0.1)
+        added = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - known
+    yield added.pop()
+    for pid in marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    machine.wait()
 
 
 def lose(cluster, machine):

@@ -11,7 +11,7 @@ import pytest
 from parallel_tasks import Held, Square, runs
 from soak_subjects import workers_of
 
-from ray_cluster import PATIENCE, WARNINGS, joined_cluster, lose, machines, ray
+from ray_cluster import PATIENCE, WARNINGS, joined_cluster, lose, machine_with_its_own_disk, machines, ray
 from tailguard.config import load_config
 from tailguard.evaluate.folds import make_folds
 from tailguard.experiments import Interrupted, stopped_at_once, walkforward
@@ -92,6 +92,23 @@ def test_a_walk_forward_that_loses_a_machine_is_the_same_as_in_this_process(clus
     ]
     assert len(files[0]) == 1 + 2 + 2
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+
+
+def test_a_machine_without_a_common_disk_gives_the_same_pairs(cluster, tmp_path):
+    bars, config = random_walk(500, seed=0), load_config(None, TINY)
+    folds = make_folds(len(bars), 35, 35, config.walkforward)
+    pairs = [Pair(folds[0], 0)]
+    local, spread = (WalkforwardRun(bars, config, 16, tmp_path / engine, identity="same") for engine in ("process", "ray"))
+    train_all(local, folds, pairs, 1, lambda *said: None)
+    with machine_with_its_own_disk(cluster, tmp_path):
+        assert ray.get(ray.remote(lambda: os.listdir(tmp_path)).remote()) == []  # the only machine that has a core
+        train_all(spread, folds, pairs, 1, lambda *said: None, "ray")
+    files = [
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "process", tmp_path / "ray")
+    ]
+    assert len(files[0]) == 1 + 1 + 1
+    assert files[0] == files[1]
 
 
 def test_a_machine_that_is_lost_costs_each_of_its_tasks_one_loss(cluster, tmp_path, caplog):

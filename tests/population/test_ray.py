@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from faults import INTERVAL, Fates, JsonStore, left_behind, population
 
-from ray_cluster import WARNINGS, joined_cluster, lose, machines, ray
+from ray_cluster import WARNINGS, joined_cluster, lose, machine_with_its_own_disk, machines, ray
 from tailguard.population.engines.ray import RayEngine, require_common
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.lineage import read, replay
@@ -90,6 +90,13 @@ def test_machines_without_a_common_disk_are_refused_before_anything_is_trained(c
         with pytest.raises(ValueError, match=r"machine \S+ does not share the store of the population: give --store"):
             RayEngine(scheduler, Fates(tmp_path), OwnDisks(store.folder))
         require_common(store)
+
+
+def test_a_machine_that_sees_another_disk_is_refused_before_anything_is_trained(cluster, tmp_path):
+    scheduler, store = population(tmp_path)
+    with machine_with_its_own_disk(cluster, tmp_path), pytest.raises(ValueError, match="does not share the store") as refused:
+        RayEngine(scheduler, Fates(tmp_path), store)
+    assert "such as s3://bucket/run" in str(refused.value)
 
 
 def test_too_small_a_cluster_is_refused(cluster, tmp_path):
