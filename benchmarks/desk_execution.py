@@ -33,6 +33,7 @@ from tailguard.experiments.execution import (
     schedule_for_tail,
     train_seller,
 )
+from tailguard.parallel.reaper import reaped
 
 Arrays = dict[str, np.ndarray]
 
@@ -313,4 +314,5 @@ def main(tables: dict[str, Callable[[Runner], None]], about: str | None, trainer
 
 
 if __name__ == "__main__":
-    main(TABLES, __doc__, train_seller)
+    with reaped():  # whatever ends this process, those of its pool end, too
+        main(TABLES, __doc__, train_seller)

@@ -21,6 +21,7 @@ from tailguard.envs.streams import SEED_SPACING
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.experiments.execution import TEST_SEED
 from tailguard.experiments.making import ENVS, agent_quotes, train_maker
+from tailguard.parallel.reaper import reaped
 
 PICTURE = Path(__file__).parents[1] / "docs" / "market-making.svg"
 ALPHAS = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -198,4 +199,5 @@ def table_speed(run: Runner) -> None:
 TABLES = {"speed": table_speed, "value": table_value, "tail": table_tail}
 
 if __name__ == "__main__":
-    main(TABLES, __doc__, train_maker)
+    with reaped():  # whatever ends this process, those of its pool end, too
+        main(TABLES, __doc__, train_maker)

@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 from tailguard import DistributionalPPO, TradingVecEnv
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import BettingGame, SignalMarket, random_walk
+from tailguard.parallel.reaper import reaped
 from tailguard.ppo.schedules import LinearSchedule
 
 
@@ -231,4 +232,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reaped():  # whatever ends this process, those of its pool end, too
+        main()

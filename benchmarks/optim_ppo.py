@@ -19,6 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from tailguard import DistributionalPPO
 from tailguard.market import SignalMarket
+from tailguard.parallel.reaper import reaped
 
 OPTIMIZERS = {
     "Adam": {},
@@ -120,4 +121,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with reaped():  # whatever ends this process, those of its pool end, too
+        main()

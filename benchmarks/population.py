@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from population_toys import MovingOptimum, PaperToy
 
+from tailguard.parallel.reaper import reaped
 from tailguard.population import PBTConfig, PBTScheduler
 from tailguard.population.engines.serial import SerialEngine
 from tailguard.population.operators import explore
@@ -110,4 +111,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reaped():  # whatever ends this process, those of its pool end, too
+        main()

@@ -34,6 +34,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from zoo import PEERS, zoo_settings
 
 from tailguard import DistributionalPPO
+from tailguard.parallel.reaper import reaped
 
 FOLDER = Path(__file__).with_name("published_runs")
 ENOUGH_FOR_QUARTILES = 4
@@ -215,4 +216,5 @@ def cell(runs):
 
 
 if __name__ == "__main__":
-    main()
+    with reaped():  # whatever ends this process, those of its pool end, too
+        main()

@@ -21,6 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tailguard import DistributionalPPO, ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.market import BettingGame, CrashMarket, GuardedMaze
+from tailguard.parallel.reaper import reaped
 from tailguard.ppo.schedules import LinearSchedule
 
 Row = list[str]
@@ -383,4 +384,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reaped():  # whatever ends this process, those of its pool end, too
+        main()
