@@ -15,9 +15,8 @@ from tailguard.config import SelectionConfig, load_config
 from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.evaluate.play import play
 from tailguard.experiments import selection
-from tailguard.experiments.prepared_market import default_split, market_features, prepare_market
+from tailguard.experiments.prepared_market import Split, default_split, market_features, prepare_market
 from tailguard.experiments.selection import (
-    BENEFIT,
     PREMIUM,
     PREMIUM_SPREAD,
     Candidate,
@@ -110,7 +109,7 @@ def test_where_nothing_can_be_learnt_nothing_is_steered():
 def test_the_stop_with_the_best_ratio_wins_and_its_doubts_set_the_share(once):
     stops = [candidate for candidate in once.candidates if candidate.policy == once.policy]
     assert once.steps == max(stops, key=lambda candidate: candidate.sharpe).steps
-    assert once.active == trust(once.chosen.t_statistic, once.forecast_t, SelectionConfig().doubt)
+    assert once.active == trust(once.chosen.t_statistic, once.chosen.expected_t, SelectionConfig().doubt)
     assert [(each.policy, each.steps) for each in once.candidates] == [(MLP, 64), (MLP, 128), (LSTM, 64), (LSTM, 128)]
 
 
@@ -121,26 +120,65 @@ def test_doubt_decides_how_much_is_believed(bars, doubt, share):
     assert selection.active == share
     assert selection.policy == MLP
     assert {candidate.policy for candidate in selection.candidates} == {MLP}
-    own = selection.chosen.t_statistic
-    evidence = max(own, min(selection.forecast_t, own + BENEFIT))
+    evidence = max(selection.chosen.t_statistic, selection.chosen.expected_t)
     half = chosen(bars, *settings, f"selection.doubt={evidence - 0.25}")
     assert half.active == pytest.approx(0.25, abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("alpha_t", "forecast_t", "share"),
+    ("alpha_t", "expected_t", "share"),
     [
-        (1.0, -3.0, 0.5),  # an agent that earned is believed, whatever a linear forecast says
+        (1.0, -3.0, 0.5),  # an agent that earned is believed: it may know what no linear forecast does
         (5.0, 0.0, 1.0),
-        (0.5, 1.0, 0.5),  # one that earned little yet, where returns can be predicted
-        (1.0, 4.0, 1.0),
-        (0.5, 9.0, 0.5),  # the benefit of the doubt has an end
-        (0.0, 9.0, 0.0),
+        (-1.0, 1.0, 0.5),  # and one that was unlucky, where returns can be predicted and pay their costs
+        (0.4, 9.0, 1.0),
         (0.4, 0.4, 0.0),
+        (1.2, None, 0.7),
     ],
 )
-def test_evidence_is_alpha_or_a_forecast_that_the_agent_has_not_refuted(alpha_t, forecast_t, share):
-    assert trust(alpha_t, forecast_t, doubt=0.5) == pytest.approx(share)
+def test_evidence_is_what_was_earned_or_what_forecasts_say_should_have_been(alpha_t, expected_t, share):
+    assert trust(alpha_t, expected_t, doubt=0.5) == pytest.approx(share)
+
+
+def test_the_expected_alpha_is_the_true_one_but_for_chance():
+    """Of agents that have learnt what a linear forecast says; the truth is what the conditional mean makes of their weights."""
+    config = load_config(None, [*TINY, "trading.fee=0.0005"])
+    misses = []
+    for seed in range(12):
+        market = planted_market("ar", 2000, sharpe=1.0, seed=300 + seed)
+        features = market_features(market.bars, config)
+        split = Split((features.warmup, 2000), (2000, 2000))
+        blocks = cut_into_blocks(split.train, 3, "blocks")
+        trials = selection._Trials(market.bars, config, split, features, blocks, None)
+        alphas, costs, gain = [], 0.0, 0.0
+        for number, (first, last) in enumerate(trials.spans):
+            mean = market.expected[first : last - 1]
+            targets = np.clip(400.0 * mean, -1.0, 1.0)
+            before = trials.spans[number - 1]  # traded in sample
+            trials.plays[MLP, 128, number, 0] = selection._Play(targets, np.zeros((before[1] - before[0] - 1, 1)))
+            history = trials.windows[number].trade("agent", targets)
+            alphas.append(beyond(history.excess, trials.market_excess[number]))
+            costs += float(history.costs.sum())
+            gain += float(((targets - targets.mean()) * mean).sum())
+        alpha = np.concatenate(alphas)
+        truth = (gain - costs) / (alpha.std() * len(alpha) ** 0.5)
+        candidate = trials.score(MLP, 128).candidate
+        assert candidate.t_statistic == pytest.approx(t_statistic(alpha))
+        misses.append((candidate.expected_t - truth, truth))
+        assert candidate.turnover > 1.0
+    miss, truth = np.array(misses).T
+    assert truth.mean() > 1.0
+    assert abs(miss.mean()) < 2.0 * miss.std() / 12**0.5 < 1.0
+
+
+def test_trades_that_no_forecast_explains_are_expected_to_cost_what_they_cost(tried):
+    """Random positions: what they earned is luck, what they paid is not."""
+    market, rng = planted_market("ar", 2000, sharpe=2.0, seed=7).bars, np.random.default_rng(0)
+    result, _ = tried(
+        lambda policy, stop, span: rng.choice([-1.0, 1.0], span[1] - span[0] - 1), "trading.fee=0.01", table=market
+    )
+    assert result.forecast_t > 3.0
+    assert result.chosen.expected_t < -5.0
 
 
 def test_what_is_held_on_average_is_no_alpha_though_blocks_differ_in_it():
@@ -563,7 +601,7 @@ def test_the_mix_looks_at_its_spans_only():
 def made_up(**changes):
     candidates = (
         Candidate(MLP, 4096, 1.5, 0.8, 0.10, 12.0, 1.2, 4),
-        Candidate(MLP, 8192, 2.5, 0.9, 0.12, 14.0, 1.4, 4, gain=4.0),
+        Candidate(MLP, 8192, 2.5, 0.9, 0.12, 14.0, 1.4, 4, gain=4.0, expected_t=2.3),
         Candidate(LSTM, 8192, 4.0, 0.2, 0.02, 40.0, -0.3, 2),
     )
     values = {
@@ -585,6 +623,15 @@ def test_files_from_before_there_was_a_forecast_are_read(tmp_path):
     old = {name: value for name, value in made_up().tree().items() if name not in later}
     path.write_text(json.dumps(old))
     assert load_selection(path) == made_up(forecast_t=0.0)
+
+
+def test_files_from_before_alphas_were_expected_are_read(tmp_path):
+    tree, path = made_up().tree(), tmp_path / "selection.json"
+    for candidate in tree["candidates"]:
+        del candidate["expected_t"]
+    path.write_text(json.dumps(tree))
+    assert load_selection(path).chosen.expected_t is None
+    assert "a t-statistic of 1.4 (linear forecasts of the returns, which have one of 2.1), so" in load_selection(path).reason
 
 
 @pytest.mark.parametrize(
@@ -636,7 +683,7 @@ def test_the_reason_names_the_figures_that_decided(active, says):
         "MlpPolicy after 8,192 steps, with 4 times the weights that it asked for, had the best Sharpe ratio on "
     )
     assert "held-out blocks, 0.90 (it grew +12.0% a year, the constant mix +5.0%)" in reason
-    assert "t-statistic of 1.4, a linear forecast of the returns 2.1" in reason
+    assert "t-statistic of 1.4, and of 2.3 by linear forecasts of the returns, which have one of 2.1, so" in reason
     assert reason.endswith(says)
 
 

@@ -17,8 +17,9 @@ from tailguard.market.relevance import (
     FLOOR,
     OUTLIER,
     PENALTY,
+    calibrated,
     fill_returns,
-    forecast_products,
+    held_out_forecast,
     relevance_weights,
     t_of_products,
     t_statistics,
@@ -247,7 +248,7 @@ def test_the_forecast_is_a_ridge_regression_of_other_rows():
     standard = np.clip((earned - mean) / scale, -OUTLIER, OUTLIER)
     model = Ridge(alpha=400 * PENALTY).fit(values[seen], standard[seen])
     forecast = model.predict(values[unseen]) - model.predict(values[seen].mean(axis=0, keepdims=True))
-    products = forecast_products(values[None, seen], earned[seen, None], values[None, unseen], earned[unseen, None])
+    products = held_out_forecast(values[None, seen], earned[seen, None], values[None, unseen], earned[unseen, None]).products
     np.testing.assert_allclose(products, forecast * standard[unseen], rtol=1e-9)
 
 
@@ -260,16 +261,41 @@ def test_the_t_statistic_of_products_is_that_of_a_robust_regression_through_the_
     assert t_of_products(np.zeros(10)) == 0.0
 
 
+def test_the_calibration_is_the_slope_of_a_regression_through_the_origin_and_never_negative():
+    values, earned = sample(900, slope=0.3)
+    halves = (slice(0, 300), slice(300, 900)), (slice(300, 900), slice(0, 300))
+    forecasts = [
+        held_out_forecast(values[None, fit], earned[fit, None], values[None, test], earned[test, None]) for fit, test in halves
+    ]
+    forecast, outcome = (np.concatenate([getattr(part, name) for part in forecasts])[:, 0] for name in ("forecast", "outcome"))
+    assert calibrated(forecasts) == pytest.approx(sm.OLS(outcome, forecast).fit().params[0], rel=1e-12)
+    assert 0.7 < calibrated(forecasts) < 1.5
+    assert calibrated([part._replace(outcome=-part.outcome) for part in forecasts]) == 0.0
+    assert calibrated([part._replace(forecast=0.0 * part.forecast) for part in forecasts]) == 0.0
+
+
+def test_forecasts_come_back_in_units_of_the_returns():
+    values, earned = sample(600, slope=0.3)
+    once, twice = (
+        held_out_forecast(values[None, :400], size * earned[:400, None], values[None, 400:], size * earned[400:, None])
+        for size in (1.0, 3.0)
+    )
+    np.testing.assert_allclose(twice.forecast, once.forecast, rtol=1e-9)
+    np.testing.assert_allclose(twice.scale, 3.0 * once.scale, rtol=1e-12)
+
+
 def test_assets_have_coefficients_of_their_own_and_instruments_of_a_pool_share_them():
     values, earned = sample(600, slope=0.3)
     both = np.stack([earned, -earned], axis=1)  # the second asset moves against the first
-    shared = forecast_products(values[None, :400], both[:400], values[None, 400:], both[400:])
-    alone = forecast_products(values[None, :400], earned[:400, None], values[None, 400:], earned[400:, None])
+    shared = held_out_forecast(values[None, :400], both[:400], values[None, 400:], both[400:]).products
+    alone = held_out_forecast(values[None, :400], earned[:400, None], values[None, 400:], earned[400:, None]).products
     np.testing.assert_allclose(shared, 2.0 * alone, rtol=1e-9)
     pool = np.stack([values, values])
-    np.testing.assert_allclose(forecast_products(pool[:, :400], both[:400], pool[:, 400:], both[400:]), 0.0, atol=1e-12)
+    np.testing.assert_allclose(
+        held_out_forecast(pool[:, :400], both[:400], pool[:, 400:], both[400:]).products, 0.0, atol=1e-12
+    )
     same = np.stack([earned, earned], axis=1)
-    together = forecast_products(pool[:, :400], same[:400], pool[:, 400:], same[400:])
+    together = held_out_forecast(pool[:, :400], same[:400], pool[:, 400:], same[400:]).products
     np.testing.assert_allclose(together, 2.0 * alone, rtol=1e-9)
 
 
@@ -277,13 +303,15 @@ def test_unknown_and_constant_returns_are_no_evidence():
     values, earned = sample(600)
     gaps = earned.copy()
     gaps[[10, 450]] = np.nan
-    products = forecast_products(values[None, :400], gaps[:400, None], values[None, 400:], gaps[400:, None])
+    products = held_out_forecast(values[None, :400], gaps[:400, None], values[None, 400:], gaps[400:, None]).products
     assert np.isfinite(products).all()
     assert products[50] == 0.0
     nothing = np.full((600, 1), np.nan)
-    assert t_of_products(forecast_products(values[None, :400], nothing[:400], values[None, 400:], nothing[400:])) == 0.0
+    assert (
+        t_of_products(held_out_forecast(values[None, :400], nothing[:400], values[None, 400:], nothing[400:]).products) == 0.0
+    )
     flat = np.zeros((600, 1))
-    assert t_of_products(forecast_products(values[None, :400], flat[:400], values[None, 400:], flat[400:])) == 0.0
+    assert t_of_products(held_out_forecast(values[None, :400], flat[:400], values[None, 400:], flat[400:]).products) == 0.0
 
 
 def test_forecasts_of_noise_are_seldom_significant_and_those_of_an_edge_are():
@@ -291,7 +319,7 @@ def test_forecasts_of_noise_are_seldom_significant_and_those_of_an_edge_are():
         values, earned = sample(800, columns=20, slope=slope, seed=seed)
         halves = (slice(0, 400), slice(400, 800))
         products = [
-            forecast_products(values[None, fit], earned[fit, None], values[None, test], earned[test, None])
+            held_out_forecast(values[None, fit], earned[fit, None], values[None, test], earned[test, None]).products
             for fit, test in (halves, halves[::-1])
         ]
         return t_of_products(np.concatenate(products))

@@ -4,14 +4,18 @@ The training bars are cut into blocks. For each block, agents of every policy ar
 several stops of their training, after costs. The policy and the stop with the best Sharpe ratio over all blocks win; a
 recurrent policy is tried on half of the blocks first, and on the others only if it leads there. Then two t-statistics decide
 how much the winner is trusted: that of its alpha, which is what it earns on held-out bars beyond what holding the market
-explains, and that of a linear forecast of held-out returns (market/relevance.py):
+explains, and what that would have been if returns had been as forecast (market/relevance.py):
 
-    active = clip(t - doubt, 0, 1),    t = max(t_alpha, min(t_forecast, t_alpha + BENEFIT)),
+    active = clip(t - doubt, 0, 1),    t = max(t_alpha, t_expected),
+    t_expected = (kappa sum_t (w_t - mean w) sigma_t f_t - costs) / standard error of the alpha,
 
-the share of the account that the agent will steer; the rest is held in a constant mix. Ten years of an account say little about
-its alpha, and much more about whether returns can be predicted. Where they can, an agent gets the benefit of some doubt, and
-no more, since what can be predicted need not pay its costs. Where nothing can be learnt, both are near 0 and the mix is all
-that is left. An agent is trained on all training bars only after that.
+the share of the account that the agent will steer; the rest is held in a constant mix. f are forecasts of held-out returns in
+units of their volatility sigma, and kappa is how far these were right. Ten years of an account say little about its alpha:
+chance decides most of what it earned, and turbulent months most of that. Forecasts are judged on every bar, calm ones above
+all, so that an agent that was unlucky there can be trusted; and costs are counted in full, so that one is not that trades on
+what can be predicted and does not pay for it. An agent may know what no linear forecast says, hence the larger of the two.
+Where nothing can be learnt, t_expected is below 0 by the costs, and the mix is all that is left. An agent is trained on all
+training bars only after that.
 
 After a few updates an agent knows which way to trade and still asks for little: its growth says how long it was trained, its
 Sharpe ratio what it has learnt. So the ratio chooses, and small weights are multiplied (``trading.gain``) to a size that is
@@ -26,6 +30,7 @@ the difference to the scaled mix that holds as much on average, and nothing else
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -47,7 +52,16 @@ from tailguard.io.sealed import read_sealed, write_sealed
 from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.env import Rows
 from tailguard.market.features import FeatureSet
-from tailguard.market.relevance import FLOOR, fill_returns, forecast_products, t_of_products, volatility_scaled
+from tailguard.market.relevance import (
+    FLOOR,
+    HeldOutForecast,
+    bar_volatility,
+    calibrated,
+    fill_returns,
+    held_out_forecast,
+    t_of_products,
+    volatility_scaled,
+)
 from tailguard.market.rules import TradingSettings, capped
 from tailguard.market.volatility import exposure_scale
 
@@ -59,8 +73,6 @@ POLICIES = ("MlpPolicy", "MlpLstmPolicy")
 POWERS = (0.0, 1.0, 2.0)
 # Mean gross exposure, as a share of the leverage, that an agent's weights are multiplied to, and the largest factor.
 SIZE, LARGEST_GAIN = 0.2, 8.0
-# Standard errors of alpha that a forecast can make up for: stocks can be forecast, too, and the forecasts do not pay costs.
-BENEFIT = 0.5
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,8 @@ class Candidate:
     :param objective: of a risk-averse agent on the held-out blocks, in log returns per period, at a mean exposure of 1 if its
         objective says when to hold and not how much; None for growth. Then `t_statistic` is that of the difference to the mix
         that is scaled by volatility, with the agent's mean weights.
+    :param expected_t: what `t_statistic` had been if returns had been as forecast; None for a risk-averse agent, and in the
+        files of earlier versions.
     """
 
     policy: str
@@ -91,6 +105,7 @@ class Candidate:
     blocks: int
     gain: float = 1.0
     objective: float | None = None
+    expected_t: float | None = None
 
 
 @dataclass(frozen=True)
@@ -149,9 +164,16 @@ class Selection:
         return (
             f"{self.policy} after {self.steps:,} steps, with {winner.gain:g} times the weights that it asked for, had the best "
             f"Sharpe ratio on held-out blocks, {winner.sharpe:.2f} (it grew {winner.growth:+.1%} a year, the constant mix "
-            f"{self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}, a linear forecast of the "
-            f"returns {self.forecast_t:.1f}, {steers}"
+            f"{self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}"
+            f"{self._expectation}, {steers}"
         )
+
+    @property
+    def _expectation(self) -> str:
+        """What forecasts say of the alpha, in words."""
+        forecasts = f"linear forecasts of the returns, which have one of {self.forecast_t:.1f}"
+        expected = self.chosen.expected_t
+        return f" ({forecasts})" if expected is None else f", and of {expected:.1f} by {forecasts}"
 
     @property
     def _scaling(self) -> str:
@@ -177,7 +199,7 @@ class Selection:
     def table(self) -> pd.DataFrame:
         """Return a row per candidate; the column `chosen` marks the winner."""
         rows = pd.DataFrame([asdict(candidate) for candidate in self.candidates])
-        rows = rows.drop(columns="objective") if rows["objective"].isna().all() else rows
+        rows = rows.drop(columns=[name for name in ("objective", "expected_t") if rows[name].isna().all()])
         return rows.assign(chosen=(rows["policy"] == self.policy) & (rows["steps"] == self.steps))
 
     def tree(self) -> dict[str, Any]:
@@ -239,7 +261,7 @@ def select(
         # A risk-averse agent that loses has a worse mean and a worse tail than cash. That volatility can be forecast is no
         # evidence for one: the scale of the mix uses it already.
         active=(
-            trust(believed, forecast_t if risk is None else believed, settings.doubt)
+            trust(believed, winner.candidate.expected_t, settings.doubt)
             if risk is None or winner.candidate.sharpe > 0.0
             else 0.0
         ),
@@ -254,14 +276,14 @@ def select(
     )
 
 
-def trust(alpha_t: float, forecast_t: float, doubt: float) -> float:
+def trust(alpha_t: float, expected_t: float | None, doubt: float) -> float:
     """Return the share of the account that an agent may steer.
 
     :param alpha_t: t-statistic of its alpha on held-out bars, or of its advantage over a constant account.
-    :param forecast_t: t-statistic of a linear forecast of held-out returns, or of their sizes.
+    :param expected_t: what the first would have been if returns had been as forecast; None is unknown.
     :param doubt: t-statistic up to which nothing is believed.
     """
-    evidence = max(alpha_t, min(forecast_t, alpha_t + BENEFIT))
+    evidence = alpha_t if expected_t is None else max(alpha_t, expected_t)
     return float(np.clip(evidence - doubt, 0.0, 1.0))
 
 
@@ -414,7 +436,7 @@ class _Trials:
         """
         tried = sorted({number for name, _, number, _ in self.plays if name == policy})
         gain = self._gain(policy, stop)
-        unseen, seen, excess, market, turnover = [], [], [], [], 0.0
+        unseen, seen, alphas, turnover, expected = [], [], [], 0.0, 0.0
         sums: list[Floats] = []
         constant: list[Floats] = []  # the same of the mix, scaled by volatility, with the agent's mean weights
         held: list[Floats] = []
@@ -424,35 +446,41 @@ class _Trials:
             history = self.windows[number].trade(policy, targets)
             in_sample = self._amplified(np.mean([play.in_sample for play in plays], axis=0), gain)
             trained = self.windows[number - 1].trade(policy, in_sample)
-            unseen.append(np.log1p(history.returns))
-            excess.append(history.excess)
+            unseen.append(history)
+            alphas.append(beyond(history.excess, self.market_excess[number]))
             seen.append(trained.excess)
-            market.append(self.market_excess[number])
             turnover += float(history.turnover.sum())
-            if self.risk is not None:
+            if self.risk is None:
+                timing = targets - targets.mean(axis=0)  # what is always held is no forecast
+                expected += float((timing * self._expected_returns[number]).sum() - history.costs.sum())
+            else:
                 held.append(targets)
-                sums.append(self.risk.sums(unseen[-1]))
+                sums.append(self.risk.sums(np.log1p(history.returns)))
                 usual = self._targets(number, np.ones(targets.shape[1]), self.scale).mean(axis=0)
                 weights = np.divide(targets.mean(axis=0), usual, out=np.zeros_like(usual), where=usual > 0.0)
                 constant.append(self.risk.sums(np.log1p(self._held(number, weights).returns)))
-        returns, known = np.concatenate(unseen), np.concatenate(seen)
+        returns = np.concatenate([np.log1p(history.returns) for history in unseen])
+        excess = np.concatenate([history.excess for history in unseen])
+        known, alpha = np.concatenate(seen), np.concatenate(alphas)
+        error = float(alpha.std()) * len(alpha) ** 0.5
         candidate = Candidate(
             policy=policy,
             steps=stop,
             in_sample_sharpe=t_statistic(known) * float(np.sqrt(self.periods / len(known))),
-            sharpe=t_statistic(np.concatenate(excess)) * float(np.sqrt(self.periods / len(returns))),
+            sharpe=t_statistic(excess) * float(np.sqrt(self.periods / len(returns))),
             growth=float(returns.mean()) * self.periods,
             turnover=turnover * self.periods / len(returns),
-            t_statistic=t_statistic(np.concatenate([beyond(*pair) for pair in zip(excess, market, strict=True)])),
+            t_statistic=t_statistic(alpha),
             blocks=len(unseen),
             gain=gain,
+            expected_t=None if self.risk is not None else expected / error if error > ROUNDING else 0.0,
         )
         if self.risk is None:
             return _Score(candidate, returns, None)
         samples = np.concatenate(sums)
         account = self.risk.account(samples, np.concatenate(held))
-        timing = self.risk.lead(samples, np.concatenate(constant))
-        return _Score(replace(candidate, objective=self.risk.value(account.sums), t_statistic=timing), returns, account)
+        lead = self.risk.lead(samples, np.concatenate(constant))
+        return _Score(replace(candidate, objective=self.risk.value(account.sums), t_statistic=lead), returns, account)
 
     def scaled_mix(self, power: float | None) -> HeldOutAccount:
         """Return the mix on all held-out blocks, scaled by volatility, as a risk-averse objective sees it."""
@@ -479,18 +507,32 @@ class _Trials:
 
         They are forecasts of returns in units of their volatility; for a risk-averse agent, of the sizes of returns.
         """
-        products = []
+        return t_of_products(np.concatenate([forecast.products for forecast in self._forecasts]))
+
+    @cached_property
+    def _forecasts(self) -> list[HeldOutForecast]:
+        """By block: a forecast at every decision."""
+        forecasts = []
         returns_of = volatility_scaled if self.risk is None else fill_returns
-        for market, (first, last) in zip(self.markets, self.blocks, strict=True):
+        for market, (first, last) in zip(self.markets, self.spans, strict=True):
             columns, fill = market.features.by_instrument().astype(np.float64), self.config.trading.fill
             seen = np.concatenate([np.arange(*span) for span in market.spans])
             earned = np.concatenate([returns_of(market.bars.iloc[slice(*span)], fill) for span in market.spans])
-            unseen_earned = returns_of(market.bars.iloc[first:last], fill)
+            unseen_earned = returns_of(market.bars.iloc[first:last], fill)[:-1]  # there is no decision at the last close
             if self.risk is not None:
                 usual = np.nanmean(earned, axis=0)
                 earned, unseen_earned = np.abs(earned - usual), np.abs(unseen_earned - usual)
-            products.append(forecast_products(columns[:, seen], earned, columns[:, first:last], unseen_earned))
-        return t_of_products(np.concatenate(products))
+            forecasts.append(held_out_forecast(columns[:, seen], earned, columns[:, first : last - 1], unseen_earned))
+        return forecasts
+
+    @cached_property
+    def _expected_returns(self) -> list[Floats]:
+        """By block: the returns after each decision, ``[n, assets]``, as forecast, beyond their mean."""
+        right = calibrated(self._forecasts)
+        return [
+            right * forecast.forecast * forecast.scale * bar_volatility(self.bars.iloc[first:last])[:-1]
+            for forecast, (first, last) in zip(self._forecasts, self.spans, strict=True)
+        ]
 
     def _gain(self, policy: str, stop: int) -> float:
         """Return the factor that brings the weights on the held-out blocks to :data:`SIZE`; never below 1.

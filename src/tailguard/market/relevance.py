@@ -16,6 +16,9 @@ Both look at returns in units of the volatility that was forecast for them. A tu
 one, and weighting by the inverse variance is what generalised least squares does: raw returns let the turbulent months decide.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -50,17 +53,25 @@ def fill_returns(bars: pd.DataFrame, fill: Fill) -> Floats:
     return np.where(np.isfinite(earned), earned, np.nan)
 
 
-def volatility_scaled(bars: pd.DataFrame, fill: Fill) -> Floats:
-    """Return the returns of :func:`fill_returns` in units of the volatility per bar that was forecast at each close.
+def bar_volatility(bars: pd.DataFrame) -> Floats:
+    """Return ``[T, assets]`` the volatility of the next bar that was forecast at each close.
 
     Closes before the first forecast have the first one, so that no row is lost; a series that never moves has a unit of 1.
 
     :param bars: a table from :func:`tailguard.market.load_bars`.
-    :param fill: see :func:`fill_returns`.
     """
     variance = forecast_variance(measure(bars), NEXT_BAR)[:, :, 0]
     forecast = pd.DataFrame(np.sqrt(np.where(variance > 0.0, variance, np.nan)))
-    scaled: Floats = fill_returns(bars, fill) / forecast.bfill().fillna(1.0).to_numpy()
+    return forecast.bfill().fillna(1.0).to_numpy()
+
+
+def volatility_scaled(bars: pd.DataFrame, fill: Fill) -> Floats:
+    """Return the returns of :func:`fill_returns` in units of :func:`bar_volatility`.
+
+    :param bars: a table from :func:`tailguard.market.load_bars`.
+    :param fill: see :func:`fill_returns`.
+    """
+    scaled: Floats = fill_returns(bars, fill) / bar_volatility(bars)
     return scaled
 
 
@@ -83,28 +94,43 @@ def relevance_weights(values: Floats, earned: Floats, threshold: float) -> Float
     return weights
 
 
-def forecast_products(values: Floats, earned: Floats, unseen: Floats, unseen_earned: Floats) -> Floats:
-    """Fit a linear forecast to some rows, and multiply its forecasts of others by the returns that followed there.
+class HeldOutForecast(NamedTuple):
+    """A linear forecast of rows that it was not fitted to.
+
+    :param forecast: ``[m, assets]`` in units of `scale`, of the difference to the mean.
+    :param outcome: ``[m, assets]`` what followed, in the same units; 0 where unknown.
+    :param scale: ``[assets]`` standard deviation of the returns that it was fitted to.
+    """
+
+    forecast: Floats
+    outcome: Floats
+    scale: Floats
+
+    @property
+    def products(self) -> Floats:
+        """Forecasts times outcomes ``[m]``, added up over the assets, which move together; see :func:`t_of_products`."""
+        return np.asarray((self.forecast * self.outcome).sum(axis=1))
+
+
+def held_out_forecast(values: Floats, earned: Floats, unseen: Floats, unseen_earned: Floats) -> HeldOutForecast:
+    """Fit a linear forecast to some rows, and forecast others.
 
     :param values: ``[N, n, F]`` features, weighted by relevance. N is 1 for features that all assets share, each of which then
         has coefficients of its own; the instruments of a pool have them in common.
     :param earned: ``[n, assets]`` returns that follow; NaN where unknown.
     :param unseen: ``[N, m, F]`` features of other rows.
     :param unseen_earned: ``[m, assets]`` returns that follow those.
-    :returns: ``[m]`` products, added up over the assets, which move together; see :func:`t_of_products`.
     """
     assets = earned.shape[1]
     known = np.isfinite(earned)
     count = np.maximum(known.sum(axis=0), 1)
     mean = np.where(known, earned, 0.0).sum(axis=0) / count
-    scale = np.sqrt(np.where(known, np.square(earned - mean), 0.0).sum(axis=0) / count)
+    spread = np.sqrt(np.where(known, np.square(earned - mean), 0.0).sum(axis=0) / count)
+    scale = np.where(spread > 0.0, spread, 1.0)
     # An unknown return counts as the mean.
-    target, outcome = (
-        np.nan_to_num(np.clip((part - mean) / np.where(scale > 0.0, scale, 1.0), -OUTLIER, OUTLIER))
-        for part in (earned, unseen_earned)
-    )
+    target, outcome = (np.nan_to_num(np.clip((part - mean) / scale, -OUTLIER, OUTLIER)) for part in (earned, unseen_earned))
     groups = [list(range(assets))] if len(values) > 1 else [[asset] for asset in range(assets)]
-    products: Floats = np.zeros(unseen.shape[1])
+    forecast: Floats = np.zeros(outcome.shape)
     for group in groups:
         columns = np.concatenate(values[: len(group)])  # [instruments * n, F]
         centre = columns.mean(axis=0)
@@ -113,14 +139,26 @@ def forecast_products(values: Floats, earned: Floats, unseen: Floats, unseen_ear
         covariances = columns.T @ target[:, group].T.ravel() / len(columns)
         coefficients = np.linalg.solve(moments, covariances)
         for number, asset in enumerate(group):
-            products += (unseen[number] - centre) @ coefficients * outcome[:, asset]
-    return products
+            forecast[:, asset] = (unseen[number] - centre) @ coefficients
+    return HeldOutForecast(forecast, outcome, scale)
+
+
+def calibrated(forecasts: Sequence[HeldOutForecast]) -> float:
+    """Return the factor with which forecasts explain best what followed (Mincer and Zarnowitz 1969): 1 if they are right.
+
+    It is never negative: forecasts that point the wrong way are worth nothing.
+
+    :param forecasts: of one or several blocks of held-out rows.
+    """
+    explained = sum(float(part.products.sum()) for part in forecasts)
+    squares = sum(float(np.square(part.forecast).sum()) for part in forecasts)
+    return max(explained / squares, 0.0) if squares > 1e-12 else 0.0
 
 
 def t_of_products(products: Floats) -> float:
     """Return the t-statistic of forecasts times returns, robust to changing volatility (White 1980); 0 if nothing was forecast.
 
-    :param products: of :func:`forecast_products`, from one or several blocks of held-out rows.
+    :param products: of :class:`HeldOutForecast`, from one or several blocks of held-out rows.
     """
     error = float(np.sqrt(np.square(products).sum()))
     return float(products.sum()) / error if error > 1e-12 else 0.0
