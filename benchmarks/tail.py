@@ -2,6 +2,7 @@
 
     python benchmarks/tail.py forecast    # a: coverage and pinball loss by position and period
     python benchmarks/tail.py guard       # b: realised CVaR of months and mean return for limits of 3, 5 and 10 %
+    python benchmarks/tail.py frontier    # c: mean against CVaR of months, for the guard and for targets of the same limits
     python benchmarks/tail.py show        # the tables of what is there
 
 Each series is worked on alone and kept in `--folder`, so that an interrupted run is resumed. Synthetic series are drawn with
@@ -9,6 +10,11 @@ Each series is worked on alone and kept in `--folder`, so that an interrupted ru
 (RiskMetrics) and GARCH(1,1)-t with filtered historical simulation (package `arch`, fitted to the last 1,500 bars every 250).
 The guard is compared with volatility targeting (63 bars) and GARCH targeting, both tuned in hindsight to the CVaR that the
 guard has realised, and both changed only by more than a tenth. Fee 0.1 %.
+
+The frontier takes accounts of the guard from the records of `guard` where they are there. Its rivals know no more than the
+guard: they hold min(1, limit / forecast) times the position, with the CVaR of the next 21 bars as the forecast: 2.06 deviations
+of 63 bars (normal), or that of GARCH(1,1)-t with filtered historical simulation. Their realised tails differ from the guard's,
+so that means are compared at the CVaR of the guard, on the line through cash, the three limits and the position as it is.
 """
 
 import argparse
@@ -23,7 +29,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtri
-from scipy.stats import binom, chi2
+from scipy.stats import binom, chi2, norm
 from tail_series import POSITIONS, holding, real_series, synthetic_series, trend
 
 from tailguard.market import simulate
@@ -39,6 +45,7 @@ PERIODS = ("1W", "1M", 5)
 LIMITS = (0.03, 0.05, 0.1)
 FEE = 0.001
 REFIT, FITTED, PATHS = 250, 1500, 1000
+MONTH = 21
 
 
 def first_row(bars: pd.DataFrame) -> int:
@@ -223,8 +230,7 @@ def guard_series(bars: pd.DataFrame) -> list[dict[str, Any]]:
     mean = np.array([p[1] / max(1.0 - p[2] - p[3], 0.01) for p in garch.parameters])
     decay = np.array([min(p[2] + p[3], 0.999) for p in garch.parameters])
     fits = np.maximum(garch.fits, 0)
-    month = 21
-    pull = (1.0 - decay[fits] ** month) / (month * (1.0 - decay[fits]))
+    pull = (1.0 - decay[fits] ** MONTH) / (MONTH * (1.0 - decay[fits]))
     expected = np.sqrt(mean[fits] + (garch.variance - mean[fits]) * pull)
     for name, position in {"holding": holding, "trend": trend}.items():
         weights = position(bars)
@@ -257,6 +263,58 @@ def guard_series(bars: pd.DataFrame) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+# ----------------------------------------------------------------------------------------------------------- frontier
+
+
+def targeted(weights: Floats, loss: Floats, limit: float) -> Floats:
+    """Return the weights times min(1, limit / predicted loss), which is changed only by more than a tenth."""
+    return np.asarray(weights * lazily(np.minimum(1.0, limit / np.maximum(loss, 1e-9)))[:, None])
+
+
+def predicted_losses(returns: Floats, first: int) -> dict[str, Floats]:
+    """Return the CVaR of a month of holding equal shares that each rival predicts, as a loss, by bar."""
+    normal = float(norm.pdf(ndtri(0.05))) / 0.05
+    deviation = pd.Series(returns).rolling(63, min_periods=20).std().to_numpy()
+    garch, simulated = Garch(returns, first), np.full(len(returns), np.nan)
+    for t in range(first, len(returns)):
+        simulated[t] = -cvar(np.expm1(garch.paths(t, MONTH)))
+    return {"volatility": normal * np.sqrt(MONTH) * deviation, "GARCH-t": simulated}
+
+
+def frontier_series(bars: pd.DataFrame, guarded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per position, rule and limit: CVaR and mean of its months.
+
+    :param guarded: rows of :func:`guard_series`, if they are there.
+    """
+    found, start = [], first_row(bars)
+    losses = predicted_losses(measure(bars).returns.mean(axis=1), start // 2)
+    known = {(row["position"], row["limit"]): row for row in guarded}
+    for name, position in {"holding": holding, "trend": trend}.items():
+        weights = position(bars)
+        free = months(bars, weights, start)
+        if len(free) < 24:
+            continue
+        found.append({"position": name, "rule": "none", "limit": None, "cvar": cvar(free), "mean": float(free.mean())})
+        for limit in LIMITS:
+            row = known.get((name, limit))
+            if row is None:
+                kept = guard(weights, bars, max_loss=limit, period="1M", fee=FEE).weights
+                earned = months(bars, kept, start)
+                row = {"cvar": cvar(earned), "mean": float(earned.mean())}
+            found.append({"position": name, "rule": "guard", "limit": limit, "cvar": row["cvar"], "mean": row["mean"]})
+            for rule, loss in losses.items():
+                earned = months(bars, targeted(weights, loss, limit), start)
+                point = {"cvar": cvar(earned), "mean": float(earned.mean())}
+                found.append({"position": name, "rule": rule, "limit": limit} | point)
+    return found
+
+
+def mean_at(points: pd.DataFrame, tail: float) -> float:
+    """Return the mean that a rule would have had at a CVaR: on the line through its points and cash, by CVaR."""
+    line = pd.concat([pd.DataFrame({"cvar": [0.0], "mean": [0.0]}), points[["cvar", "mean"]]]).sort_values("cvar")
+    return float(np.interp(tail, line["cvar"], line["mean"]))
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -314,34 +372,71 @@ def show_guard(rows: pd.DataFrame) -> None:
         print(f"{'':17} guard minus volatility target {gap.mean():+.2f} %/y [{low:+.2f}, {high:+.2f}]")
 
 
+def show_frontier(rows: pd.DataFrame) -> None:
+    """Print CVaR and mean of months by position, rule and limit, and the guard's lead at equal CVaR."""
+    print("\nposition   rule        limit series  CVaR of months  inside  mean %/y")
+    for (position, rule, limit), group in rows.groupby(["position", "rule", "limit"], dropna=False, sort=False):
+        inside = "" if rule == "none" else f"{np.mean(group['cvar'] >= -limit):.0%}"
+        name = "" if rule == "none" else f"{limit:.0%}"
+        tail, mean = 100.0 * group["cvar"].mean(), 1200.0 * group["mean"].mean()
+        print(f"{position:10} {rule:10} {name:>6} {len(group):6} {tail:15.2f} {inside:>7} {mean:9.2f}")
+    print("\nat the CVaR of the guard: its mean minus that of the rival, %/y, with 95 % intervals over series")
+    rng = np.random.default_rng(0)
+    for position, of_position in rows.groupby("position", sort=False):
+        for rival in ("volatility", "GARCH-t"):
+            for limit in LIMITS:
+                gaps = []
+                for _, series in of_position.groupby("series"):
+                    own = series[(series["rule"] == "guard") & (series["limit"] == limit)].iloc[0]
+                    points = series[series["rule"].isin([rival, "none"])]
+                    gaps.append(1200.0 * (own["mean"] - mean_at(points, own["cvar"])))
+                draws = [np.mean(rng.choice(gaps, len(gaps))) for _ in range(2000)]
+                low, high = np.quantile(draws, [0.025, 0.975])
+                print(f"{position:10} guard minus {rival:10} {limit:4.0%} {np.mean(gaps):+6.2f} [{low:+.2f}, {high:+.2f}]")
+
+
 def main() -> None:
     """Work on what is missing, then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["forecast", "guard", "show"])
+    parser.add_argument("part", choices=["forecast", "guard", "frontier", "show"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101])
     parser.add_argument("--folder", type=Path, default=Path("artifacts/tail"))
     parser.add_argument("--only", nargs="*", help="names of series")
     options = parser.parse_args()
     series = real_series() | synthetic_series(tuple(options.seeds))
-    works: dict[str, Callable[[pd.DataFrame], list[dict[str, Any]]]] = {"forecast": forecast_series, "guard": guard_series}
-    tables: dict[str, list[dict[str, Any]]] = {"forecast": [], "guard": []}
+
+    def stored(part: str, name: str) -> list[dict[str, Any]]:
+        path = file_of(part, name)
+        return json.loads(path.read_text()) if path.exists() else []
+
+    def file_of(part: str, name: str) -> Path:
+        folder: Path = options.folder
+        return folder / part / f"{name.replace(' ', '-')}.json"
+
+    works: dict[str, Callable[[str, pd.DataFrame], list[dict[str, Any]]]] = {
+        "forecast": lambda _, bars: forecast_series(bars),
+        "guard": lambda _, bars: guard_series(bars),
+        "frontier": lambda name, bars: frontier_series(bars, stored("guard", name)),
+    }
+    tables: dict[str, list[dict[str, Any]]] = {part: [] for part in works}
     for part, work in works.items():
         for name, load in series.items():
-            path = options.folder / part / f"{name.replace(' ', '-')}.json"
+            path = file_of(part, name)
             if part == options.part and not path.exists() and (not options.only or name in options.only):
-                if part == "guard" and name in ("btcusd-1h", "eurusd-1h", "btcusd-1h daily"):
+                if part in ("guard", "frontier") and name in ("btcusd-1h", "eurusd-1h", "btcusd-1h daily"):
                     continue  # fewer than 28 months
                 began = time.process_time()
-                found = work(load())
+                found = work(name, load())
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(found))
                 print(f"{part} {name}: {time.process_time() - began:.0f} s", flush=True)
-            if path.exists():
-                tables[part] += [{"series": name} | row for row in json.loads(path.read_text())]
+            tables[part] += [{"series": name} | row for row in stored(part, name)]
     if tables["forecast"]:
         show_forecast(pd.DataFrame(tables["forecast"]))
     if tables["guard"]:
         show_guard(pd.DataFrame(tables["guard"]))
+    if tables["frontier"]:
+        show_frontier(pd.DataFrame(tables["frontier"]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import all as everything
 import numpy as np
+import pandas as pd
 import pytest
+import tail
+import tail_series
 from all import BENCH, CHECK, Job, Outcome, document, fits, run, shown
 from learning import share_of_best
 from mutants import MUTANTS, TESTS
@@ -225,3 +228,31 @@ def test_a_child_is_killed_and_its_words_are_kept(tmp_path):
     child.kill()
     child.kill()  # nothing happens to one that has ended
     assert child.code(0.0) == -9
+
+
+def test_the_frontier_is_read_on_the_line_through_cash():
+    points = pd.DataFrame({"cvar": [-0.1, -0.02], "mean": [0.01, 0.004]})
+    assert tail.mean_at(points, -0.02) == pytest.approx(0.004)
+    assert tail.mean_at(points, -0.01) == pytest.approx(0.002)
+    assert tail.mean_at(points, -0.06) == pytest.approx(0.007)
+    assert tail.mean_at(points, -0.2) == pytest.approx(0.01)  # no more than everything is held
+
+
+def test_a_target_holds_the_limit_over_the_predicted_loss():
+    loss = np.array([np.nan, 0.02, 0.1, 0.104, 0.2])
+    held = tail.targeted(np.ones((5, 1)), loss, 0.05)[:, 0]
+    np.testing.assert_allclose(held, [0.0, 1.0, 0.5, 0.5, 0.25])  # 4 % more is not traded
+
+
+def test_the_frontier_takes_the_guard_from_its_records(monkeypatch):
+    bars, stated = tail_series.walk(0, 1500), {"cvar": -0.031, "mean": 0.002}
+    loss = {"volatility": np.full(1500, 0.1)}
+    monkeypatch.setattr(tail, "predicted_losses", lambda *_: loss)  # the rivals need the package `arch`
+    records = [{"position": name, "limit": limit} | stated for name in ("holding", "trend") for limit in tail.LIMITS[:2]]
+    rows = pd.DataFrame(tail.frontier_series(bars, records)).set_index(["position", "rule", "limit"])
+    assert len(rows) == 2 * (1 + 2 * 3)
+    assert dict(rows.loc[("holding", "guard", 0.05)]) == stated
+    assert -0.1 < rows.loc[("holding", "guard", 0.1), "cvar"] < 0.0  # not among the records: made now
+    # Half of the position has half of the tail, but for costs and compounding.
+    free, part = (rows.loc[("holding", *key), "cvar"] for key in (("none", np.nan), ("volatility", 0.05)))
+    assert part == pytest.approx(0.5 * free, rel=0.05)

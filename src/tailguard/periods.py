@@ -54,10 +54,12 @@ class DecisionPeriods(NamedTuple):
 
     :param number: ``[n]`` of the period in which the next bar is expected, never falling.
     :param left: ``[n]`` share of the period that is left, in (0, 1]; 1 at its first decision.
+    :param begun: ``[n]`` row of the first decision of the period; -1 in a first period that the bars begin inside.
     """
 
     number: Ints
     left: NDArray[np.float64]
+    begun: Ints
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,9 @@ class Period:
         number = np.maximum.accumulate(rows.next)
         first = np.append(True, number[1:] != number[:-1])[: len(number)]
         begun = np.maximum.accumulate(np.where(first, np.arange(len(number)), 0))
-        return DecisionPeriods(number, np.minimum(rows.to_go / rows.to_go[begun], 1.0))
+        left = np.minimum(rows.to_go / rows.to_go[begun], 1.0)
+        seen = rows.restarts[begun] | (begun > 0)
+        return DecisionPeriods(number, left, np.where(seen, begun, -1))
 
     def _number(self, stamps: Times) -> Ints:
         """Return the number of the period that each time belongs to."""

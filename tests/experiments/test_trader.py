@@ -18,9 +18,10 @@ from tailguard.experiments import bar_stream
 from tailguard.experiments.bar_stream import bar_chunks, polled
 from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
-from tailguard.experiments.trader import Trader
+from tailguard.experiments.trader import LivePredictor, Trader
 from tailguard.experiments.training import build_model
-from tailguard.market import DataError, DataWarning, FileConfig, load_bars, random_walk
+from tailguard.market import DataError, DataWarning, FileConfig, align_bars, load_bars, random_walk, tail_forecast
+from tailguard.market.rules import TradingSettings
 
 TINY = [
     "training.steps=256",
@@ -65,6 +66,38 @@ def test_decisions_are_those_of_an_evaluation_however_the_bars_arrive(risk, port
     assert [decision.time for decision in piecewise] == [decision.time for decision in at_once]
     assert np.array_equal([decision.weights for decision in piecewise], [decision.weights for decision in at_once])
     assert [decision.equity for decision in piecewise] == [decision.equity for decision in at_once]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"guard": {"max_loss": 0.03, "period": "1M"}},
+        {"guard": {"max_loss": 0.02, "period": 10}, "tail_period": "1W"},
+        {"guard": {"max_loss": 0.03, "period": "1W"}, "tail_period": "1Q"},
+    ],
+    ids=str,
+)
+def test_bars_one_by_one_are_predicted_as_from_scratch_with_one_prediction_each(rules, monkeypatch):
+    """A restart makes all predictions once; then a bar costs one for each of the forecasts, however many came before."""
+    bars = align_bars({"a": random_walk(420, seed=0), "late": random_walk(420, seed=1).iloc[250:]})
+    bars.iloc[350, :5] = np.nan
+    trading, first = TradingSettings(**rules), 100
+    decided, asked = np.random.default_rng(0).uniform(-1.0, 1.0, (320, 2)), []
+    make = tail_forecast._predict
+    monkeypatch.setattr(tail_forecast, "_predict", lambda *inputs: (asked.append(int(inputs[-1].sum())), make(*inputs))[1])
+    predictor, forecasts = LivePredictor(trading), 3 if rules else 1
+    for rows in (300, *range(301, 360), 365, *range(366, 420)):
+        count = 6 if rows == 365 else 1
+        live = predictor.predict(bars[:rows], first, decided[: rows - first], count)
+        if rows % 4 == 0 or rows == 365:
+            made = asked[-forecasts:]
+            scratch = LivePredictor(trading).predict(bars[:rows], first, decided[: rows - first], count)
+            np.testing.assert_array_equal(live.weights, scratch.weights)
+            assert live.tails == scratch.tails
+            assert live.reasons == scratch.reasons
+            assert rows == 300 or max(made) <= count
+    assert live.tails[-1] is not None
 
 
 def test_bars_out_of_order_are_refused():

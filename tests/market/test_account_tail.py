@@ -7,10 +7,10 @@ from scipy.stats import norm
 from tail_series import POSITIONS, garch, holding, jumps, portfolio, switcher, walk
 
 from tailguard.evaluate.stats.risk_tests import kupiec
-from tailguard.market import align_bars, simulate
-from tailguard.market.account_tail import account_tail, tail_mean
+from tailguard.market import align_bars, simulate, tail_forecast
+from tailguard.market.account_tail import account_tail, quantile_at, tail_mean
 from tailguard.market.model_account import trade_weights
-from tailguard.market.tail_forecast import LEVELS, _exposures, observe_market
+from tailguard.market.tail_forecast import LEVELS, PredictionCache, _exposures, observe_market
 from tailguard.market.volatility import measure
 from tailguard.periods import Period
 
@@ -100,6 +100,35 @@ def test_only_the_rows_that_are_asked_for_are_predicted() -> None:
     rows = np.append(np.flatnonzero(everything.rows.restarts[:399]), 399)
     np.testing.assert_array_equal(few.quantiles[rows], everything.quantiles[rows])
     assert np.isnan(few.quantiles[350]).all() != everything.rows.restarts[350]
+
+
+@pytest.mark.parametrize("level", [0.0, 0.0005, 0.04, 0.05, 0.33, 0.99, 1.0])
+def test_quantiles_at_any_level_are_those_of_interp(level) -> None:
+    rows = np.sort(np.random.default_rng(0).normal(size=(50, len(LEVELS))), axis=1)
+    np.testing.assert_array_equal(quantile_at(rows, level), [np.interp(level, LEVELS, row) for row in rows])
+
+
+def test_a_cache_predicts_every_close_once_and_changes_no_bit(monkeypatch) -> None:
+    bars = portfolio(0, 500)
+    bars.iloc[300, :5] = np.nan
+    weights, asked, make = switcher(bars), [], tail_forecast._predict
+    monkeypatch.setattr(tail_forecast, "_predict", lambda *inputs: (asked.append(int(inputs[-1].sum())), make(*inputs))[1])
+    cache = PredictionCache()
+    for rows in (460, 461, 480, 481, 500):
+        fresh = account_tail(bars[:rows], weights[:rows], MONTH)
+        kept = account_tail(bars[:rows], weights[:rows], MONTH, cache=cache)
+        np.testing.assert_array_equal(kept.quantiles, fresh.quantiles)
+    assert asked[1::2] == [460, 1, 19, 1, 19]
+    weights[470] *= 0.5  # what follows another decision, or another bar, is predicted anew
+    changed = account_tail(bars, weights, MONTH, cache=cache)
+    np.testing.assert_array_equal(changed.quantiles, account_tail(bars, weights, MONTH).quantiles)
+    assert asked[-2] == 30
+    bars.iloc[480, 3] *= 1.001
+    changed = account_tail(bars, weights, MONTH, cache=cache)
+    np.testing.assert_array_equal(changed.quantiles, account_tail(bars, weights, MONTH).quantiles)
+    assert asked[-2] == 20
+    shorter = account_tail(bars[:450], weights[:450], Period.parse("1W"), cache=cache)  # another period, fewer bars
+    np.testing.assert_array_equal(shorter.quantiles, account_tail(bars[:450], weights[:450], Period.parse("1W")).quantiles)
 
 
 def test_period_to_date_and_outcome_add_up_to_the_period() -> None:

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from stable_baselines3.common.vec_env import VecMonitor
@@ -14,6 +15,7 @@ from tailguard import DistributionalPPO, ReturnAugmentedEnv, ReturnObserver, Tra
 from tailguard.envs.return_observer import ReturnRule, RunningReturn
 from tailguard.envs.vec_env import step_with_arrays
 from tailguard.market import random_walk
+from tailguard.market.features import build_pooled_features
 from tailguard.periods import Period
 
 PERIOD = 5
@@ -88,6 +90,81 @@ def test_finished_periods_are_their_sums_and_cut_ones_distributions(kind):
             running[b] = 0.0
     np.testing.assert_allclose(finished.totals, totals, rtol=1e-5, atol=1e-6)
     assert len(finished.atoms) == cut > 0
+
+
+class RecordedMarket(TradingVecEnv):
+    """A market that remembers its steps: row before it, first row of the episode, reward, and whether it was cut."""
+
+    def __init__(self, bars, **settings):
+        super().__init__(bars, **settings)
+        self.steps = []
+
+    def step_arrays(self, actions):
+        rows, first = self.batch.rows.copy(), self.batch.first_rows.copy()
+        step = super().step_arrays(actions)
+        self.steps.append((rows, first, step.rewards, step.truncated))
+        return step
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecMonitor], ids=["arrays", "dictionaries"])
+@pytest.mark.parametrize("period", ["1M", 12])
+def test_a_part_of_a_month_is_no_sample_of_a_month(period, wrap):
+    """Episodes of 70 days begin anywhere in a month: what is left of it counts for learning, and not for the VaR."""
+    bars = random_walk(400, seed=3)  # a bar every day
+    market = RecordedMarket(bars, n_envs=B, seed=0, episode_length=70, fee=0.001)
+    env = wrap(ReturnObserver(market, period=period))
+    model = make("lstm", env, risk={**RISK, "period": period}, n_steps=40, gamma=0.9)
+    totals, cut, parts = [], 0, 0
+    months = bars.index.year * 12 + bars.index.month
+    running = np.zeros(B)
+    for _ in range(5):  # periods run through the ends of rollouts
+        market.steps.clear()
+        collect(model)
+        found = prepared(model).finished
+        totals.clear()
+        cut = 0
+        for rows, first, rewards, truncated in market.steps:
+            running += rewards
+            for b in range(B):
+                bar = rows[b] + 1  # the reward is that of the next bar
+                if isinstance(period, str):
+                    over, part = months[bar + 1] != months[bar], months[first[b]] == months[bar]
+                else:
+                    over, part = (bar - first[b]) % period == 0, False
+                if over or truncated[b]:
+                    parts += part
+                    if over and not part:
+                        totals.append(running[b])
+                    cut += bool(truncated[b] and not over and not part)
+                    running[b] = 0.0
+        np.testing.assert_allclose(found.totals, totals, rtol=1e-4, atol=1e-6)
+        assert len(found.atoms) == cut
+    assert (parts > 5) == isinstance(period, str)
+    assert model.rollout_buffer.period_ended.any()
+
+
+def test_the_var_of_months_is_not_that_of_parts_of_months():
+    """Every day earns 1 %: every month earns 28 to 31 %, and none less, wherever episodes begin."""
+    times = pd.date_range("2019-01-01", periods=800, tz="UTC")
+    price = np.exp(0.01 * np.arange(801))
+    columns = {"open": price[:-1], "high": price[1:], "low": price[:-1], "close": price[1:], "volume": 1.0}
+    rules = {"episode_length": 80, "fee": 0.0, "n_envs": B, "fill": "close", "core": (1.0,), "active": 0.0}
+    model = make("mlp", TradingVecEnv(pd.DataFrame(columns, times), seed=0, **rules), risk={**RISK, "period": "1M"}, n_steps=40)
+    for _ in range(20):
+        collect(model)
+        model.train()
+    (window,) = model.objective.returns
+    assert len(window) > 100
+    assert np.concatenate([totals for totals, _ in window.rollouts]).min() > 0.27
+    assert min(model.episode_returns.finished, default=0.0) > 0.0
+
+
+def test_symbols_of_a_pool_have_their_own_months():
+    bars = pd.concat({name: random_walk(90, seed=3) for name in "ab"}, axis=1)
+    periods = TradingVecEnv(bars, features=build_pooled_features(bars)).decision_periods(Period.parse("1M"))
+    for k in range(2):
+        begun = Period.parse("1M").decisions(bars.index).begun
+        np.testing.assert_array_equal(periods.begun[90 * k : 90 * (k + 1)], np.where(begun < 0, -1, begun + 90 * k))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "shared lstm"])

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tailguard.experiments.paper import PaperTrading, Status
     from tailguard.experiments.run import Run
+    from tailguard.experiments.tail_check import TailCheck
     from tailguard.market.files import FileConfig
 
 BARS_HELP = "File with bars (a+b is a portfolio), or - for standard input."
@@ -171,11 +172,12 @@ def run_act(
     import pandas as pd
 
     from tailguard.experiments.run import Run
+    from tailguard.experiments.tail_check import recorded_check
     from tailguard.experiments.trader import Trader
     from tailguard.market.bars import symbols_of
 
     opened = Run.open(run)
-    config = opened.config
+    config, check = opened.config, recorded_check(opened)
     trader = Trader(opened.agent(), opened.scaler, config.features, config.trading, opened.timeframe)
     first = pd.Timestamp.min if since is None else _parse_time("--since", since)
     last, printed = None, False
@@ -188,6 +190,8 @@ def run_act(
                 weights = dict(zip(names, decision.weights.tolist(), strict=True))
                 line = {"time": decision.time.isoformat(), **weights, "equity": decision.equity}
                 line |= {"tail": None if decision.tail is None else decision.tail._asdict()}
+                predicted = None if decision.tail is None else decision.tail.period
+                line |= {"calibration": check._asdict() if check is not None and check.period == predicted else None}
                 line |= {"guard": decision.guard} if config.trading.guard is not None else {}
                 sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
@@ -228,6 +232,7 @@ def run_paper(
     from tailguard.experiments.broker import PaperBroker
     from tailguard.experiments.paper import BROKER, PaperTrading, require_tradable
     from tailguard.experiments.run import Run
+    from tailguard.experiments.tail_check import recorded_check
     from tailguard.market.bars import symbols_of
     from tailguard.market.rules import TradingSettings
     from tailguard.validation import build
@@ -241,6 +246,7 @@ def run_paper(
     rules = config.trading if cash is None else build(TradingSettings, config.trading.model_dump() | {"cash": cash}, "trading")
     opened.config = config.model_copy(update={"trading": rules})
     begin = None if since is None else _parse_time("--since", since)
+    check = recorded_check(opened)  # before anything is traded: the record may be refused
     stream = _chunks(opened, bars, settings.files(config.files), follow)
     signal.signal(signal.SIGUSR1, lambda *_: asked.append("SIGUSR1 came"))
     trading, again, number = None, "", int(signal.SIGINT)
@@ -269,7 +275,7 @@ def run_paper(
     except Interrupted as stopped:
         again, number = str(stopped), stopped.number
     if trading is not None and trading.history:
-        _show_paper(trading)
+        _show_paper(trading, check)
         if trading.killed:
             again = f"the kill switch was thrown because {trading.killed}; {trading.remedy}"
     elif trading is not None:
@@ -286,9 +292,13 @@ def _status_text(status: "Status") -> str:
     return f"{status.time} equity {status.equity:.6g} ({status.gain:+.2%}), weights {weights}, {status.fills} fills{partial}"
 
 
-def _show_paper(trading: "PaperTrading") -> None:
-    """Print the account, and write its report."""
+def _show_paper(trading: "PaperTrading", check: "TailCheck | None") -> None:
+    """Print the account, and write its report.
+
+    :param check: what the record of the agent says about its predicted tail.
+    """
     from tailguard.evaluate.judge import FEWEST_BARS
+    from tailguard.experiments.tail_check import UNCHECKED
 
     say(_status_text(trading.history[-1]))
     (tail,), (reason,) = trading.predicted()[1:]
@@ -297,6 +307,7 @@ def _show_paper(trading: "PaperTrading") -> None:
             f"this {tail.period} so far {tail.to_date:+.2%}, the rest ({tail.bars_to_go} bars) {tail.expected:+.2%} on average "
             f"and {tail.cvar_5:+.2%} in the worst 5% (CVaR)"
         )
+        say(f"this prediction: {UNCHECKED if check is None or check.period != tail.period else check.sentence}")
     if reason:
         say(f"guard: {reason}")
     if len(trading.history) == trading.resumed:

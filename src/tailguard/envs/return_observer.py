@@ -6,6 +6,9 @@ tail is about. That is either the episode, whose rewards are discounted, and the
 or a *period*, a number of steps or a time of the calendar, whose rewards are added up, and the second column is the share of it
 that is left. Periods end inside of episodes: the return starts anew, and nothing else. Where one agent is conditioned on alpha,
 a third column is the alpha of the episode.
+
+An episode may begin inside a month. Its first return is that of a part of the month: a state to learn from like any other,
+since trading may begin inside a month as well, but no sample of a month's return. Such steps are marked (`part_period`).
 """
 
 from abc import abstractmethod
@@ -47,6 +50,11 @@ class OnCalendar:
     @abstractmethod
     def rows(self) -> NDArray[np.int64]:
         """``[B]`` the row of the table of bars at whose close each environment stands."""
+
+    @property
+    @abstractmethod
+    def first_rows(self) -> NDArray[np.int64]:
+        """``[B]`` the row of the first decision of each running episode."""
 
     @abstractmethod
     def decision_periods(self, period: Period) -> DecisionPeriods:
@@ -105,6 +113,14 @@ class RunningReturn:
             self.clock[which] = rows[which]
             self.second[which] = self.calendar.left[rows[which]]
 
+    def part_periods(self, first_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return ``[B]`` true where the present period of the calendar had begun before the episode.
+
+        :param first_rows: ``[B]`` row of the first decision of each episode.
+        """
+        assert self.calendar is not None
+        return np.asarray(first_rows > self.calendar.begun[self.clock])
+
     def columns(self) -> NDArray[np.float32]:
         """Return ``[B, 2]``: the return so far, and the discount or the share of the period that is left."""
         return np.column_stack((self.total, self.second)).astype(np.float32)
@@ -157,10 +173,12 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper, Stateful):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step as SB3 does, with final observations and the ends of periods in the dictionaries."""
+        part = self._part_periods()
         obs, rewards, dones, infos = self.venv.step_wait()
         over = self.running.add(np.asarray(rewards, np.float64))
-        for i in () if over is None else np.flatnonzero(over):
-            infos[i] = {**infos[i], "period_ended": True}
+        for key, which in (("period_ended", over), ("part_period", part)):
+            for i in () if which is None else np.flatnonzero(which):
+                infos[i] = {**infos[i], key: True}
         ended = np.flatnonzero(dones)
         if len(ended):
             finals = self._with_running_return(np.stack([infos[i]["terminal_observation"] for i in ended]), ended)
@@ -171,8 +189,9 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper, Stateful):
 
     def step_with_arrays(self, actions: NDArray[Any]) -> tuple[StepArrays, list[dict[str, Any]]]:
         """Step and return arrays, with the dictionaries of the wrapped environments."""
+        part = self._part_periods()
         step, infos = step_with_arrays(self.venv, actions)
-        step = step._replace(period_ended=self.running.add(step.rewards))
+        step = step._replace(period_ended=self.running.add(step.rewards), part_period=part)
         if len(step.ended):
             step = step._replace(final_obs=self._with_running_return(step.final_obs, step.ended))
             self._begin(step.ended)
@@ -203,6 +222,10 @@ class ReturnObserver(VecEnvWrapper, ArrayStepper, Stateful):
     def _begin(self, ended: NDArray[np.intp]) -> None:
         self.running.begin(ended, self._rows())
         self.alpha[ended] = self._draw(len(ended))
+
+    def _part_periods(self) -> NDArray[np.bool_] | None:
+        """Return where the coming step belongs to a part of a period; asked before the step, which may begin an episode."""
+        return None if self._market is None else self.running.part_periods(self._market.first_rows)
 
     def _rows(self) -> NDArray[np.int64] | None:
         return None if self._market is None else self._market.rows

@@ -35,6 +35,8 @@ class StepArrays(NamedTuple):
     :param sample_weights: ``[B]`` how much each step counts, 0 where the action could have no effect; None when all are 1.
     :param period_ended: ``[B]`` the period that returns are counted over ended with the step, which is no end of the episode;
         None where returns have no period.
+    :param part_period: ``[B]`` the step belongs to a period of the calendar that had begun before the episode, so that its
+        return will be that of a part of a period; None where there is none.
     """
 
     obs: NDArray[Any]
@@ -45,6 +47,7 @@ class StepArrays(NamedTuple):
     final_obs: NDArray[Any]
     sample_weights: NDArray[np.float32] | None = None
     period_ended: NDArray[np.bool_] | None = None
+    part_period: NDArray[np.bool_] | None = None
 
 
 class Stateful(ABC):
@@ -262,7 +265,7 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
     obs = obs if isinstance(obs, dict) else np.asarray(obs)
     final_obs = final_observations([infos[index]["terminal_observation"] for index in ended], obs)
     weights = np.array([info.get("sample_weight", 1.0) for info in infos], dtype=np.float32)
-    over = np.array([info.get("period_ended", False) for info in infos], dtype=np.bool_)
+    over, part = (np.array([info.get(key, False) for info in infos], np.bool_) for key in ("period_ended", "part_period"))
     step = StepArrays(
         cast(Any, obs),
         np.asarray(rewards, np.float64),
@@ -272,6 +275,7 @@ def step_with_arrays(env: VecEnv, actions: NDArray[Any]) -> tuple[StepArrays, li
         final_obs,
         None if (weights == 1.0).all() else weights,
         over if over.any() else None,
+        part if part.any() else None,
     )
     return step, infos
 

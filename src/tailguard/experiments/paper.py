@@ -24,7 +24,7 @@ from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.broker import Broker, Order, Settlement
 from tailguard.experiments.prepared_market import scaled_features
 from tailguard.experiments.run import Run
-from tailguard.experiments.trader import LivePrediction, predict_live, require_timeframe
+from tailguard.experiments.trader import LivePrediction, LivePredictor, require_timeframe
 from tailguard.io.journal import Journal
 from tailguard.io.reading import UnusableFile, refusing
 from tailguard.market.accounting import bar_array, empty_accounts, kernel_rules
@@ -104,6 +104,7 @@ class PaperTrading:
         self._account: Floats = np.empty(0)  # after it, as the kernel lays it out
         self._seen: Floats = np.empty(0)  # the same as the agent sees it: the account that it would have without a guard
         self._decided: list[Floats] = []  # by the agent at each bar, before any limit
+        self._predictor = LivePredictor(self.trading)
         self._base = math.nan  # equity from which losses count
         self._known_fills: set[str] = set()  # their ids
         self._number = 0  # of the last order
@@ -214,7 +215,7 @@ class PaperTrading:
     def predicted(self) -> LivePrediction:
         """Return the last decision after the guard, with the tail of the rest of the period."""
         known = self.bars.iloc[: self._row + 1]
-        return predict_live(known, self.trading, len(known) - len(self._decided), np.array(self._decided), 1)
+        return self._predictor.predict(known, len(known) - len(self._decided), np.array(self._decided), 1)
 
     def _send(self, decided: Floats | None, records: Sequence[dict[str, Any]]) -> Floats:
         """Write an order to the ledger, then send it: after a crash in between the next process sends it.

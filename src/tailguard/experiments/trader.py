@@ -14,14 +14,16 @@ from tailguard.evaluate.play import AgentSession, return_rule_of, target_weights
 from tailguard.evaluate.stats.series import Floats
 from tailguard.experiments.ensemble import TradingAgent
 from tailguard.experiments.prepared_market import scaled_features
-from tailguard.market.account_tail import account_tail
+from tailguard.market.account_tail import account_tail, quantile_at, tail_mean
 from tailguard.market.bars import DataError, symbols_of, timeframe, timeframe_text
 from tailguard.market.env import AccountBatch
 from tailguard.market.features import FeatureConfig, FeatureScaler
-from tailguard.market.guard import guard
+from tailguard.market.guard import GuardCache, guard
 from tailguard.market.kernel import END, NOW
 from tailguard.market.rules import TradingSettings
+from tailguard.market.tail_forecast import PredictionCache, observe_market
 from tailguard.parallel.threads import one_thread
+from tailguard.periods import Period
 
 # Bars are of another timeframe than those of the training if the usual time between them differs by more than this factor.
 OTHER_TIMEFRAME = 1.5
@@ -106,6 +108,7 @@ class Trader:
         self._account: dict[str, Any] | None = None
         self.ruined = False
         self._decided: list[Decision] = []  # by the agent, before any guard
+        self._predictor = LivePredictor(self.trading)
 
     @one_thread()
     def add(self, bars: pd.DataFrame) -> list[Decision]:
@@ -156,7 +159,7 @@ class Trader:
         assert self.bars is not None
         times = [decision.time for decision in self._decided]
         weights = np.array([decision.weights for decision in self._decided])
-        live = predict_live(self.bars, self.trading, int(self.bars.index.searchsorted(times[0])), weights, count)
+        live = self._predictor.predict(self.bars, int(self.bars.index.searchsorted(times[0])), weights, count)
         return [
             decision._replace(weights=row, tail=tail, guard=reason)
             for decision, row, tail, reason in zip(self._decided[-count:], *live, strict=True)
@@ -176,29 +179,48 @@ class LivePrediction(NamedTuple):
     reasons: list[str]
 
 
-def predict_live(bars: pd.DataFrame, trading: TradingSettings, first: int, decided: Floats, count: int) -> LivePrediction:
-    """Apply the guard to the last decisions and predict their tails, as an evaluation over the same bars does.
+class LivePredictor:
+    """Applies the guard to the decisions of a live account and predicts its tail, as an evaluation over the same bars does.
 
-    Guard and forecast depend on bars and decisions up to a row only, so they are made of the whole past.
+    Guard and forecast depend on bars and decisions up to a row only, so they are made of the whole past. What was predicted at
+    past closes is kept: a bar more costs one prediction, and passes over the bars that take microseconds a bar.
 
-    :param bars: a table from :func:`tailguard.market.load_bars`.
     :param trading: with the guard, if any.
-    :param first: row of the first decision.
-    :param decided: ``[m, assets]`` weights that the agent asked for from there on.
-    :param count: n, of the last decisions.
     """
-    targets = np.full((len(bars), decided.shape[1]), np.nan)
-    targets[:first], targets[first : first + len(decided)] = 0.0, decided
-    newest = slice(first + len(decided) - count, first + len(decided))
-    reasons, costs = [""] * count, trading.costs_per_side(symbols_of(bars))
-    if trading.guard is not None:
-        guarded = guard(targets, bars, **trading.guard.model_dump(), fee=costs, first=first)
-        targets, reasons = guarded.weights, guarded.reasons[newest]
-    period = trading.shown_period(pd.DatetimeIndex(bars.index))
-    tail = account_tail(bars, targets, period, fee=costs, first=first, since=newest.start)
-    columns = (tail.rows.to_go, tail.to_date, tail.expected, tail.value_at_risk(0.05), tail.cvar(0.05))
-    tails = [
-        PredictedTail(period.words, int(to_go), *map(float, rest)) if np.isfinite(rest[-1]) else None
-        for to_go, *rest in zip(*(column[newest] for column in columns), strict=True)
-    ]
-    return LivePrediction(targets[newest], tails, reasons)
+
+    def __init__(self, trading: TradingSettings) -> None:
+        self.trading = trading
+        self._tail, self._guard = PredictionCache(), GuardCache(PredictionCache(), PredictionCache())
+
+    def predict(self, bars: pd.DataFrame, first: int, decided: Floats, count: int) -> LivePrediction:
+        """Return the last decisions with their tails.
+
+        :param bars: a table from :func:`tailguard.market.load_bars`.
+        :param first: row of the first decision.
+        :param decided: ``[m, assets]`` weights that the agent asked for from there on.
+        :param count: n, of the last decisions.
+        """
+        trading, times = self.trading, pd.DatetimeIndex(bars.index)
+        targets = np.full((len(bars), decided.shape[1]), np.nan)
+        targets[:first], targets[first : first + len(decided)] = 0.0, decided
+        newest = slice(first + len(decided) - count, first + len(decided))
+        reasons, costs, period = [""] * count, trading.costs_per_side(symbols_of(bars)), trading.shown_period(times)
+        rows = period.rows(times, first)
+        longest = int(rows.to_go.max())
+        if trading.guard is not None and (limited := Period.parse(trading.guard.period)) != period:
+            longest = max(longest, int(limited.rows(times, first).to_go.max()))
+        market = observe_market(bars, longest)
+        if trading.guard is not None:
+            limit = trading.guard.model_dump()
+            guarded = guard(targets, bars, **limit, fee=costs, first=first, market=market, cache=self._guard)
+            targets, reasons = guarded.weights, [guarded.reason(row) for row in range(newest.start, newest.stop)]
+        tail = account_tail(
+            bars, targets, period, fee=costs, first=first, since=newest.start, market=market, rows=rows, cache=self._tail
+        )
+        quantiles = tail.quantiles[newest]
+        columns = (tail_mean(quantiles, 1.0), quantile_at(quantiles, 0.05), tail_mean(quantiles, 0.05))
+        tails = [
+            PredictedTail(period.words, int(to_go), *map(float, rest)) if np.isfinite(rest[-1]) else None
+            for to_go, *rest in zip(tail.rows.to_go[newest], tail.to_date[newest], *columns, strict=True)
+        ]
+        return LivePrediction(targets[newest], tails, reasons)

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from tailguard.jit import decorators
 from tailguard.market.bars import symbols_of
 from tailguard.market.model_account import trade_weights
-from tailguard.market.tail_forecast import LEVELS, Market, forecast_returns, observe_market
+from tailguard.market.tail_forecast import LEVELS, Market, PredictionCache, forecast_returns, observe_market
 from tailguard.periods import Period, PeriodRows
 from tailguard.validation import require
 
@@ -58,7 +58,7 @@ class AccountTail(NamedTuple):
 
     def value_at_risk(self, level: float) -> Floats:
         """Return the quantile ``[T]`` of the rest of the period at a level."""
-        return np.array([np.interp(level, LEVELS, row) for row in self.quantiles])
+        return quantile_at(self.quantiles, level)
 
     def cvar(self, level: float) -> Floats:
         """Return the average ``[T]`` of the worst share `level` of the rest of the period."""
@@ -70,6 +70,19 @@ class AccountTail(NamedTuple):
         return tail_mean(self.quantiles, 1.0)
 
 
+def quantile_at(quantiles: Floats, level: float) -> Floats:
+    """Return the quantile ``[T]`` at any level, as ``np.interp`` does: linear between levels, constant beyond the outermost.
+
+    :param quantiles: ``[T, L]`` at :data:`LEVELS`.
+    :param level: in [0, 1].
+    """
+    k = int(np.searchsorted(LEVELS, level, side="right")) - 1
+    if k < 0 or k == len(LEVELS) - 1 or LEVELS[k] == level:
+        return quantiles[:, max(k, 0)].copy()
+    slope = (quantiles[:, k + 1] - quantiles[:, k]) / (LEVELS[k + 1] - LEVELS[k])
+    return np.asarray(slope * (level - LEVELS[k]) + quantiles[:, k])
+
+
 def tail_mean(quantiles: Floats, level: float) -> Floats:
     """Average the quantile function up to a level: linear between levels, constant beyond the outermost.
 
@@ -79,7 +92,7 @@ def tail_mean(quantiles: Floats, level: float) -> Floats:
     require(0.0 < level <= 1.0, "level", level, "above 0 and at most 1")
     inside = np.less(LEVELS, level)
     edges = np.concatenate([[0.0], LEVELS[inside], [level]])
-    last = np.array([np.interp(level, LEVELS, row) for row in quantiles])[:, None]
+    last = quantile_at(quantiles, level)[:, None]
     values = np.concatenate([quantiles[:, :1], quantiles[:, inside], last], axis=1)
     return np.asarray(((values[:, 1:] + values[:, :-1]) / 2.0 * np.diff(edges)).sum(axis=1) / level)
 
@@ -94,6 +107,8 @@ def account_tail(
     market: Market | None = None,
     horizons: NDArray[np.int64] | None = None,
     since: int = 0,
+    rows: PeriodRows | None = None,
+    cache: PredictionCache | None = None,
 ) -> AccountTail:
     """Predict the tail of an account at every close.
 
@@ -105,13 +120,16 @@ def account_tail(
     :param market: from :func:`observe_market` of the same bars, if it is there already.
     :param horizons: ``[T]`` bars that the quantiles are for; None is the rest of the period.
     :param since: row from which every close gets a prediction; before it only the first decision of each period does.
+    :param rows: of the period over the same bars, if they are there already.
+    :param cache: of predictions that an earlier call has made for this account, when there were fewer bars.
     """
     weights = target_array(bars, targets)
-    rows = period.rows(pd.DatetimeIndex(bars.index), first)
+    rows = period.rows(pd.DatetimeIndex(bars.index), first) if rows is None else rows
     market = observe_market(bars, int(rows.to_go.max())) if market is None else market
     account = trade_weights(market.moves.gaps, market.moves.returns, weights, fee)
     asked = rows.restarts | (np.arange(len(bars)) >= since)
-    predicted = forecast_returns(market, account.held, rows.to_go if horizons is None else horizons, first=first, rows=asked)
+    horizons = rows.to_go if horizons is None else horizons
+    predicted = forecast_returns(market, account.held, horizons, first=first, rows=asked, cache=cache)
     outcomes, ends = period_outcomes(account.returns, rows)
     width = _log_widths(predicted, outcomes, ends, rows.restarts, LEVELS)
     return AccountTail(

@@ -233,6 +233,12 @@ class AccountBatch:
         return rows
 
     @property
+    def first_rows(self) -> NDArray[np.int64]:
+        """``[B]`` the row of the first decision of each running episode."""
+        rows: NDArray[np.int64] = self.clock[BEGIN]
+        return rows
+
+    @property
     def present_scale(self) -> NDArray[np.float64] | None:
         """``[B, assets]`` the share of what each account asks for that is held now; None is all."""
         return None if self.scale is None else self.scale[self.rows]
@@ -240,7 +246,10 @@ class AccountBatch:
     def decision_periods(self, period: Period) -> DecisionPeriods:
         """Return the periods of the decisions at the close of every row, symbol after symbol."""
         periods, symbols = period.decisions(self.features.time), self.features.instruments
-        return DecisionPeriods(np.tile(periods.number, symbols), np.tile(periods.left, symbols))
+        offsets = np.repeat(len(self.features) * np.arange(symbols), len(self.features))
+        begun = np.tile(periods.begun, symbols)
+        begun = np.where(begun >= 0, begun + offsets, -1)
+        return DecisionPeriods(np.tile(periods.number, symbols), np.tile(periods.left, symbols), begun)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes from step to step."""
@@ -297,6 +306,11 @@ class _TradesOnCalendar(OnCalendar):
     def rows(self) -> NDArray[np.int64]:
         """The rows at whose close the accounts stand, ``[B]``."""
         return self.batch.rows
+
+    @property
+    def first_rows(self) -> NDArray[np.int64]:
+        """The row of the first decision of each running episode, ``[B]``."""
+        return self.batch.first_rows
 
     def decision_periods(self, period: Period) -> DecisionPeriods:
         """Return the periods of the decisions at the close of every row."""

@@ -38,7 +38,7 @@ from tailguard.market.model_account import (
     trade_guarded,
     trade_weights,
 )
-from tailguard.market.tail_forecast import Market, observe_market
+from tailguard.market.tail_forecast import Market, PredictionCache, observe_market
 from tailguard.market.volatility import RISE
 from tailguard.periods import Period, PeriodRows
 from tailguard.validation import require
@@ -112,6 +112,17 @@ class Guarded(NamedTuple):
         return [self.reason(row) for row in range(len(self.exposure))]
 
 
+class GuardCache(NamedTuple):
+    """Predictions that :func:`guard` has made, see :class:`tailguard.market.tail_forecast.PredictionCache`.
+
+    :param rest: for the rest of each period.
+    :param whole: for whole periods.
+    """
+
+    rest: PredictionCache
+    whole: PredictionCache
+
+
 def guard(
     weights: ArrayLike,
     bars: pd.DataFrame,
@@ -122,6 +133,7 @@ def guard(
     fee: ArrayLike = 0.001,
     first: int = 0,
     market: Market | None = None,
+    cache: GuardCache | None = None,
 ) -> Guarded:
     """Scale weights so that the worst share of periods loses at most `max_loss` on average.
 
@@ -133,6 +145,7 @@ def guard(
     :param fee: share of the amount traded, of all assets or ``[A]`` of each; spread and slippage belong to it.
     :param first: row from which periods that are a number of bars count.
     :param market: what :func:`tailguard.market.tail_forecast.observe_market` made of the same bars, if it is there already.
+    :param cache: of predictions that an earlier call has made for these weights, when there were fewer bars.
     """
     require(0.0 < max_loss < 1.0, "max_loss", max_loss, "a share of equity between 0 and 1, such as 0.05")
     require(0.0 < level < 1.0, "level", level, "a share of periods between 0 and 1, such as 0.05")
@@ -141,8 +154,11 @@ def guard(
     whole_bars = _bars_of_whole(rows)
     market = observe_market(bars, int(max(rows.to_go.max(), whole_bars.max()))) if market is None else market
     targets, unknown = _without_unknown(targets, market, fee)
-    rest = account_tail(bars, targets, length, fee=fee, market=market, first=first)
-    whole = account_tail(bars, targets, length, fee=fee, market=market, first=first, horizons=whole_bars)
+    cache = GuardCache(PredictionCache(), PredictionCache()) if cache is None else cache
+    rest = account_tail(bars, targets, length, fee=fee, market=market, first=first, rows=rows, cache=cache.rest)
+    whole = account_tail(
+        bars, targets, length, fee=fee, market=market, first=first, horizons=whole_bars, rows=rows, cache=cache.whole
+    )
     rest_cvar, whole_cvar = tail_mean(rest.quantiles, level), tail_mean(whole.quantiles, level)
     start = 1.0 + START_EXCESS * (1.0 - 1.0 / np.sqrt(whole_bars))
     cuts = 1.0 + CUTS * (1.0 - 1.0 / np.sqrt(rows.to_go))

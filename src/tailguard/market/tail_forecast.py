@@ -82,8 +82,50 @@ def observe_market(bars: pd.DataFrame, longest: int) -> Market:
     return Market(moves, grid, deviation, outcomes, np.clip(standard, -OUTLIER, OUTLIER))
 
 
+class PredictionCache:
+    """Predictions of past closes, for live trading, where bars are added one by one.
+
+    A prediction is made of all past outcomes, and is most of the work of a forecast; everything else is a pass over the bars.
+    It depends on bars and weights up to its close only. So it stays as long as these do: what it was made from is compared,
+    and from the first row that differs all are made anew.
+    """
+
+    def __init__(self) -> None:
+        self._inputs: list[NDArray[Any]] = []  # [T, ...] each
+        self._made: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._predicted: Floats = np.zeros((0, len(LEVELS)))
+
+    def take(self, inputs: list[NDArray[Any]]) -> tuple[NDArray[np.bool_], Floats]:
+        """Return what is known of the rows with these inputs: ``[T]`` true where there is a prediction, and ``[T, L]``.
+
+        :param inputs: everything that a row is predicted from, ``[T, ...]`` each.
+        """
+        rows = len(inputs[0])
+        same = min(len(self._made), rows)
+        for before, now in zip(self._inputs, inputs, strict=False):
+            if not same or before.shape[1:] != now.shape[1:]:
+                same = 0
+                break
+            # Compared as bits: NaN is equal to itself.
+            different = (before[:same].view(np.int64) != now[:same].view(np.int64)).reshape(same, -1).any(axis=1)
+            same = int(np.argmax(different)) if different.any() else same
+        made, predicted = np.zeros(rows, np.bool_), np.full((rows, len(LEVELS)), np.nan)
+        made[:same], predicted[:same] = self._made[:same], self._predicted[:same]
+        return made, predicted
+
+    def keep(self, inputs: list[NDArray[Any]], made: NDArray[np.bool_], predicted: Floats) -> None:
+        """Remember the predictions of rows with these inputs."""
+        self._inputs, self._made, self._predicted = inputs, made, predicted
+
+
 def forecast_returns(
-    market: Market, weights: ArrayLike, horizons: ArrayLike, *, first: int = 0, rows: NDArray[np.bool_] | None = None
+    market: Market,
+    weights: ArrayLike,
+    horizons: ArrayLike,
+    *,
+    first: int = 0,
+    rows: NDArray[np.bool_] | None = None,
+    cache: PredictionCache | None = None,
 ) -> Floats:
     """Predict the log return of an account over the next bars: quantiles ``[T, L]`` at :data:`LEVELS`.
 
@@ -92,6 +134,7 @@ def forecast_returns(
     :param horizons: ``[T]`` bars to predict, at least 1.
     :param first: row of the first decision: the usual exposure of the account is counted from there.
     :param rows: ``[T]`` true where a prediction is asked for; None is everywhere.
+    :param cache: of predictions that an earlier call has made over the first of these bars; those are not made again.
     :return: NaN where none is asked for, and where there are too few bars before.
     """
     held, bars_ahead = np.ascontiguousarray(weights, np.float64), np.asarray(horizons, np.int64)
@@ -102,9 +145,15 @@ def forecast_returns(
     places = nearest_on_grid(bars_ahead, market.grid)
     exposures = _exposures(held, market.standard, market.deviation, places, first)
     asked = np.ones(shape[0], np.bool_) if rows is None else rows
-    return np.asarray(
-        _predict(bars_ahead, places, market.grid, market.deviation, market.outcomes, *exposures, LEVELS, prior, asked)
-    )
+    fixed = (bars_ahead, places, market.grid, market.deviation, market.outcomes, *exposures, LEVELS, prior)
+    if cache is None:
+        return np.asarray(_predict(*fixed, asked))
+    # Deviations and outcomes follow from returns and measured variances; the grid may have become longer.
+    inputs = [bars_ahead, market.moves.returns, market.moves.variance, *exposures]
+    made, known = cache.take(inputs)
+    predicted = np.where((asked & ~made)[:, None], _predict(*fixed, asked & ~made), known)
+    cache.keep(inputs, made | asked, predicted)
+    return np.where(asked[:, None], predicted, np.nan)
 
 
 @inlined

@@ -747,7 +747,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             alone = explained_variance(values, experience.returns, experience.weights)
             metrics[f"train/explained_variance_critic{k}"] = alone
         metrics |= twin_metrics(means[len(LOSSES) : -1])
-        metrics |= tail_metrics(experience.start_atoms, policy.return_dist.masses.cpu(), self.episode_returns, TAIL)
+        whole = ~self.rollout_buffer.part_period[self.rollout_buffer.return_starts()]
+        metrics |= tail_metrics(experience.start_atoms[:, whole], policy.return_dist.masses.cpu(), self.episode_returns, TAIL)
         metrics |= self.calibration.metrics()
         if policy.log_std is not None:
             metrics["train/std"] = policy.log_std.exp().mean().item()

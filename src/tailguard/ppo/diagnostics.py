@@ -95,7 +95,7 @@ class EpisodeEnd(NamedTuple):
 
 
 class EpisodeReturns:
-    """Returns of finished episodes, or periods, from their start, which is what the critics predict there.
+    """Returns of finished episodes, or whole periods, from their start, which is what the critics predict there.
 
     :param n_envs: number of environments, B.
     :param gamma: discount.
@@ -123,7 +123,8 @@ class EpisodeReturns:
             ended = np.flatnonzero(over | outcome.truncated)
         if len(ended):
             returns, ends = self.running[ended].tolist(), over[ended].tolist()
-            self.finished.extend(returns)
+            whole = ended if outcome.part_period is None else ended[~outcome.part_period[ended]]
+            self.finished.extend(self.running[whole].tolist())
             for env, episode_return, known in zip(ended.tolist(), returns, ends, strict=True):
                 self.ends.append(EpisodeEnd(step, env, episode_return if known else None))
             self.running[ended], self.discount[ended] = 0.0, 1.0
@@ -277,7 +278,7 @@ def recurrent_state_metrics(actor: State, critic: State) -> Metrics:
 def tail_metrics(start_atoms: Tensor, masses: Tensor, returns: EpisodeReturns, alpha: float) -> Metrics:
     """Return the predicted tail of the return at the start of episodes beside the realised one.
 
-    :param start_atoms: raw atoms ``[K, M, N]`` at the M episode starts of a rollout.
+    :param start_atoms: raw atoms ``[K, M, N]`` at the M starts of episodes, or of whole periods, in a rollout.
     :param masses: ``[N]`` probabilities of the atoms.
     """
     metrics: Metrics = {}

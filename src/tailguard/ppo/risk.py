@@ -14,7 +14,8 @@ shifted so that the value after the end is 0,
 The critics learn the distribution of Z itself, whatever the objective. So their predicted tail is not distorted, one set of
 critics serves every cap and every mixture, and moving the cap costs them nothing. The end of a period is an end for returns,
 values and caps, and for nothing else: the episode continues, with its position and recurrent state. A period that is cut by
-the end of a truncated episode counts with its whole predicted distribution.
+the end of a truncated episode counts with its whole predicted distribution. One that had begun before the episode is learnt
+from, but is no sample of a period's return: it has fewer bars, and the VaR is that of whole periods.
 
 Small tails contain few periods, and an agent that starts out careful never finds what it could win. So alpha is annealed: it
 begins at `anneal_from`, half of the periods or all of them, and shrinks to its final value, where it stays.

@@ -108,6 +108,7 @@ class Rollout:
         self.terminated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.truncated = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.period_ended = torch.zeros(n_steps, n_envs, dtype=torch.bool)
+        self.part_period = torch.zeros(n_steps, n_envs, dtype=torch.bool)
         self.weights = torch.ones(n_steps, n_envs)
         self.starts_with_episode = torch.ones(n_envs, dtype=torch.bool)
         # Rows and arrays on the same memory: indexing a tensor takes several times as long, and this is done at every step.
@@ -132,6 +133,7 @@ class Rollout:
         self._states.clear()
         self.weights.fill_(1.0)
         self.period_ended.fill_(False)
+        self.part_period.fill_(False)
         self._evaluated = None
 
     def observe(self, obs: NDArray[Any]) -> Tensor:
@@ -159,6 +161,8 @@ class Rollout:
             weights[t] = step.sample_weights
         if step.period_ended is not None:
             self.period_ended[t] = torch.from_numpy(step.period_ended)
+        if step.part_period is not None:
+            self.part_period[t] = torch.from_numpy(step.part_period)
         if state is not None:
             self._states.append(state)
         if len(step.ended):
@@ -639,9 +643,12 @@ def standardise(advantages: Tensor, weights: Tensor) -> Tensor:
 def _finished_returns(
     rollout: Rollout, objective: RiskObjective, layout: SequenceLayout, columns: Tensor, atoms: Tensor, gamma: float
 ) -> FinishedReturns:
-    """Return the returns that ended here: a number each, and for truncated ones all atoms of their distribution."""
+    """Return the returns that ended here: a number each, and for truncated ones all atoms of their distribution.
+
+    Returns of parts of periods are none: their spread is that of fewer bars, and the VaR would come out too small.
+    """
     ended, truncated = rollout.return_ends()
-    step, env = (ended | truncated).nonzero(as_tuple=True)
+    step, env = ((ended | truncated) & ~rollout.part_period).nonzero(as_tuple=True)
     rows = layout.positions[step, env]
     last = columns[rows, env].double()  # before the last step
     running_return, discount = last[:, 0], objective.budget.discount(last)
