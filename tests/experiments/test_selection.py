@@ -142,7 +142,7 @@ def test_evidence_is_what_was_earned_or_what_forecasts_say_should_have_been(alph
 
 def test_the_expected_alpha_is_the_true_one_but_for_chance():
     """Of agents that have learnt what a linear forecast says; the truth is what the conditional mean makes of their weights."""
-    config = load_config(None, [*TINY, "trading.fee=0.0005"])
+    config = load_config(None, [*TINY, "trading.fee=0.0005", "trading.volatility_power=0"])
     misses = []
     for seed in range(12):
         market = planted_market("ar", 2000, sharpe=1.0, seed=300 + seed)
@@ -236,7 +236,7 @@ def test_memory_wins_only_if_it_leads_by_more_than_one_standard_error(bars, trie
             targets[largest] = np.array(bets) * 0.005 / moves[largest]
         return targets
 
-    result, asked = tried(decide)
+    result, asked = tried(decide, "trading.volatility_power=0")
     growth = {candidate.policy: candidate.growth for candidate in result.candidates}
     assert growth[LSTM] > growth[MLP] == 0.0
     assert result.policy == winner
@@ -266,9 +266,28 @@ def test_the_earliest_of_equal_stops_wins_and_a_better_later_one_does(bars, trie
 
 
 def test_a_constant_share_of_the_market_is_no_alpha(tried):
-    result, _ = tried(lambda policy, stop, span: np.full(span[1] - span[0] - 1, 0.5))
+    result, _ = tried(lambda policy, stop, span: np.full(span[1] - span[0] - 1, 0.5), "trading.volatility_power=0")
     assert abs(result.chosen.t_statistic) < 1.0
     assert result.active == 0.0
+
+
+def test_neither_is_one_that_volatility_scales(bars, tried):
+    scale = exposure_scale(bars, 1.0)[:, 0]
+    assert scale.min() < 0.8  # there is something to scale
+    result, _ = tried(lambda policy, stop, span: 0.5 * scale[span[0] : span[1] - 1])
+    assert result.volatility_power == 1.0
+    assert abs(result.chosen.t_statistic) < 1.0
+    assert result.active == 0.0
+
+
+def test_volatility_scales_a_neutral_agent_and_not_the_mix_beside_it(bars, tried):
+    result, _ = tried(lambda policy, stop, span: 0.2 * np.sign(moves_of(bars, span)))
+    trading = result.applied(load_config(None, TINY)).trading
+    assert (trading.volatility_power, trading.scale_core) == (1.0, False)
+    assert "it holds less where volatility is above its usual level, by its power of -1" in result.reason
+    by_hand, _ = tried(lambda policy, stop, span: 0.2 * np.sign(moves_of(bars, span)), "trading.volatility_power=2")
+    trading = by_hand.applied(load_config(None, TINY)).trading
+    assert (trading.volatility_power, trading.scale_core) == (2.0, True)
 
 
 def test_interest_on_cash_is_no_alpha(bars, tried):
@@ -298,7 +317,7 @@ def test_a_risk_averse_agent_is_chosen_by_its_tail_and_not_by_its_sharpe_ratio(b
     assert averse.core == neutral.core
     assert averse.core[0] > 0.0
     assert averse.active == 1.0
-    assert (averse.volatility_power, neutral.volatility_power) == (0.0, None)  # of a random walk it tells nothing
+    assert (averse.volatility_power, averse.scale_core) == (0.0, True)  # of a random walk it tells nothing
     ratio, objective = ([getattr(each, name) for each in averse.candidates[:2]] for name in ("sharpe", "objective"))
     assert ratio[0] > ratio[1]
     assert objective[0] < objective[1]
@@ -346,7 +365,7 @@ def test_volatility_scales_the_mix_where_that_spares_the_tail(tried):
     assert unscaled.volatility_power == 0.0
     assert unscaled.mix_objective < result.mix_objective  # at equal mean exposure
     neutral, _ = tried(lambda policy, stop, span: np.ones(span[1] - span[0] - 1), table=crashes)
-    assert neutral.applied(load_config(None, TINY)).trading.volatility_power is None
+    assert neutral.applied(load_config(None, TINY)).trading.volatility_power == 1.0  # of the agent alone
 
 
 def test_an_agent_must_be_better_than_the_scaled_mix_and_not_than_holding(tried):
@@ -430,6 +449,8 @@ def test_the_figures_of_a_candidate_are_those_of_agents_trained_by_hand(bars):
     config = load_config(None, [*TINY, *settings])
     split = default_split(len(bars), config.training)
     known, features = bars.iloc[: split.train[1]], market_features(bars, config)[: split.train[1]]
+    config = load_config(None, [*TINY, *settings, "trading.volatility_power=1"])
+    scale = exposure_scale(known, 1.0)[:, 0]
     blocks = cut_into_blocks((features.warmup, split.train[1]), 2, "blocks")
     unseen, seen, holding, turnover, exposures = [], [], [], 0.0, []
     for number, block in enumerate(blocks):
@@ -443,13 +464,14 @@ def test_the_figures_of_a_candidate_are_those_of_agents_trained_by_hand(bars):
             decisions.append([part.targets for part in play(model, known, market.features, market.trading, spans, warmup=16)])
         exposures += [np.abs(each[0]).mean() for each in decisions]
         for k, collected in enumerate((unseen, seen)):
-            enlarged = np.clip(result.gain * np.mean([each[k] for each in decisions], axis=0)[:, 0], -1.0, 1.0)
-            targets = np.append(enlarged, np.nan)
+            held_back = scale[slice(*spans[k])][:-1]
+            asked = np.mean([each[k] for each in decisions], axis=0)[:, 0] / held_back
+            targets = np.append(held_back * np.clip(result.gain * asked, -1.0, 1.0), np.nan)
             account = simulate(known.iloc[slice(*spans[k])], targets, fee=config.trading.fee)
             collected.append(account.equity[1:] / account.equity[:-1] - 1.0)
             turnover += account.turnover.sum() if k == 0 else 0.0
-        ones = np.append(np.ones(len(unseen[-1])), np.nan)
-        held = simulate(known.iloc[slice(*spans[0])], ones, fee=config.trading.fee)
+        market = np.append(scale[slice(*spans[0])][:-1], np.nan)
+        held = simulate(known.iloc[slice(*spans[0])], market, fee=config.trading.fee)
         holding.append(held.equity[1:] / held.equity[:-1] - 1.0)
     lines = [sm.OLS(own, sm.add_constant(held)).fit() for own, held in zip(unseen, holding, strict=True)]
     alphas = np.concatenate([line.params[0] + line.resid for line in lines])  # of every block, with its own beta
@@ -619,7 +641,7 @@ def test_a_selection_survives_a_file(tmp_path, once):
 
 def test_files_from_before_there_was_a_forecast_are_read(tmp_path):
     path = tmp_path / "selection.json"
-    later = ("forecast_t", "volatility_power", "horizon")
+    later = ("forecast_t", "volatility_power", "scale_core", "horizon")
     old = {name: value for name, value in made_up().tree().items() if name not in later}
     path.write_text(json.dumps(old))
     assert load_selection(path) == made_up(forecast_t=0.0)

@@ -636,8 +636,10 @@ def test_the_target_is_the_core_and_the_agent_in_their_shares(case: str, active:
         assert targets == pytest.approx(expected, abs=1e-12)
 
 
-def test_core_and_agent_are_scaled_by_volatility_alike() -> None:
-    bars, settings = table("nasdaq-1d"), TradingSettings(core=(0.4,), active=0.5, volatility_power=2.0, random_start=False)
+@pytest.mark.parametrize("scale_core", [True, False])
+def test_volatility_scales_the_agent_and_if_asked_to_the_core(scale_core: bool) -> None:
+    bars, steering = table("nasdaq-1d"), {"core": (0.4,), "active": 0.5, "volatility_power": 2.0, "scale_core": scale_core}
+    settings = TradingSettings(**steering, random_start=False)
     env = TradingVecEnv(bars, n_envs=2, seed=0, features=row_numbers(bars), **settings.model_dump())
     env.reset()
     actions, scale = np.array([[0.8], [-0.3]]), exposure_scale(bars, 2.0)
@@ -646,7 +648,7 @@ def test_core_and_agent_are_scaled_by_volatility_alike() -> None:
         row = int(env.batch.rows[0])
         env.step(actions)
         info = [env.batch.info(index) for index in range(2)]
-        expected = scale[row] * (0.5 * 0.4 + 0.5 * actions)
+        expected = (scale[row] if scale_core else 1.0) * 0.5 * 0.4 + scale[row] * 0.5 * actions
         assert target_weights(actions, settings, scale[[row, row]]) == pytest.approx(expected, abs=1e-12)
         # Filled at the open, the weight drifts until the close.
         drifted = bars["close"].iloc[row + 1] / bars["open"].iloc[row + 1]

@@ -28,7 +28,7 @@ from tailguard.ppo.policy import DistributionalPolicy
 Format = Literal["onnx", "torchscript"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
 # What an action asks for depends on these settings of the account.
-STEERING = {"long_only", "leverage", "core", "active", "gain", "volatility_power"}
+STEERING = {"long_only", "leverage", "core", "active", "gain", "volatility_power", "scale_core"}
 
 
 class ActingStep(nn.Module):

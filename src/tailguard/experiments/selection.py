@@ -19,7 +19,9 @@ training bars only after that.
 
 After a few updates an agent knows which way to trade and still asks for little: its growth says how long it was trained, its
 Sharpe ratio what it has learnt. So the ratio chooses, and small weights are multiplied (``trading.gain``) to a size that is
-worth the trouble and far from the limits, where trades cost more than they earn.
+worth the trouble and far from the limits, where trades cost more than they earn. Where volatility is above its usual level an
+agent holds less in proportion, in training and afterwards (``trading.volatility_power`` 1): turbulent bars would otherwise
+decide both what it learns and what it earns. The mix stays as it is, since nothing is to be traded without need.
 
 An agent that is averse to the tail of its periods (``training.risk`` with a period) is chosen by its own objective instead
 (held_out_risk.py), which says when to hold less; how much is held follows from growth, as for everybody. Volatility says most
@@ -69,8 +71,9 @@ from tailguard.market.volatility import exposure_scale
 PREMIUM, PREMIUM_SPREAD = 0.3, 0.2
 # From the simplest on: a later one must be better by more than one standard error.
 POLICIES = ("MlpPolicy", "MlpLstmPolicy")
-# By which volatility may scale positions, from the simplest on.
+# By which volatility may scale the positions of a risk-averse account, from the simplest on; and those of every other agent.
 POWERS = (0.0, 1.0, 2.0)
+EVEN_RISK = 1.0
 # Mean gross exposure, as a share of the leverage, that an agent's weights are multiplied to, and the largest factor.
 SIZE, LARGEST_GAIN = 0.2, 8.0
 
@@ -123,7 +126,9 @@ class Selection:
     :param features: weights of the features that say something about the next return in the training bars, the largest first.
     :param criterion: what a risk-averse agent was chosen by, in words; empty for growth.
     :param mix_objective: the same of the mix on the held-out blocks, scaled by volatility; None for growth.
-    :param volatility_power: by which volatility scales what is held; None leaves it as it is configured.
+    :param volatility_power: by which volatility scales what is held; None, in files of earlier versions, leaves it as it is
+        configured.
+    :param scale_core: whether it scales the core as well as the agent.
     :param horizon: steps at which the schedules of the training end, which may be after its last step; None in the files of
         earlier versions, where they end with it.
     """
@@ -139,6 +144,7 @@ class Selection:
     criterion: str = ""
     mix_objective: float | None = None
     volatility_power: float | None = None
+    scale_core: bool = True
     horizon: int | None = None
 
     @property
@@ -165,7 +171,7 @@ class Selection:
             f"{self.policy} after {self.steps:,} steps, with {winner.gain:g} times the weights that it asked for, had the best "
             f"Sharpe ratio on held-out blocks, {winner.sharpe:.2f} (it grew {winner.growth:+.1%} a year, the constant mix "
             f"{self.mix_growth:+.1%}); its alpha there has a t-statistic of {winner.t_statistic:.1f}"
-            f"{self._expectation}, {steers}"
+            f"{self._expectation}, {steers}{self._held_back}"
         )
 
     @property
@@ -174,6 +180,12 @@ class Selection:
         forecasts = f"linear forecasts of the returns, which have one of {self.forecast_t:.1f}"
         expected = self.chosen.expected_t
         return f" ({forecasts})" if expected is None else f", and of {expected:.1f} by {forecasts}"
+
+    @property
+    def _held_back(self) -> str:
+        """What volatility makes of the agent's positions, in words."""
+        power = self.volatility_power
+        return f"; it holds less where volatility is above its usual level, by its power of {-power:g}" if power else ""
 
     @property
     def _scaling(self) -> str:
@@ -188,8 +200,9 @@ class Selection:
     def steered(self, trading: TradingSettings) -> TradingSettings:
         """Return rules of trading with what was chosen: core, share and gain of the agent, and the scale of core and agent."""
         power = trading.volatility_power if self.volatility_power is None else self.volatility_power
-        chosen = {"core": self.core, "active": self.active, "gain": self.chosen.gain, "volatility_power": power}
-        return trading.model_copy(update=chosen)
+        scale_core = trading.scale_core if self.volatility_power is None else self.scale_core
+        account = {"core": self.core, "active": self.active, "gain": self.chosen.gain}
+        return trading.model_copy(update={**account, "volatility_power": power, "scale_core": scale_core})
 
     def applied(self, config: Config) -> Config:
         """Return the configuration of the training that follows: nothing is left to choose."""
@@ -252,7 +265,7 @@ def select(
     whole = prepare_market(bars, config, split, features)
     forecast_t = trials.forecast_t()
     risk, believed = trials.risk, winner.candidate.t_statistic
-    mix = constant_mix(bars, whole.spans, config.trading, risk, exposure_scale(bars, trials.power))
+    mix = constant_mix(bars, whole.spans, config.trading, risk, trials.scale)
     weights = sorted(zip(whole.scaler.names, whole.scaler.weight.tolist(), strict=True), key=lambda pair: -pair[1])
     return Selection(
         policy=winner.candidate.policy,
@@ -271,7 +284,8 @@ def select(
         features={name: weight for name, weight in weights if weight > FLOOR},
         criterion="" if risk is None else risk.words,
         mix_objective=None if risk is None else risk.value(trials.scaled_mix(trials.power).sums),
-        volatility_power=None if risk is None else trials.power,
+        volatility_power=trials.power,
+        scale_core=trials.scale_core,
         horizon=trials.stops[-1],
     )
 
@@ -389,14 +403,22 @@ class _Trials:
         self.spans = [(max(first - 1, features.warmup), last) for first, last in blocks]
         self.windows = [BacktestWindow(bars, config.trading, span) for span in self.spans]
         self.bars, asked = bars, config.trading.volatility_power
-        self.power = self._best_power() if self.risk is not None and asked is None else asked
-        scaled = {"volatility_power": self.power}
+        if asked is not None:
+            self.power, self.scale_core = asked, config.trading.scale_core
+        elif self.risk is None:
+            self.power, self.scale_core = EVEN_RISK, False
+        else:
+            self.power, self.scale_core = self._best_power(), True
+        scaled = {"volatility_power": self.power, "scale_core": self.scale_core}
         self.markets = [replace(market, trading=market.trading.model_copy(update=scaled)) for market in self.markets]
-        self.scale = exposure_scale(bars, self.power)
-        self.mixes = [np.log1p(self._held(number, self._mix(number, self.scale)).returns) for number in range(len(blocks))]
+        self.agent_scale = exposure_scale(bars, self.power)
+        self.scale = self.agent_scale if self.scale_core else None  # of the mix
+        mixes = [self._held(number, self._mix(number, self.scale), self.scale) for number in range(len(blocks))]
+        self.mixes = [np.log1p(account.returns) for account in mixes]
         equal = np.full(len(symbols_of(bars)), 1.0 / len(symbols_of(bars)))
-        # Simple returns in excess of cash: of these a constant share of the market is exactly a share.
-        self.market_excess = [self._held(number, equal).excess for number in range(len(blocks))]
+        # Simple returns in excess of cash: of these a constant share of the market is exactly a share. It is scaled as agents are:
+        # to hold less when volatility is high is no merit of theirs.
+        self.market_excess = [self._held(number, equal, self.agent_scale).excess for number in range(len(blocks))]
         self.plays: dict[tuple[str, int, int, int], _Play] = {}  # by policy, stop, block and seed
 
     @property
@@ -442,9 +464,9 @@ class _Trials:
         held: list[Floats] = []
         for number in tried if blocks is None else blocks:
             plays = [play for (*key, _), play in self.plays.items() if key == [policy, stop, number]]
-            targets = self._amplified(np.mean([play.held_out for play in plays], axis=0), gain)
+            targets = self._amplified(np.mean([play.held_out for play in plays], axis=0), gain, number)
             history = self.windows[number].trade(policy, targets)
-            in_sample = self._amplified(np.mean([play.in_sample for play in plays], axis=0), gain)
+            in_sample = self._amplified(np.mean([play.in_sample for play in plays], axis=0), gain, number - 1)
             trained = self.windows[number - 1].trade(policy, in_sample)
             unseen.append(history)
             alphas.append(beyond(history.excess, self.market_excess[number]))
@@ -458,7 +480,7 @@ class _Trials:
                 sums.append(self.risk.sums(np.log1p(history.returns)))
                 usual = self._targets(number, np.ones(targets.shape[1]), self.scale).mean(axis=0)
                 weights = np.divide(targets.mean(axis=0), usual, out=np.zeros_like(usual), where=usual > 0.0)
-                constant.append(self.risk.sums(np.log1p(self._held(number, weights).returns)))
+                constant.append(self.risk.sums(np.log1p(self._held(number, weights, self.scale).returns)))
         returns = np.concatenate([np.log1p(history.returns) for history in unseen])
         excess = np.concatenate([history.excess for history in unseen])
         known, alpha = np.concatenate(seen), np.concatenate(alphas)
@@ -482,7 +504,7 @@ class _Trials:
         lead = self.risk.lead(samples, np.concatenate(constant))
         return _Score(replace(candidate, objective=self.risk.value(account.sums), t_statistic=lead), returns, account)
 
-    def scaled_mix(self, power: float | None) -> HeldOutAccount:
+    def scaled_mix(self, power: float) -> HeldOutAccount:
         """Return the mix on all held-out blocks, scaled by volatility, as a risk-averse objective sees it."""
         assert self.risk is not None
         scale, blocks = exposure_scale(self.bars, power), range(len(self.windows))
@@ -545,14 +567,17 @@ class _Trials:
         exposure = float(np.mean([np.abs(targets).sum(axis=1).mean() for targets in plays])) / self.config.trading.leverage
         return float(np.clip(SIZE / max(exposure, ROUNDING), 1.0, LARGEST_GAIN))
 
-    def _amplified(self, targets: Floats, gain: float) -> Floats:
-        """Return the weights ``[n, assets]`` of a portfolio times a gain, each account within the leverage.
+    def _amplified(self, targets: Floats, gain: float, number: int) -> Floats:
+        """Return the weights ``[n, assets]`` of a portfolio on a block times a gain, each account within the leverage.
 
-        In a pool every instrument has an account of its own, with an equal share of the portfolio.
+        In a pool every instrument has an account of its own, with an equal share of the portfolio. What is limited is what was
+        asked for, before volatility scaled it.
         """
         accounts = targets.shape[1] if self.config.training.pooled else 1
-        held = (targets * accounts).reshape(len(targets), accounts, -1)
-        return capped(gain * held, self.config.trading.leverage).reshape(targets.shape) / accounts
+        scale = self._targets(number, np.ones(targets.shape[1]), self.agent_scale)
+        asked = np.divide(targets * accounts, scale, out=np.zeros_like(targets), where=scale > 0.0)
+        held = capped(gain * asked.reshape(len(targets), accounts, -1), self.config.trading.leverage)
+        return scale * held.reshape(targets.shape) / accounts
 
     def _mix(self, number: int, scale: Floats | None) -> Floats:
         """Return the constant mix that the other blocks support."""
@@ -564,9 +589,9 @@ class _Trials:
         first, n = self.spans[number][0], len(self.windows[number].times)
         return np.tile(weights, (n, 1)) if scale is None else weights * scale[first : first + n]
 
-    def _held(self, number: int, weights: Floats) -> AccountHistory:
+    def _held(self, number: int, weights: Floats, scale: Floats | None) -> AccountHistory:
         """Return the account of constant weights on a block, scaled by volatility."""
-        return self.windows[number].trade("mix", self._targets(number, weights, self.scale))
+        return self.windows[number].trade("mix", self._targets(number, weights, scale))
 
     def _train_and_play(self, policy: str, number: int, seed: int) -> None:
         """Train without a block, and trade it and the block before it at every stop."""

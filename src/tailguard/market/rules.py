@@ -224,8 +224,11 @@ class TradingSettings(TradingRules):
         training learns which way to trade before it learns to ask for much. Agents are trained with a factor of 1, and a
         training that selects its agent chooses the factor.
     :param volatility_power: what core and agent ask for is multiplied by min(1, (median of the past / forecast) ** this) of the
-        volatility of each asset, in training and in play: less is held where more is to be feared. 0 is off; 2 is right where
-        the mean return does not depend on volatility. None is 0, but a ``selection`` for a ``risk`` with a period chooses.
+        volatility of each asset, in training and in play: less is held where more is to be feared. 0 is off; 1 keeps the risk of
+        a position even; 2 is right where the mean return does not depend on volatility. None is 0, but a ``selection`` takes 1,
+        and chooses for a ``risk`` with a period.
+    :param scale_core: False multiplies what the agent asks for alone, and leaves the core as it is. A ``selection`` decides:
+        True for a ``risk`` with a period only.
     :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 128, or half of the
         training bars if that is less, and at least two periods of a ``risk`` that has one. Without a period, the return and its
         tail are those of an episode.
@@ -239,6 +242,7 @@ class TradingSettings(TradingRules):
     active: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     gain: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     volatility_power: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
+    scale_core: bool = True
     episode_length: Annotated[int, Field(ge=1)] | None = None
     random_start: bool = True
 
@@ -264,7 +268,7 @@ class TradingSettings(TradingRules):
         """Return the actions ``[..., assets]`` in [-1, 1] that are carried out: the agent's, and the core's for the rest.
 
         :param actions: of the agent.
-        :param scale: ``[..., assets]`` share of both that is held (:func:`tailguard.market.volatility.exposure_scale`); None is
+        :param scale: ``[..., assets]`` share of it that is held (:func:`tailguard.market.volatility.exposure_scale`); None is
             all.
         """
         if self.active == 1.0 and self.gain == 1.0 and scale is None:
@@ -273,8 +277,10 @@ class TradingSettings(TradingRules):
         # An action that is not finite becomes NaN, for the check of the accounts; 0 times infinity would warn.
         chosen = np.where(np.isfinite(actions), np.clip(actions, -1.0, 1.0), np.nan)
         agent = capped(self.gain * capped(low + 0.5 * (chosen + 1.0) * (high - low), high), high)
-        target = (1.0 - self.active) * np.array(self.core or (0.0,)) + self.active * agent
-        target = target if scale is None else scale * target
+        core = np.array(self.core or (0.0,))
+        if scale is not None:
+            agent, core = scale * agent, scale * core if self.scale_core else core
+        target = (1.0 - self.active) * core + self.active * agent
         steered: NDArray[np.float64] = 2.0 * (target - low) / (high - low) - 1.0
         return steered
 
