@@ -416,8 +416,8 @@ class _Trials:
         mixes = [self._held(number, self._mix(number, self.scale), self.scale) for number in range(len(blocks))]
         self.mixes = [np.log1p(account.returns) for account in mixes]
         equal = np.full(len(symbols_of(bars)), 1.0 / len(symbols_of(bars)))
-        # Simple returns in excess of cash: of these a constant share of the market is exactly a share. It is scaled as agents are:
-        # to hold less when volatility is high is no merit of theirs.
+        # Simple returns in excess of cash: of these a constant share of the market is exactly a share. The market is scaled as
+        # agents are: to hold less when volatility is high is no merit of theirs.
         self.market_excess = [self._held(number, equal, self.agent_scale).excess for number in range(len(blocks))]
         self.plays: dict[tuple[str, int, int, int], _Play] = {}  # by policy, stop, block and seed
 

@@ -224,9 +224,9 @@ class TradingSettings(TradingRules):
         training learns which way to trade before it learns to ask for much. Agents are trained with a factor of 1, and a
         training that selects its agent chooses the factor.
     :param volatility_power: what core and agent ask for is multiplied by min(1, (median of the past / forecast) ** this) of the
-        volatility of each asset, in training and in play: less is held where more is to be feared. 0 is off; 1 keeps the risk of
-        a position even; 2 is right where the mean return does not depend on volatility. None is 0, but a ``selection`` takes 1,
-        and chooses for a ``risk`` with a period.
+        volatility of each asset, in training and in play: less is held where more is to be feared. 0 is off; 1 keeps the risk
+        of a position even; 2 is right where the mean return does not depend on volatility. None is 0, but a ``selection`` takes
+        1, and chooses for a ``risk`` with a period.
     :param scale_core: False multiplies what the agent asks for alone, and leaves the core as it is. A ``selection`` decides:
         True for a ``risk`` with a period only.
     :param episode_length: steps per episode. None plays to the end of the data; in a training it takes 128, or half of the
