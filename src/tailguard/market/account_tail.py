@@ -31,6 +31,8 @@ Floats = NDArray[np.float64]
 TRACKED = np.array([0.05, 0.1, 0.2])
 # Step of the width, and its largest logarithm. Ten times the step corrects faster, and costs 3 % of pinball loss.
 RATE, WIDEST = 0.015, 0.7
+# Largest log return that is predicted: leverage over a long time must not leave the range of numbers.
+LARGEST = 50.0
 MEDIAN = int(np.searchsorted(LEVELS, 0.5))
 
 Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -169,7 +171,8 @@ def _to_date(returns: Floats, rows: PeriodRows) -> Floats:
 def _widened(quantiles: Floats, width: Floats) -> Floats:
     """Return the quantiles with the lower half stretched about the median by exp(width)."""
     middle = quantiles[:, MEDIAN, None]
-    return np.where(LEVELS < 0.5, middle + (quantiles - middle) * np.exp(width)[:, None], quantiles)
+    widened = np.where(LEVELS < 0.5, middle + (quantiles - middle) * np.exp(width)[:, None], quantiles)
+    return np.minimum(widened, LARGEST)
 
 
 @compiled
