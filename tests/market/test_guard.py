@@ -160,6 +160,40 @@ def test_what_is_lost_cannot_be_lost_again() -> None:
     assert guarded.exposure[rest[-1] + 1] > 0.0
 
 
+def still(n: int) -> pd.DataFrame:
+    """Return bars that do not move."""
+    times = pd.bdate_range("1995-01-02", periods=n, name="time")
+    return pd.DataFrame(100.0, times, ["open", "high", "low", "close", "volume"])
+
+
+def test_a_price_that_has_never_moved_is_unknown_from_its_first_move_on() -> None:
+    bars, moving = still(700), walk(0, 400)
+    bars.iloc[300:] = moving.to_numpy() * (100.0 / moving["open"].iloc[0])
+    guarded = guard(np.ones(700), bars, max_loss=0.02, period="1M")
+    assert (guarded.exposure[60:299] == 1.0).all()
+    assert (guarded.exposure[300:359] == 0.0).all()  # sixty bars that move make a forecast
+    alone = guard(np.ones(400), moving, max_loss=0.02, period="1M")
+    np.testing.assert_allclose(guarded.whole_cvar[500:], alone.whole_cvar[200:], rtol=0.15)
+    tail = account_tail(bars, np.full(700, 3.0), Period.parse("1Q"))
+    assert not np.isinf(tail.quantiles).any()
+
+
+def test_an_asset_that_never_moves_is_as_good_as_cash() -> None:
+    both = align_bars({"A": walk(0, 600), "B": still(600)})
+    guarded = guard(np.full((600, 2), 0.5), both, max_loss=0.03, period="1M")
+    alone = guard(np.full(600, 0.5), walk(0, 600), max_loss=0.03, period="1M")
+    np.testing.assert_allclose(guarded.rest_cvar[60:], alone.rest_cvar[60:], rtol=0.1)
+    assert guarded.exposure[100:].min() < 1.0
+
+
+def test_leverage_over_a_long_time_stays_in_the_range_of_numbers() -> None:
+    bars = walk(0, 700)
+    bars.iloc[300, :4] *= 50.0  # a tick that is wrong
+    tail = account_tail(bars, np.full(700, -3.0), Period.parse("1Y"))
+    assert np.isfinite(tail.quantiles[100:]).all()
+    assert (np.diff(tail.quantiles[100:], axis=1) >= 0.0).all()
+
+
 def test_a_window_guards_as_the_function_does() -> None:
     bars = garch(0, 900)
     rules = TradingRules(fee=0.002, guard={"max_loss": 0.04, "period": "1M"})
