@@ -138,7 +138,7 @@ def trade_guarded(
     :param rise: exposure is raised only by more than this share of it.
     :param margin: a new exposure is this share below the largest that is allowed, so that it need not be lowered every day.
     :param trust: number of periods that the prediction counts for beside those that are over, and limits of what they change.
-    :returns: guarded targets ``[T, A]``, exposure, period-to-date return, cause, and f, how far the account's own record of past
+    :returns: guarded targets ``[T, A]``, exposure, period-to-date return, cause, and f, how far its own record of past
         periods moves what it may risk, by bar.
     """
     periods, least, most = trust
