@@ -3,9 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from tail_series import crashes, garch, holding, long_short, portfolio, regimes, walk
+from tail_series import bars_from, crashes, garch, holding, long_short, portfolio, regimes, walk
 
 import tailguard
+import tailguard.market.guard as guard_module
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.market import TradingRules, align_bars, simulate
 from tailguard.market.account_tail import account_tail
@@ -211,3 +212,34 @@ def test_impossible_limits_are_refused(wrong) -> None:
     settings = {"max_loss": 0.05, "period": "1M"} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
         tailguard.guard(np.ones(100), walk(0, 100), **settings)
+
+
+def falling(seed: int) -> pd.DataFrame:
+    """Return a calm market that falls by a tenth overnight, every half a year on average."""
+    rng = np.random.default_rng(seed)
+    n = 3000
+    falls = np.where(rng.random(n) < 1 / 120, -0.1, 0.0)
+    return bars_from(np.full(n, 0.006), np.full(n, 1e-3), falls, rng)
+
+
+def test_losses_that_no_cut_avoids_count_in_the_accounts_own_record(monkeypatch) -> None:
+    bars, limit = falling(3), 0.05
+    guarded = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
+    monkeypatch.setattr(guard_module, "RECORD", (1e12, 0.5, 1.2))  # what is predicted counts for any number of periods
+    without = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
+    realised, before = (cvar(monthly(bars, account.weights, 1000)) for account in (guarded, without))
+    assert before < -limit
+    assert realised > 0.95 * before
+    assert (guarded.predicted_cvar[guarded.exposure > 0.0] >= -limit - 1e-12).all()
+
+
+def test_months_without_a_position_are_no_record() -> None:
+    bars = walk(0, 1500)
+    idle = np.zeros(1500)
+    idle[1000:] = 1.0
+    late, alone = (
+        guard(idle, bars, max_loss=0.03, period="1M"),
+        guard(idle[900:], bars.iloc[900:], max_loss=0.03, period="1M"),
+    )
+    # Only the forecast knows more where there are more bars; a thousand idle ones are no evidence that losses are small.
+    np.testing.assert_allclose(late.exposure[1000:1010], alone.exposure[100:110], rtol=0.1)
