@@ -180,7 +180,7 @@ def _widened(quantiles: Floats, width: Floats) -> Floats:
     lower = quantiles[:, :MEDIAN] - middle
     lower = middle + lower * np.exp(width[:, :1] + width[:, 1:] * STEEPNESS[:MEDIAN])
     lower = np.minimum.accumulate(lower[:, ::-1], axis=1)[:, ::-1]  # a tail that is less wide must not cross the middle
-    return np.minimum(np.concatenate([lower, quantiles[:, MEDIAN:]], axis=1), LARGEST)
+    return np.asarray(np.minimum(np.concatenate([lower, quantiles[:, MEDIAN:]], axis=1), LARGEST))
 
 
 @compiled
