@@ -69,14 +69,15 @@ class Garch:
         self.variance, self.fits = np.full(n, np.nan), np.full(n, -1)
         self.parameters: list[tuple[float, float, float, float, Floats]] = []
         for row in range(first, n, REFIT):
-            past = 100.0 * returns[max(row + 1 - FITTED, 1) : row + 1]
+            past = returns[max(row + 1 - FITTED, 1) : row + 1]
+            unit = float(past.std())  # the optimizer is told nothing of the size of returns
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                fit = arch_model(past, mean="Constant", vol="GARCH", p=1, q=1, dist="t", rescale=False).fit(disp="off")
+                fit = arch_model(past / unit, mean="Constant", vol="GARCH", p=1, q=1, dist="t", rescale=False).fit(disp="off")
             mean, omega, alpha, beta = (float(fit.params[name]) for name in ("mu", "omega", "alpha[1]", "beta[1]"))
             shocks = np.asarray(fit.std_resid)
-            self.parameters.append((mean / 100.0, omega / 1e4, alpha, beta, shocks[np.isfinite(shocks)]))
-            variance = float(fit.conditional_volatility[-1]) ** 2 / 1e4
+            self.parameters.append((unit * mean, unit**2 * omega, alpha, beta, shocks[np.isfinite(shocks)]))
+            variance = unit**2 * float(fit.conditional_volatility[-1]) ** 2
             for t in range(row, min(row + REFIT, n)):
                 if t > row:
                     variance = self.step(variance, returns[t - 1])
