@@ -8,7 +8,9 @@ agent gets a CSV of bars, and the defaults of `tailguard walkforward`.
 Accounts are compared at equal mean exposure: returns times a constant, so that their mean absolute weight is 1. Returns over 21
 bars, every window; worst 1 % and 5 % of them, as a share of those of the neutral agent if it is among the agents, else
 of holding. The goal is 0.6, with a Sharpe ratio of at least that of holding. The row `rule` holds while
-volatility is below a threshold that was best on the training bars.
+volatility is below a threshold that was best on the training bars. For the frontier of mean against CVaR there are holding and
+the neutral agent under the guard of 5 % per 21 bars, and holding under targets of the same CVaR: of volatility (63 bars,
+normal) and of GARCH(1,1)-t, as in `tail.py frontier`; ``--targets`` asks for these.
 
 With ``--unselected`` agents are trained in this process, once, on the training bars of the first fold, and trade the bars
 after it: what the objective has taught, without the selection, which may trust an agent with a part of the account only.
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from tail import predicted_losses, targeted
 
 from tailguard.config import load_config
 from tailguard.evaluate.backtest_window import BacktestWindow
@@ -31,6 +34,8 @@ from tailguard.experiments.decisions import trade_market
 from tailguard.experiments.prepared_market import Split, market_features, prepare_market
 from tailguard.experiments.training import build_model, train_model
 from tailguard.market.data import load_source
+from tailguard.market.guard import guard
+from tailguard.market.volatility import measure
 
 PERIOD = 21
 TAIL = f"alpha: 0.05, period: {PERIOD}"
@@ -48,6 +53,7 @@ REDUCED = (
     "selection.seeds=1",
     "selection.blocks=3",
 )
+LIMIT = 0.05
 CALM_DAYS, DANGER_DAYS, WARNING_DAYS = 80, 30, 8
 PREMIUM, CALM_STD, DANGER_STD = 0.0006, 0.005, 0.012
 CRASH_PROBABILITY, CRASH_SIZE = 0.05, 0.08
@@ -131,6 +137,24 @@ class Market:
         span = self.tested if span is None else span
         return self.shown(BacktestWindow(self.bars, self.config.trading, span).trade("", targets))
 
+    def guarded(self, weights: np.ndarray) -> dict[str, float]:
+        """Return the figures of weights under the guard.
+
+        :param weights: ``[n, 1]`` over the tests of all folds, decided at each close.
+        """
+        first, fee = self.tested[0], self.config.trading.costs_per_side([""])
+        full = np.zeros((len(self.bars), 1))
+        full[first : first + len(weights)] = weights
+        limited = guard(full, self.bars, max_loss=LIMIT, period=PERIOD, fee=fee, first=first).weights
+        return self.traded(limited[first : first + len(weights)])
+
+    def targets(self) -> dict[str, dict[str, float]]:
+        """Return the figures of holding under targets of volatility and of GARCH."""
+        first, last = self.tested[0], self.tested[1] - 1
+        losses = predicted_losses(measure(self.bars).returns[:, 0], first - 250)
+        held = np.ones((last - first, 1))
+        return {f"{name} target": self.traded(targeted(held, loss[first:last], LIMIT)) for name, loss in losses.items()}
+
     def shown(self, account: AccountHistory) -> dict[str, float]:
         """Return the figures of an account."""
         times = pd.DatetimeIndex(self.bars.index)
@@ -147,13 +171,13 @@ class Market:
             best = max(best, (0.9 * found["mean"] + 0.1 * found["CVaR 5 %"], threshold))
         return self.traded((volatility[self.tested[0] : self.tested[1] - 1, None] <= best[1]).astype(float))
 
-    def walked(self, folder: Path, risk: str) -> dict[str, float]:
-        """Run the command that anybody would, unless it was done before."""
+    def walked(self, folder: Path, risk: str) -> AccountHistory:
+        """Return the account of the command that anybody would run, which is run unless it was done before."""
         if not (folder / "evaluation" / "metrics.json").is_file():
             sets = [argument for setting in (f"training.risk={risk}", *self.settings) for argument in ("--set", setting)]
             command = [sys.executable, "-m", "tailguard", "walkforward", "--data", str(self.path), "--run", str(folder), *sets]
             subprocess.run([*command, "--no-ledger", "--quiet"], check=True, stdout=subprocess.DEVNULL)
-        return self.shown(load_record(folder / "evaluation").agent)
+        return load_record(folder / "evaluation").agent
 
     def trained(self, risk: str) -> dict[str, float]:
         """Train an agent as the first fold does without a selection, and trade its test."""
@@ -174,6 +198,7 @@ def main() -> None:
     parser.add_argument("--agents", default=",".join(AGENTS), help=f"of {', '.join(AGENTS)}")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/tail_agents"))
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as of the command, for all agents")
+    parser.add_argument("--targets", action="store_true", help="also the guard, and targets of volatility and GARCH")
     options = parser.parse_args()
     settings = [*(REDUCED if options.reduced or options.unselected else ()), *options.settings]
     names = list(filter(None, options.agents.split(",")))
@@ -182,13 +207,18 @@ def main() -> None:
     print(f"| market | agent | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 2)}", flush=True)
     for seed in map(int, options.seeds.split(",")):
         market = Market(options.folder / f"crash-{seed}.csv", crash_market(options.bars, seed), settings)
-        holding = market.traded(np.ones((market.tested[1] - market.tested[0] - 1, 1)))
-
-        found = {"holding": holding, "rule": market.rule()}
+        ones = np.ones((market.tested[1] - market.tested[0] - 1, 1))
+        found = {"holding": market.traded(ones), "rule": market.rule()}
+        if options.targets:
+            found |= {"holding, guard": market.guarded(ones)} | market.targets()
         for name in names:
-            folder = options.folder / f"{seed}-{name.replace(' ', '').replace('%', '')}"
-            risk = AGENTS[name]
-            found[name] = market.trained(risk) if options.unselected else market.walked(folder, risk)
+            if options.unselected:
+                found[name] = market.trained(AGENTS[name])
+                continue
+            account = market.walked(options.folder / f"{seed}-{name.replace(' ', '').replace('%', '')}", AGENTS[name])
+            found[name] = market.shown(account)
+            if options.targets and name == "neutral":
+                found["neutral, guard"] = market.guarded(account.weights)
         for name, of_account in found.items():
             shares = " | ".join(f"{of_account[level] / found[against][level]:.2f}" for level in ("worst 5 %", "worst 1 %"))
             held = f"{of_account['calm']:+.2f} | {of_account['danger']:+.2f} | {of_account['mean']:+.2%}"

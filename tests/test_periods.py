@@ -59,6 +59,34 @@ def test_the_calendar_is_known_where_no_holiday_disturbs_it(unit: str, times: pd
     np.testing.assert_array_equal(rows.to_go[settled][complete], true_bars_to_go(rows.own)[300:][complete])
 
 
+def fx_hours(weeks: int) -> pd.DatetimeIndex:
+    """Return the hours from Sunday 22:00 to Friday 22:00."""
+    times = pd.date_range("2020-01-05 22:00", periods=168 * weeks, freq="h")
+    hour, day = times.hour, times.day_of_week
+    return times[~((day == 5) | ((day == 4) & (hour >= 22)) | ((day == 6) & (hour < 22)))]
+
+
+def session_minutes(days: int) -> pd.DatetimeIndex:
+    """Return the minutes of sessions of six and a half hours."""
+    opens = pd.bdate_range("2024-01-01", periods=days) + pd.Timedelta(minutes=870)
+    return pd.DatetimeIndex(np.add.outer(opens.to_numpy(), pd.to_timedelta(np.arange(390), "min").to_numpy()).ravel())
+
+
+@pytest.mark.parametrize("unit", ["1D", "1W", "1M"])
+@pytest.mark.parametrize(
+    "times",
+    [fx_hours(40), pd.date_range("2024-01-01", periods=1440 * 40, freq="min"), session_minutes(50)],
+    ids=["hours of FX", "all minutes", "minutes of sessions"],
+)
+def test_days_of_many_or_unequal_bars_end_once(unit: str, times: pd.DatetimeIndex) -> None:
+    """A Sunday of two hours, and days that are longer than the bars that are looked back at."""
+    rows = Period.parse(unit).rows(times)
+    settled = slice(int(np.searchsorted(times, times[0] + pd.Timedelta(days=22))), -1)
+    np.testing.assert_array_equal(rows.next[:-1][settled], rows.own[1:][settled])
+    complete = rows.next[settled] < rows.own[-1]
+    np.testing.assert_array_equal(rows.to_go[settled][complete], true_bars_to_go(rows.own)[settled][complete[:-1]])
+
+
 def test_months_begin_on_their_first_day() -> None:
     times = weekdays(600)
     rows = Period.parse("1M").rows(times)

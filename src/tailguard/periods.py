@@ -18,8 +18,11 @@ from tailguard.validation import require
 Ints = NDArray[np.int64]
 Times = NDArray[Any]  # datetime64
 
-# Bars that the usual time between bars, and the days without bars, are taken from.
-RECENT_BARS = 250
+# Bars that the usual time between bars is taken from; days without bars are those of as many bars, or of as many days if
+# these have more.
+RECENT_BARS, RECENT_DAYS = 250, 30
+# Days of each weekday that their usual number of bars is taken from.
+RECENT_WEEKS = 5
 # Weekdays are taken to have bars until this many days have been seen.
 ENOUGH_DAYS = 14
 DAY = np.timedelta64(1, "D")
@@ -172,26 +175,51 @@ class _Calendar:
         self.step = np.concatenate(([86400.0], usual)).astype("timedelta64[s]")
         self.days = days = stamps.astype("datetime64[D]")
         rows = np.arange(n)
-        oldest = np.maximum(rows - RECENT_BARS + 1, 0)
+        # Bars of minutes need more of them, for a few weeks to be seen.
+        oldest = np.minimum(np.maximum(rows - RECENT_BARS + 1, 0), np.searchsorted(days, days - RECENT_DAYS * DAY))
         # [n, 7], true for weekdays that have had bars recently, and for all of them until enough days have been seen.
         seen = np.cumsum(_weekday(days)[:, None] == np.arange(7), axis=0)
         before = np.where(oldest[:, None] > 0, seen[np.maximum(oldest - 1, 0)], 0)
         span = (days - days[oldest]).astype(np.int64) + 1
         self.active = (seen > before) | (span < ENOUGH_DAYS)[:, None]
-        # Bars per day that has bars, over whole days: a holiday now and then makes it a little less than a whole number.
         new_day = np.append(True, days[1:] != days[:-1])[:n]
         today = np.maximum.accumulate(np.where(new_day, rows, 0))  # row of the first bar of the same day
-        next_day = np.append(np.minimum.accumulate(np.where(new_day, rows, n)[::-1])[::-1], n)
-        whole = np.where(oldest > 0, next_day[oldest], 0)  # row of the first bar of the oldest whole day
-        active_days = self._active_days(days[np.minimum(whole, n - 1)], days)
         self.in_day = rows - today + 1  # bars of the same day so far
-        self.per_day = np.where((whole < today) & (active_days > 0), (today - whole) / np.maximum(active_days, 1), self.in_day)
+        self.first_day = today == 0
+        self.per_day = self._bars_per_weekday(new_day)
+        # Share of those weekdays that did have bars: holidays make it a little less than 1.
+        day = np.cumsum(new_day)
+        possible = self._on_active_days(self.active.astype(np.float64), days[oldest], days)
+        self.open = np.where(possible > 0.0, np.minimum((day - day[oldest]) / np.maximum(possible, 1.0), 1.0), 1.0)
+
+    def _bars_per_weekday(self, new_day: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the bars ``[n, 7]`` of a usual day with bars, by weekday, as known on the day of each bar.
+
+        That is the median of the last few such days; of a weekday without bars so far, that of all days, and on the first
+        day the bars so far.
+        """
+        begins = np.flatnonzero(new_day)
+        counts, weekday = np.diff(begins).astype(np.float64), _weekday(self.days[begins[:-1]])
+        usual = np.full((len(begins), 7), np.nan)  # before each day
+        for k in range(7):
+            own = np.flatnonzero(weekday == k)
+            usual[own + 1, k] = pd.Series(counts[own]).rolling(RECENT_WEEKS, min_periods=1).median().to_numpy()
+        overall = np.append(np.nan, pd.Series(counts).rolling(7 * RECENT_WEEKS, min_periods=1).median().to_numpy())
+        usual = pd.DataFrame(usual).ffill().to_numpy()
+        usual = np.where(np.isnan(usual), overall[: len(usual), None], usual)
+        by_row = usual[np.cumsum(new_day) - 1]
+        return np.asarray(np.where(np.isnan(by_row), self.in_day[:, None], by_row))
+
+    def _of_day(self, days: Times) -> NDArray[np.float64]:
+        """Return the bars ``[n]`` that a day of each row is expected to have."""
+        return np.asarray(self.per_day[np.arange(len(days)), _weekday(days)])
 
     def next_times(self) -> Times:
         """Return the time at which the bar after each is expected: nights and days without bars are skipped."""
         expected = self.stamps + self.step
         tomorrow = (self.days + DAY).astype("datetime64[s]")
-        expected = np.where(self.in_day >= np.rint(self.per_day), np.maximum(expected, tomorrow), expected)
+        over = (self.in_day >= np.rint(self._of_day(self.days))) & ~self.first_day
+        expected = np.where(over, np.maximum(expected, tomorrow), expected)
         rows = np.arange(len(expected))
         for _ in range(6):
             has_bars = self.active[rows, _weekday(expected.astype("datetime64[D]"))]
@@ -204,18 +232,18 @@ class _Calendar:
         tonight = np.minimum((day + DAY).astype("datetime64[s]"), end)
         rest_of_day = np.ceil((tonight - expected).astype(np.float64) / self.step.astype(np.float64)) - 1.0
         # Days with opening hours end before midnight.
-        same_day = day == self.days
-        rest_of_day = np.clip(rest_of_day, 0.0, np.maximum(self.per_day - np.where(same_day, self.in_day + 1, 1), 0.0))
-        later = self.per_day * self._active_days(day + DAY, end.astype("datetime64[D]"))
-        return np.asarray(1 + np.rint(rest_of_day + later), np.int64)
+        so_far = np.where(day == self.days, self.in_day + 1, 1)
+        rest_of_day = np.clip(rest_of_day, 0.0, np.maximum(self._of_day(day) - so_far, 0.0))
+        later = self._on_active_days(np.where(self.active, self.per_day, 0.0), day + DAY, end.astype("datetime64[D]"))
+        return np.asarray(1 + np.rint(rest_of_day + self.open * later), np.int64)
 
-    def _active_days(self, start: Times, end: Times) -> Ints:
-        """Return how many of the days from `start` to before `end` are weekdays with bars; 0 if there are none."""
+    def _on_active_days(self, by_weekday: NDArray[np.float64], start: Times, end: Times) -> NDArray[np.float64]:
+        """Add up what each weekday counts for ``[n, 7]`` over the days from `start` to before `end`."""
         days = np.maximum((end - start).astype(np.int64), 0)
-        weeks, rest = days // 7, days % 7
         later = (_weekday(start)[:, None] + np.arange(7)) % 7
-        in_rest = np.take_along_axis(self.active, later, axis=1) & (np.arange(7) < rest[:, None])
-        return np.asarray(weeks * self.active.sum(axis=1) + in_rest.sum(axis=1), np.int64)
+        in_rest = np.arange(7) < (days % 7)[:, None]
+        rest = np.where(in_rest, np.take_along_axis(by_weekday, later, axis=1), 0.0)
+        return np.asarray(days // 7 * by_weekday.sum(axis=1) + rest.sum(axis=1))
 
 
 def _weekday(days: Times) -> Ints:

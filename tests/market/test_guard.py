@@ -3,9 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from tail_series import crashes, garch, holding, long_short, portfolio, regimes, walk
+from tail_series import bars_from, crashes, garch, holding, long_short, portfolio, regimes, walk
 
 import tailguard
+import tailguard.market.guard as guard_module
 from tailguard.evaluate.backtest_window import BacktestWindow
 from tailguard.market import TradingRules, align_bars, simulate
 from tailguard.market.account_tail import account_tail
@@ -160,6 +161,40 @@ def test_what_is_lost_cannot_be_lost_again() -> None:
     assert guarded.exposure[rest[-1] + 1] > 0.0
 
 
+def still(n: int) -> pd.DataFrame:
+    """Return bars that do not move."""
+    times = pd.bdate_range("1995-01-02", periods=n, name="time")
+    return pd.DataFrame(100.0, times, ["open", "high", "low", "close", "volume"])
+
+
+def test_a_price_that_has_never_moved_is_unknown_from_its_first_move_on() -> None:
+    bars, moving = still(700), walk(0, 400)
+    bars.iloc[300:] = moving.to_numpy() * (100.0 / moving["open"].iloc[0])
+    guarded = guard(np.ones(700), bars, max_loss=0.02, period="1M")
+    assert (guarded.exposure[60:299] == 1.0).all()
+    assert (guarded.exposure[300:359] == 0.0).all()  # sixty bars that move make a forecast
+    alone = guard(np.ones(400), moving, max_loss=0.02, period="1M")
+    np.testing.assert_allclose(guarded.whole_cvar[500:], alone.whole_cvar[200:], rtol=0.15)
+    tail = account_tail(bars, np.full(700, 3.0), Period.parse("1Q"))
+    assert not np.isinf(tail.quantiles).any()
+
+
+def test_an_asset_that_never_moves_is_as_good_as_cash() -> None:
+    both = align_bars({"A": walk(0, 600), "B": still(600)})
+    guarded = guard(np.full((600, 2), 0.5), both, max_loss=0.03, period="1M")
+    alone = guard(np.full(600, 0.5), walk(0, 600), max_loss=0.03, period="1M")
+    np.testing.assert_allclose(guarded.rest_cvar[60:], alone.rest_cvar[60:], rtol=0.1)
+    assert guarded.exposure[100:].min() < 1.0
+
+
+def test_leverage_over_a_long_time_stays_in_the_range_of_numbers() -> None:
+    bars = walk(0, 700)
+    bars.iloc[300, :4] *= 50.0  # a tick that is wrong
+    tail = account_tail(bars, np.full(700, -3.0), Period.parse("1Y"))
+    assert np.isfinite(tail.quantiles[100:]).all()
+    assert (np.diff(tail.quantiles[100:], axis=1) >= 0.0).all()
+
+
 def test_a_window_guards_as_the_function_does() -> None:
     bars = garch(0, 900)
     rules = TradingRules(fee=0.002, guard={"max_loss": 0.04, "period": "1M"})
@@ -177,3 +212,34 @@ def test_impossible_limits_are_refused(wrong) -> None:
     settings = {"max_loss": 0.05, "period": "1M"} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
         tailguard.guard(np.ones(100), walk(0, 100), **settings)
+
+
+def falling(seed: int) -> pd.DataFrame:
+    """Return a calm market that falls by a tenth overnight, every half a year on average."""
+    rng = np.random.default_rng(seed)
+    n = 3000
+    falls = np.where(rng.random(n) < 1 / 120, -0.1, 0.0)
+    return bars_from(np.full(n, 0.006), np.full(n, 1e-3), falls, rng)
+
+
+def test_losses_that_no_cut_avoids_count_in_the_accounts_own_record(monkeypatch) -> None:
+    bars, limit = falling(3), 0.05
+    guarded = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
+    monkeypatch.setattr(guard_module, "RECORD", (1e12, 0.5, 1.2))  # what is predicted counts for any number of periods
+    without = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
+    realised, before = (cvar(monthly(bars, account.weights, 1000)) for account in (guarded, without))
+    assert before < -limit
+    assert realised > 0.95 * before
+    assert (guarded.predicted_cvar[guarded.exposure > 0.0] >= -limit - 1e-12).all()
+
+
+def test_months_without_a_position_are_no_record() -> None:
+    bars = walk(0, 1500)
+    idle = np.zeros(1500)
+    idle[1000:] = 1.0
+    late, alone = (
+        guard(idle, bars, max_loss=0.03, period="1M"),
+        guard(idle[900:], bars.iloc[900:], max_loss=0.03, period="1M"),
+    )
+    # Only the forecast knows more where there are more bars; a thousand idle ones are no evidence that losses are small.
+    np.testing.assert_allclose(late.exposure[1000:1010], alone.exposure[100:110], rtol=0.1)

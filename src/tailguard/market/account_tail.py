@@ -29,8 +29,12 @@ from tailguard.validation import require
 Floats = NDArray[np.float64]
 
 TRACKED = np.array([0.05, 0.1, 0.2])
-# Step of the width, and its largest logarithm. Ten times the step corrects faster, and costs 3 % of pinball loss.
-RATE, WIDEST = 0.015, 0.7
+# Steps of theta and psi, and their largest sizes. Ten times the step corrects faster, and costs 3 % of pinball loss.
+RATE, WIDEST, TAIL_RATE, STEEPEST = 0.01, 0.7, 0.0075, 0.35
+# What psi counts for at each level: 1 at 5 %, 0 at 10 %, -1 at 20 % and above, 2 at 2.5 % and below.
+STEEPNESS = np.clip(np.log2(0.1 / LEVELS), -1.0, 2.0)
+# Largest log return that is predicted: leverage over a long time must not leave the range of numbers.
+LARGEST = 50.0
 MEDIAN = int(np.searchsorted(LEVELS, 0.5))
 
 Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -131,7 +135,7 @@ def account_tail(
     horizons = rows.to_go if horizons is None else horizons
     predicted = forecast_returns(market, account.held, horizons, first=first, rows=asked, cache=cache)
     outcomes, ends = period_outcomes(account.returns, rows)
-    width = _log_widths(predicted, outcomes, ends, rows.restarts, LEVELS)
+    width = _log_widths(predicted, outcomes, ends, rows.restarts, LEVELS, STEEPNESS)
     return AccountTail(
         period, rows, np.expm1(_widened(predicted, width)), _to_date(account.returns, rows), np.expm1(outcomes), account.held
     )
@@ -167,31 +171,39 @@ def _to_date(returns: Floats, rows: PeriodRows) -> Floats:
 
 
 def _widened(quantiles: Floats, width: Floats) -> Floats:
-    """Return the quantiles with the lower half stretched about the median by exp(width)."""
+    """Return the quantiles with the lower half stretched about the median.
+
+    :param quantiles: ``[T, L]``.
+    :param width: ``[T, 2]`` theta and psi.
+    """
     middle = quantiles[:, MEDIAN, None]
-    return np.where(LEVELS < 0.5, middle + (quantiles - middle) * np.exp(width)[:, None], quantiles)
+    lower = quantiles[:, :MEDIAN] - middle
+    lower = middle + lower * np.exp(width[:, :1] + width[:, 1:] * STEEPNESS[:MEDIAN])
+    lower = np.minimum.accumulate(lower[:, ::-1], axis=1)[:, ::-1]  # a tail that is less wide must not cross the middle
+    return np.asarray(np.minimum(np.concatenate([lower, quantiles[:, MEDIAN:]], axis=1), LARGEST))
 
 
 @compiled
-def _log_widths(quantiles, outcomes, ends, restarts, levels):
-    """Return the logarithm of the width ``[T]`` that is known at each close, for bars whose periods end in order."""
+def _log_widths(quantiles, outcomes, ends, restarts, levels, steepness):
+    """Return theta and psi ``[T, 2]`` as they are known at each close, for bars whose periods end in order."""
     n = len(quantiles)
-    width, waiting = np.zeros(n), np.full(n, -1)
-    current, used, first, last = 0.0, np.zeros(n), 0, 0
+    width, waiting, used = np.zeros((n, 2)), np.full(n, -1), np.zeros((n, 2))
+    theta, psi, first, last = 0.0, 0.0, 0, 0
+    errors = np.zeros(len(TRACKED))
     for t in range(n):
         while first < last and ends[waiting[first]] < t:  # over as soon as a bar of a later period is there
             s = waiting[first]
             first += 1
-            error = 0.0
-            for level in TRACKED:
+            for i, level in enumerate(TRACKED):
                 k = np.searchsorted(levels, level)
-                limit = quantiles[s, MEDIAN] + (quantiles[s, k] - quantiles[s, MEDIAN]) * math.exp(used[s])
-                below = 1.0 if outcomes[s] < limit else 0.0
-                error += (below - level) / math.sqrt(level * (1.0 - level)) / len(TRACKED)
-            current = min(max(current + RATE * error, -WIDEST), WIDEST)
-        width[t] = current
+                stretch = math.exp(used[s, 0] + used[s, 1] * steepness[k])
+                limit = quantiles[s, MEDIAN] + (quantiles[s, k] - quantiles[s, MEDIAN]) * stretch
+                errors[i] = ((1.0 if outcomes[s] < limit else 0.0) - level) / math.sqrt(level * (1.0 - level))
+            theta = min(max(theta + RATE * errors.mean(), -WIDEST), WIDEST)
+            psi = min(max(psi + TAIL_RATE * 0.5 * (errors[0] - errors[-1]), -STEEPEST), STEEPEST)
+        width[t, 0], width[t, 1] = theta, psi
         if restarts[t] and not math.isnan(outcomes[t]) and not math.isnan(quantiles[t, 0]) and quantiles[t, 0] < 0.0:
-            used[t] = current
+            used[t] = width[t]
             waiting[last] = t
             last += 1
     return width

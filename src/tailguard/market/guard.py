@@ -4,14 +4,20 @@ At every close the exposure k in [0, 1] is the largest for which the predicted t
 predicted average loss of the worst 5 % (CVaR, calibrated; :mod:`tailguard.market.account_tail`) of the weights as they are,
 over a whole period and over the rest of this one, and R what the period has earned so far:
 
-    k <= min(1,  a L / C(whole period),  r (L + R) / (1 + R) / C(rest of the period)).
+    k <= min(1,  f a L / C(whole period),  f r (L + R) / (1 + R) / C(rest of the period)).
 
 The first figure bounds the exposure within a period, the second cuts it after losses. With r = 1 the second would hold the
 limit at every close even if nothing could be sold any more; but a position that is cut after a loss loses less than it would
 have, and only three quarters of the limit would be used. By how much less is r, which grows with the bars that are left to cut
-in: 1 for the last bar, CUTS more for many. So the prediction for the guarded account, cuts included, is
+in: 1 for the last bar, CUTS more for many. What no cut can avoid, such as a gap overnight, shows in the account's own record:
+with m the average of the worst share of its losses over past periods, in units of what was predicted for each when it began,
+a and r are both multiplied by
 
-    (1 + R) (1 - k C(rest of the period) / r) - 1,
+    f = (60 + n) / (60 + n m)     after n periods, between 0.5 and 1.2.
+
+So the prediction for the guarded account, cuts included, is
+
+    (1 + R) (1 - k C(rest of the period) / (f r)) - 1,
 
 never below -L unless the period has lost that much already. Small changes are not traded, since costs are part of the return:
 a new exposure leaves a margin, and one that is allowed stays until it could be raised by a quarter.
@@ -47,6 +53,8 @@ Floats = NDArray[np.float64]
 
 # How far a and r exceed 1 for periods of many bars, and what a new exposure leaves below the largest that is allowed.
 START_EXCESS, CUTS, MARGIN = 0.38, 0.26, 0.05
+# Periods that r and a count for beside the account's own record, and the limits of what that changes.
+RECORD = (60.0, 0.5, 1.2)
 # Loss that is predicted at least, so that nothing is divided by 0 where nothing moves.
 LEAST_LOSS = 1e-9
 
@@ -162,12 +170,12 @@ def guard(
     rest_cvar, whole_cvar = tail_mean(rest.quantiles, level), tail_mean(whole.quantiles, level)
     start = 1.0 + START_EXCESS * (1.0 - 1.0 / np.sqrt(whole_bars))
     cuts = 1.0 + CUTS * (1.0 - 1.0 / np.sqrt(rows.to_go))
-    guarded, exposure, to_date, cause, _ = trade_guarded(
+    guarded, exposure, to_date, cause, record = trade_guarded(
         np.expm1(market.moves.gaps), np.expm1(market.moves.returns - market.moves.gaps), targets, rest.held,
         np.maximum(-whole_cvar, LEAST_LOSS), np.maximum(-rest_cvar, LEAST_LOSS), rows.own, rows.next,
-        fees_of(targets, fee), max_loss, start, cuts, RISE, MARGIN,
+        fees_of(targets, fee), max_loss, level, start, cuts, RISE, MARGIN, RECORD,
     )  # fmt: skip
-    predicted = (1.0 + to_date) * (1.0 + exposure * rest_cvar / cuts) - 1.0
+    predicted = (1.0 + to_date) * (1.0 + exposure * rest_cvar / (cuts * record)) - 1.0
     shape = np.shape(weights)
     return Guarded(
         guarded.reshape(shape), exposure, predicted, to_date, whole_cvar, rest_cvar, cause, length, max_loss, level, unknown,

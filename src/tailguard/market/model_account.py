@@ -24,6 +24,8 @@ Ints = NDArray[np.int64]
 
 # A model account loses at most this share in one step, so that the logarithm of its equity exists.
 MOST_LOST = 0.99
+# A predicted loss of a period that is smaller says nothing about the account: it was as good as flat.
+LEAST_COUNTED = 1e-6
 # The causes of an exposure, as numbers: none, no forecast, the forecast of a whole period, what is left of the limit.
 FREE, NO_FORECAST, WHOLE_PERIOD, REST_OF_PERIOD = range(4)
 
@@ -101,8 +103,23 @@ def _trade(gaps, sessions, targets, fees):
     return earned, held
 
 
+@inlined
+def _worst_mean(losses, count, level):
+    """Return the mean of the worst share of the first `count` losses, which are sorted; a fraction counts as a fraction."""
+    share = max(level * count, 1.0)
+    whole = int(share)
+    total = 0.0
+    for i in range(whole):
+        total += losses[count - 1 - i]
+    if whole < count:
+        total += (share - whole) * losses[count - 1 - whole]
+    return total / share
+
+
 @compiled
-def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fees, max_loss, start, reaction, rise, margin):
+def trade_guarded(
+    gaps, sessions, targets, held, whole, rest, own, following, fees, max_loss, level, start, reaction, rise, margin, trust
+):  # fmt: skip
     """Decide the exposure k in [0, 1] at every close, and trade the account that holds k times the weights.
 
     :param gaps: ``[T, A]`` simple returns over the gaps.
@@ -114,33 +131,57 @@ def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fe
     :param own: ``[T]`` number of the period of each bar.
     :param following: ``[T]`` that of the next bar.
     :param fees: ``[A]`` shares of the amount traded.
+    :param max_loss: the limit.
+    :param level: share of periods that counts as worst.
     :param start: ``[T]`` multiple of the limit that a whole period may risk.
     :param reaction: ``[T]`` multiple of what is left of the limit that the rest of the period may risk.
     :param rise: exposure is raised only by more than this share of it.
     :param margin: a new exposure is this share below the largest that is allowed, so that it need not be lowered every day.
-    :returns: guarded targets ``[T, A]``, exposure, period-to-date return and cause by bar.
+    :param trust: number of periods that the prediction counts for beside those that are over, and limits of what they change.
+    :returns: guarded targets ``[T, A]``, exposure, period-to-date return, cause, and f, how far its own record of past
+        periods moves what it may risk, by bar.
     """
+    periods, least, most = trust
     n, assets = targets.shape
     guarded, exposure = np.full((n, assets), np.nan), np.zeros(n)
-    to_date, cause, earned = np.zeros(n), np.zeros(n, np.int64), np.zeros(n)
+    to_date, cause, record = np.zeros(n), np.zeros(n, np.int64), np.ones(n)
     weights = np.zeros(assets)
+    # Losses of the periods that are over, in units of what was predicted when they began; sorted.
+    losses, over, predicted, achieved = np.zeros(n), 0, 0.0, 1.0
     factor, gained = 0.0, 0.0
     for t in range(n):
+        ended, brought = False, 0.0
         if t:
-            earned[t] = _bar(weights, gaps[t], sessions[t], guarded[t - 1], fees)
+            earned = _bar(weights, gaps[t], sessions[t], guarded[t - 1], fees)
             # A bar may come in a later period than it was expected in: then it is the first of that one.
-            gained = earned[t] + (gained if own[t] == following[t - 1] else 0.0)
+            if own[t] != following[t - 1]:
+                ended, brought, gained = own[t] > following[t - 1], gained, 0.0
+            gained += earned
         if following[t] != own[t]:
+            if t and own[t] == following[t - 1]:
+                ended, brought = True, gained
             gained = 0.0
+        if ended:
+            if predicted > LEAST_COUNTED:
+                loss, place = -math.expm1(brought) / predicted, over
+                while place > 0 and losses[place - 1] > loss:
+                    losses[place] = losses[place - 1]
+                    place -= 1
+                losses[place] = loss
+                over += 1
+                worst = max(_worst_mean(losses, over, level), 0.0)
+                achieved = min(max((periods + over) / (periods + over * worst), least), most)
+            predicted = 0.0
+        record[t] = achieved
         to_date[t] = math.expm1(gained)
         allowed, why = 1.0, FREE
         if math.isnan(rest[t]) or math.isnan(whole[t]):
             allowed, why = 0.0, NO_FORECAST
         else:
-            if start[t] * max_loss < whole[t]:
-                allowed, why = start[t] * max_loss / whole[t], WHOLE_PERIOD
+            if achieved * start[t] * max_loss < whole[t]:
+                allowed, why = achieved * start[t] * max_loss / whole[t], WHOLE_PERIOD
             # A return of r from here on makes (1 + to_date) (1 + r) - 1 of the period.
-            left = reaction[t] * max(max_loss + to_date[t], 0.0) / (1.0 + to_date[t])
+            left = achieved * reaction[t] * max(max_loss + to_date[t], 0.0) / (1.0 + to_date[t])
             if left < allowed * rest[t]:
                 allowed, why = left / rest[t], REST_OF_PERIOD
         chosen = allowed if allowed == 1.0 else (1.0 - margin) * allowed
@@ -148,7 +189,9 @@ def trade_guarded(gaps, sessions, targets, held, whole, rest, own, following, fe
         changed = moves and chosen != factor
         factor = chosen if moves else factor
         exposure[t], cause[t] = factor, why if factor < 1.0 else FREE
+        if following[t] != own[t] and why != NO_FORECAST:
+            predicted = factor * rest[t] / reaction[t]  # without `achieved`, which compares with this
         for a in range(assets):
             if changed or not math.isnan(targets[t, a]):
                 guarded[t, a] = factor * held[t, a]
-    return guarded, exposure, to_date, cause, earned
+    return guarded, exposure, to_date, cause, record

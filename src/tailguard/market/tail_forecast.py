@@ -75,9 +75,11 @@ def observe_market(bars: pd.DataFrame, longest: int) -> Market:
     outcomes = np.full(deviation.shape, np.nan)
     for g, tau in enumerate(grid):
         outcomes[:-tau, :, g] = total[1 + tau :] - total[1:-tau]
-    outcomes /= deviation
+    # Prices that have not moved yet have a deviation of 0, and say nothing about later outcomes.
+    units = np.where(deviation > 0.0, deviation, np.nan)
+    outcomes /= units
     standard = np.full(moves.returns.shape, np.nan)
-    standard[1:] = moves.returns[1:] / deviation[:-1, :, 0]
+    standard[1:] = moves.returns[1:] / units[:-1, :, 0]
     # One outlier must not decide the correlations of a hundred bars.
     return Market(moves, grid, deviation, outcomes, np.clip(standard, -OUTLIER, OUTLIER))
 
@@ -258,7 +260,7 @@ def _predict(
         while s >= 0 and count < MOST_ROWS:
             value = 0.0
             for a in range(assets):
-                if direction[a] != 0.0:
+                if direction[a] != 0.0 and deviation[t, a, g] > 0.0:  # what never moved has no outcomes, and no part in this
                     value += direction[a] * deviation[t, a, g] * outcomes[s, a, g]
             if math.isnan(value):
                 break

@@ -10,7 +10,8 @@ Written out, for one asset, with v_t the measured variance of bar t and E_k its 
     v_t = (log O_t / C_{t-1})^2 + (log H_t / L_t)^2 / 2 - (2 log 2 - 1) (log C_t / O_t)^2,
     forecast_t(tau) = b_t sum_k beta_k(tau) E_{k,t},    b_t = sum r^2 / sum v, slowly averaged.
 
-A missing bar (NaN) changes no average. Variances are per bar.
+A missing bar (NaN) changes no average, and bars before the first that moves count for nothing from then on. Variances are per
+bar.
 
 The same forecast, over the next few bars, sets how much is held where an account is averse to its tail:
 
@@ -171,6 +172,9 @@ def _forecast_asset(variance, returns, grid, guess):
         v = variance[t]
         there = not math.isnan(v)
         if there:
+            if v > 0.0 and sums[k - 1] == 0.0:  # the first bar that moves: those before, if any, say nothing about it
+                seen = 0
+                masses[:] = 0.0
             seen += 1
             if seen > 1:
                 v = max(v, QUIET * sums[k - 1] / masses[k - 1])
