@@ -125,7 +125,7 @@ def test_the_schedule_of_almgren_and_chriss_knows_what_a_share_pays_on_average()
     """It is tuned on the training bars, where volume is uneven: with the mean volume's impact it would sell too fast."""
     _, comparison = execute_bars(load_dataset("btcusd-1h"), ExecutionSettings(steps=5_000, paths=5_000))
     tail = {name: figures["CVaR 0.05"].value for name, figures in comparison.statistics().items()}
-    assert tail["Almgren-Chriss"] < 1.01 * tail["TWAP"]
+    assert tail["Almgren-Chriss"] < 1.05 * tail["TWAP"]
 
 
 def test_the_tuned_schedule_is_that_of_the_closed_form_where_its_market_is_played():

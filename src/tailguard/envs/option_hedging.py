@@ -5,6 +5,7 @@ does it; with costs it trades far too often, and the best hedge is not known in 
 profit and loss.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from tailguard.validation import require
 
 FARTHEST = 10.0  # observations are clipped to this
 FEWEST_RETURNS = 20
+STRETCH = 4.0  # of the actions of a band
 WIDEST_MOVE = 3.0  # standard deviations until the expiry, of the profits and losses that a dynamic program looks at
 
 
@@ -359,11 +361,12 @@ class BandHedging(OptionHedging):
     With proportional costs the best hedge lets the holding drift inside a band and trades to the nearest edge outside of it
     (Davis, Panas and Zariphopoulou 1993). Here the action, in [-1, 1]^2, is that band: its edges are
 
-        hedge + reach action[0]    and    hedge + reach action[1],
+        hedge + reach f(action[0])    and    hedge + reach f(action[1]),    f(a) = sinh(4 a) / sinh(4),
 
     in units of `limit`, around the holding of a delta hedger; a lower edge above the upper one makes both their middle. Equal
     edges are a target, so every hedge can be expressed. An agent begins near the delta hedge, and its exploration costs
-    little, because a small change of an edge that is not reached trades nothing.
+    little: a small change of an edge that is not reached trades nothing, and f moves narrow bands by less than wide ones, as it
+    must be where a delta of a few percent is all that there is to hedge.
 
     :param num_envs: the number of copies.
     :param reach: largest distance of an edge from the delta, as a share of `limit`.
@@ -376,11 +379,19 @@ class BandHedging(OptionHedging):
         self.reach = reach
         super().__init__(num_envs, **settings)
 
+    def action(self, edges: ArrayLike) -> Floats:
+        """Return the actions of bands, the inverse of what a step does.
+
+        :param edges: ``[B, 2]``, lower and upper edge less the holding of a delta hedger, in units; clipped to the reach.
+        """
+        shares = np.clip(np.asarray(edges, np.float64) / (self.reach * self.limit), -1.0, 1.0)
+        return np.arcsinh(shares * math.sinh(STRETCH)) / STRETCH
+
     def _actions_of_a_copy(self) -> Box:
         return Box(-1.0, 1.0, (2,))
 
     def _targets(self, actions: Floats) -> Floats:
-        lower, upper = actions.T
+        lower, upper = np.sinh(STRETCH * actions.T) / math.sinh(STRETCH)
         crossed = lower > upper
         if crossed.any():
             middle = 0.5 * (lower + upper)
