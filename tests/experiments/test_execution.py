@@ -49,6 +49,13 @@ def test_the_schedules_of_an_agent_cost_what_its_episodes_do():
     assert -total.mean() == pytest.approx(np.mean(exact), abs=4.0 * (total + exact).std() / env.num_envs**0.5)
 
 
+def test_a_seller_learns_from_relative_rewards_and_leaves_the_market_as_it_was():
+    env = OptimalExecution(64, steps=50, risk_aversion=(1e-3, 1e-1), expected_rewards=True, seed=0)
+    model = train_seller(env, alpha=None, steps=2_560, seed=0)
+    assert not env.relative_rewards
+    assert model.n_steps == 40
+
+
 def test_schedules_are_asked_for_within_the_range_and_without_regimes():
     market = {"steps": 4, "risk_aversion": (1e-3, 1e-1)}
     model = train_seller(OptimalExecution(16, seed=0, **market), alpha=None, steps=128, seed=0)

@@ -24,6 +24,7 @@ from tailguard.validation import require
 
 ENVS = 512
 MINIBATCHES = 4
+LONGEST_ROLLOUT = 40  # for the mean: long episodes need no fewer updates than short ones
 LEVELS = 5  # of an alpha-conditioned agent
 # Paths of tests and of tuning are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
@@ -42,12 +43,12 @@ def train_seller(
 
     :param env: the market. For a tail with some 512 copies and a risk_aversion of 0. For the mean of the rewards with some 128
         and ``expected_rewards=True``, since the noise of the price is most of what there is to learn from otherwise; where its
-        `risk_aversion` is a range, the agent learns the whole frontier.
+        `risk_aversion` is a range, the agent learns the whole frontier, from relative rewards.
     :param alpha: the share of worst paths that counts, or a range for an alpha-conditioned agent; None is the mean.
     :param steps: decisions to learn from; 2,000,000 take about 30 seconds of one core.
     :param seed: of the agent.
     """
-    rollout = 2 * env.steps
+    rollout = min(2 * env.steps, LONGEST_ROLLOUT) if alpha is None else 2 * env.steps
     risk: dict[str, Any] = {"objective": "neutral"}
     if alpha is not None:
         risk = {"objective": "cvar", "alpha": alpha, "levels": LEVELS, "window": 4000}
@@ -65,7 +66,12 @@ def train_seller(
         critic={"twin": False},
         seed=seed,
     )
-    return model.learn(steps)
+    low, high = env.aversion_range
+    given, env.relative_rewards = env.relative_rewards, env.relative_rewards or (alpha is None and low < high)
+    try:
+        return model.learn(steps)
+    finally:
+        env.relative_rewards = given
 
 
 def agent_schedules(model: DistributionalPPO, env: OptimalExecution, risk_aversions: ArrayLike) -> list[Schedule]:
