@@ -134,6 +134,12 @@ def test_relative_rewards_are_parts_of_what_almgren_and_chriss_pay() -> None:
     driftless = OptimalExecution(risk_aversion=0.0)
     paid = [(driftless.almgren_chriss(a).objective(a), driftless.twap().objective(a)) for a in env.risk_aversion]
     np.testing.assert_allclose(ratios, [max(best, 0.1 * even) for best, even in paid], rtol=1e-3)
+    sold_at_once = OptimalExecution(
+        temporary_impact=0.1, permanent_impact=50.0, relative_rewards=True, risk_aversion=(1e-3, 1.0)
+    )
+    assert sold_at_once.haste_cost < 0.0  # no closed form
+    sold_at_once.reset(seed=0)
+    assert np.isfinite(sold_at_once.step(np.zeros((1, 1)))[1]).all()
 
 
 def test_the_price_of_risk_is_part_of_the_reward() -> None:

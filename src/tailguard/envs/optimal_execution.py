@@ -225,12 +225,10 @@ class OptimalExecution(StreamedEnv):
         :param risk_aversion: per bps, not negative.
         """
         require(0.0 <= risk_aversion < math.inf, "risk_aversion", risk_aversion, "finite and not negative")
-        tau, average = self.tau, self.temporary_impact * float(self.impact_factors @ self.stationary)
-        eta = average - self.permanent_impact * tau / 2.0
-        legal = (
-            f"above permanent_impact tau / 2 = {self.permanent_impact * tau / 2.0:.6g} on average, or it pays to sell at once"
-        )
-        require(eta > 0.0, "temporary_impact", average, legal)
+        tau, eta = self.tau, self.haste_cost
+        least = self.permanent_impact * tau / 2.0
+        legal = f"above permanent_impact tau / 2 = {least:.6g} on average, or it pays to sell at once"
+        require(eta > 0.0, "temporary_impact", eta + least, legal)
         kappa = math.acosh(1.0 + risk_aversion * (self.volatility * tau) ** 2 / (2.0 * eta)) / tau
         time_left = self.horizon - tau * np.arange(self.steps + 1)
         if kappa * self.horizon < ROUNDING:
@@ -240,6 +238,11 @@ class OptimalExecution(StreamedEnv):
         left = decay * np.expm1(-2.0 * kappa * time_left) / math.expm1(-2.0 * kappa * self.horizon)
         left[-1] = 0.0
         return self.schedule(-np.diff(left))
+
+    @property
+    def haste_cost(self) -> float:
+        """The eta of the closed form: average temporary impact less what haste saves of the permanent one."""
+        return self.temporary_impact * float(self.impact_factors @ self.stationary) - self.permanent_impact * self.tau / 2.0
 
     def frontier(self, risk_aversions: Sequence[float]) -> list[Schedule]:
         """Return the schedules of Almgren and Chriss for several risk aversions: the efficient frontier of cost and risk.
@@ -312,9 +315,11 @@ class OptimalExecution(StreamedEnv):
         """
         if self._usual is None:
             grid = np.geomspace(*self.aversion_range, RELATIVE_GRID) if self.aversion_range[0] > 0.0 else np.zeros(1)
-            costs = np.array([self._without_drift(self.almgren_chriss(float(aversion)), float(aversion)) for aversion in grid])
             even = np.array([self._without_drift(self.twap(), float(aversion)) for aversion in grid])
-            costs = np.maximum(costs, WORST_BEGINNER * even)
+            costs = WORST_BEGINNER * even
+            if self.haste_cost > 0.0:
+                best = [self._without_drift(self.almgren_chriss(float(aversion)), float(aversion)) for aversion in grid]
+                costs = np.maximum(best, costs)
             self._usual = np.log(np.maximum(grid, TINY)), np.log(costs if (costs > 0.0).all() else np.ones(len(costs)))
         usual: Floats = np.exp(np.interp(np.log(np.maximum(aversions, TINY)), *self._usual))
         return usual

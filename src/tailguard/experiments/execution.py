@@ -121,8 +121,7 @@ def tune_almgren_chriss(env: OptimalExecution, paths: OptimalExecution, alpha: f
     :param alpha: the share of worst paths that counts.
     :param seed: of the paths, the same for all candidates.
     """
-    average = env.temporary_impact * float(env.impact_factors @ env.stationary) - env.permanent_impact * env.tau / 2.0
-    scale = 2.0 * average / (env.volatility * env.tau) ** 2
+    scale = 2.0 * env.haste_cost / (env.volatility * env.tau) ** 2
     schedules = [env.almgren_chriss(scale * (math.cosh(haste / env.steps) - 1.0)) for haste in HASTES]
     return min(schedules, key=lambda chosen: tail_terms(play_costs(paths, schedule_actions(paths, chosen), seed), alpha).mean())
 
