@@ -21,6 +21,7 @@ from tailguard.experiments.execution import (
     train_seller,
     tune_almgren_chriss,
 )
+from tailguard.experiments.minibatches import minibatch_size
 from tailguard.market import load_dataset
 
 
@@ -53,7 +54,24 @@ def test_a_seller_learns_from_relative_rewards_and_leaves_the_market_as_it_was()
     env = OptimalExecution(64, steps=50, risk_aversion=(1e-3, 1e-1), expected_rewards=True, seed=0)
     model = train_seller(env, alpha=None, steps=2_560, seed=0)
     assert not env.relative_rewards
-    assert model.n_steps == 40
+    assert (model.n_steps, model.batch_size) == (100, 640)  # whole episodes, and as many updates as short ones have
+
+
+@pytest.mark.parametrize(("steps", "copies", "alpha"), [(1, 1, None), (7, 3, None), (33, 128, None), (7, 3, 0.05)])
+def test_orders_of_any_length_cut_their_rollouts_into_equal_minibatches(steps, copies, alpha):
+    env = OptimalExecution(copies, steps=steps, risk_aversion=0.0 if alpha else (1e-3, 1e-1), seed=0)
+    model = train_seller(env, alpha=alpha, steps=1, seed=0)
+    assert model.n_steps * copies % model.batch_size == 0
+
+
+def test_the_minibatch_is_the_largest_that_divides():
+    assert [minibatch_size(n, most) for n, most in ((5120, 1280), (8448, 1280), (714, 70), (1, 0), (7, 3))] == [
+        1280,
+        1056,
+        51,
+        1,
+        1,
+    ]
 
 
 def test_schedules_are_asked_for_within_the_range_and_without_regimes():

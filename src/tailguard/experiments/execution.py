@@ -16,6 +16,7 @@ from tailguard.envs.optimal_execution import Floats, OptimalExecution, Schedule
 from tailguard.envs.return_observer import ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
 from tailguard.evaluate.report.execution import ExecutionComparison, tail_terms
+from tailguard.experiments.minibatches import minibatch_size
 from tailguard.market.bars import symbols_of
 from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -24,7 +25,7 @@ from tailguard.validation import require
 
 ENVS = 512
 MINIBATCHES = 4
-LONGEST_ROLLOUT = 40  # for the mean: long episodes need no fewer updates than short ones
+LARGEST_BATCH = 10  # for the mean, per copy
 LEVELS = 5  # of an alpha-conditioned agent
 # Paths of tests and of tuning are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
@@ -48,7 +49,10 @@ def train_seller(
     :param steps: decisions to learn from; 2,000,000 take about 30 seconds of one core.
     :param seed: of the agent.
     """
-    rollout = min(2 * env.steps, LONGEST_ROLLOUT) if alpha is None else 2 * env.steps
+    rollout = 2 * env.steps
+    # A mean is known from few samples: long episodes need no fewer updates than short ones.
+    samples = rollout * env.num_envs
+    most = samples // MINIBATCHES if alpha is not None else min(samples // MINIBATCHES, LARGEST_BATCH * env.num_envs)
     risk: dict[str, Any] = {"objective": "neutral"}
     if alpha is not None:
         risk = {"objective": "cvar", "alpha": alpha, "levels": LEVELS, "window": 4000}
@@ -57,7 +61,7 @@ def train_seller(
         env,
         learning_rate=LinearSchedule(3e-3, 0.0),
         n_steps=rollout,
-        batch_size=rollout * env.num_envs // MINIBATCHES,
+        batch_size=minibatch_size(samples, most),
         n_epochs=4,
         gamma=1.0,
         ent_coef=0.0,
