@@ -291,8 +291,17 @@ def test_the_edges_of_a_band_are_traded_to_and_its_inside_is_not():
     np.testing.assert_array_equal(env.state.holding, held)
 
 
-def test_a_literature_band_is_a_policy_of_the_band_environment():
-    settings = {"dates": 6, "cost": 0.01, "book": (Option("call", 100.0, -3.0),)}
+@pytest.mark.parametrize(("strike", "slope"), [(100.0, 1.0), (90.0, 0.18916), (111.11111, 0.18916), (50.0, 0.05)])
+def test_small_actions_are_finer_the_farther_the_strike_is(strike, slope):
+    env = BandHedging(2, book=(Option("put", strike, -2.0),))
+    tiny = 1e-4
+    assert tiny / env.action([[0.0, 2.0 * tiny]])[0, 1] == pytest.approx(slope, rel=1e-3)
+    assert env.action([[-2.0, 2.0]])[0] == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("strike", [100.0, 90.0])
+def test_a_literature_band_is_a_policy_of_the_band_environment(strike):
+    settings = {"dates": 6, "cost": 0.01, "book": (Option("call", strike, -3.0),)}
     env, plain = BandHedging(500, **settings), OptionHedging(500, **settings)
     rival = play_hedge(plain, whalley_wilmott(plain, 1.0), seed=0)
     env.reset(seed=0)

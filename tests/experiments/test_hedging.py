@@ -20,7 +20,7 @@ def test_a_short_training_beats_the_delta_where_costs_are_high():
     agent = play_hedger(model, BandHedging(10_000, **settings), seed=5)
     delta = play_hedge(OptionHedging(10_000, **settings), delta_hedge, seed=5)
     assert agent.cvar() < 0.95 * delta.cvar()
-    assert agent.costs.mean() < 0.95 * delta.costs.mean()
+    assert agent.costs.mean() < 0.8 * delta.costs.mean()
     assert np.corrcoef(agent.pnl + agent.costs, delta.pnl + delta.costs)[0, 1] > 0.5  # on the same paths
 
 
