@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from tailguard.bounded_yaml import NotYaml, parse_yaml
+from tailguard.envs.desk_config import ExecutionSettings, HedgeSettings, OptionSettings
 from tailguard.evaluate.folds import WalkforwardConfig
 from tailguard.market.features import FeatureConfig
 from tailguard.market.files import FileConfig
@@ -39,15 +40,18 @@ __all__ = [
     "Config",
     "CriticConfig",
     "EntropyConfig",
+    "ExecutionSettings",
     "FeatureConfig",
     "FileConfig",
     "GuardConfig",
+    "HedgeSettings",
     "HyperparamConfig",
     "KLConfig",
     "LayersConfig",
     "NetworkConfig",
     "ObsNormConfig",
     "OptimizerConfig",
+    "OptionSettings",
     "PBTConfig",
     "PerturbationConfig",
     "PopulationConfig",
@@ -322,6 +326,8 @@ class Config(BaseModel):
     :param checkpoints: how often a training is saved.
     :param walkforward: folds and seeds of ``tailguard walkforward``.
     :param population: for ``tailguard population``: what is searched while a population trains; None for all other commands.
+    :param hedging: for ``tailguard hedge``: the options, what trading costs, and how hedges are compared.
+    :param execution: for ``tailguard execute``: the order, its impact, and how ways to sell it are compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -337,6 +343,8 @@ class Config(BaseModel):
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
     walkforward: WalkforwardConfig = Field(default_factory=WalkforwardConfig)
     population: PopulationConfig | None = None
+    hedging: HedgeSettings = Field(default_factory=HedgeSettings)
+    execution: ExecutionSettings = Field(default_factory=ExecutionSettings)
 
     @property
     def selects(self) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from tailguard.envs.bar_execution import BarExecution
+from tailguard.envs.bar_execution import LEAST_VOLUME, BarExecution, VolumeForecast
 from tailguard.envs.single import SingleEnv
 
 
@@ -45,10 +45,11 @@ def test_blocks_have_the_mean_length_that_was_asked_for_and_every_bar_is_as_like
 def test_the_volume_of_the_bar_before_is_shown(bars):
     env = BarExecution(5, risk_aversion=(1e-3, 1e-1), **bars)
     obs, _ = env.reset(seed=0)
-    assert obs.shape == (5, 4)
+    assert obs.shape == (5, 5)
     for _ in range(3):
         bar = env.state_dict()["arrays"]["_bar"]
-        np.testing.assert_allclose(obs[:, -1], np.log(bars["volumes"] / bars["volumes"].mean())[bar], rtol=1e-5)
+        np.testing.assert_allclose(obs[:, -2], np.log(bars["volumes"] / bars["volumes"].mean())[bar], rtol=1e-5)
+        np.testing.assert_allclose(obs[:, -1], np.log(env.vwap_share() * np.round(obs[:, 1] * 20.0)), rtol=1e-4, atol=1e-6)
         obs = env.step(np.zeros((5, 1)))[0]
 
 
@@ -78,3 +79,67 @@ def test_what_cannot_be_is_refused(bars):
         BarExecution(volatility=100.0, **bars)
     with pytest.raises(NotImplementedError, match="not known"):
         BarExecution(**bars).solve()
+
+
+def day_of_five(days=400):
+    """Volumes with a profile of five times of day, and deviations from it that last."""
+    rng, profile = np.random.default_rng(1), np.array([2.0, 0.8, 0.4, 0.7, 1.6])
+    deviation, logs = 0.0, []
+    for bar in range(5 * days):
+        deviation = 0.6 * deviation + rng.normal(0.0, 0.3)
+        logs.append(np.log(profile[bar % 5]) + deviation)
+    return profile, np.exp(logs), np.arange(5 * days) % 5
+
+
+def test_a_forecast_finds_the_profile_of_the_day_and_how_long_deviations_last():
+    profile, volumes, times = day_of_five()
+    forecast = VolumeForecast.fit(volumes, times)
+    np.testing.assert_allclose(forecast.profile, profile, rtol=0.15)
+    assert forecast.persistence == pytest.approx(0.6, abs=0.05)
+    # Three bars from the second time of the day on, twice the usual volume now.
+    ahead = VolumeForecast(profile, 0.5).ahead(np.array([2.0 * profile[1]]), np.array([1]), 4)[0]
+    np.testing.assert_allclose(ahead, profile[[2, 3, 4, 0]] * 2.0 ** np.array([0.5, 0.25, 0.125, 0.0625]))
+
+
+def test_a_path_keeps_the_time_of_day_and_draws_all_bars_of_it():
+    _, volumes, times = day_of_five(40)
+    returns = np.random.default_rng(0).normal(0.0, 0.01, len(volumes))
+    env = BarExecution(500, steps=60, mean_block=2.0, returns=returns, volumes=volumes, times=times, bars_per_day=5.0)
+    env.reset(seed=0)
+    bar, seen, jumps = env.state_dict()["arrays"]["_bar"], [], []
+    for _ in range(59):
+        env.step(np.full((500, 1), -1.0))
+        following = env.state_dict()["arrays"]["_bar"]
+        assert np.array_equal(times[following], (times[bar] + 1) % 5)
+        jumps.append(np.mean(following != (bar + 1) % len(times)))
+        bar = following
+        seen.append(bar)
+    assert np.mean(jumps) == pytest.approx(0.5, abs=0.03)
+    counts = np.bincount(np.concatenate(seen), minlength=len(times))
+    assert counts.min() > 0.5 * counts.mean()
+
+
+def test_vwap_sells_in_proportion_to_the_volume_that_is_expected():
+    profile, volumes, times = day_of_five(40)
+    returns = np.random.default_rng(0).normal(0.0, 0.01, len(volumes))
+    known = VolumeForecast(profile, 0.0)
+    env = BarExecution(7, steps=5, returns=returns, volumes=volumes, times=times, bars_per_day=5.0, forecast=known)
+    env.reset(seed=0)
+    now, sold = times[env.state_dict()["arrays"]["_bar"]], []
+    for step in range(5):
+        left = env.left
+        share = env.vwap_share()
+        env.step(env.action(share, step)[:, None])
+        sold.append(left * share)
+    for copy in range(7):  # any five bars are a whole day
+        np.testing.assert_allclose(np.array(sold)[:, copy], profile[(now[copy] + 1 + np.arange(5)) % 5] / profile.sum())
+
+
+def test_a_bar_without_much_volume_does_not_cost_without_limit(bars):
+    bars["volumes"][::2] = 1e-9
+    env = BarExecution(4, **bars)
+    assert env.volumes.min() == LEAST_VOLUME
+    with pytest.raises(ValueError, match="times"):
+        BarExecution(times=[0, 1], **bars)
+    with pytest.raises(ValueError, match="below 1"):
+        BarExecution(times=np.arange(300) % 2, forecast=VolumeForecast(np.ones(1), 0.5), **bars)

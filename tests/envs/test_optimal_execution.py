@@ -124,6 +124,24 @@ def test_expected_rewards_are_the_objective_of_a_schedule_without_noise() -> Non
         np.testing.assert_allclose(play(env, schedule), schedule.objective(0.01), rtol=1e-9)
 
 
+def test_relative_rewards_are_parts_of_what_almgren_and_chriss_pay() -> None:
+    market: dict[str, Any] = {"risk_aversion": (1e-3, 1.0), "expected_rewards": True, "drifts": [30.0]}
+    env, relative = OptimalExecution(50, **market), OptimalExecution(50, relative_rewards=True, **market)
+    env.reset(seed=2)
+    relative.reset(seed=2)
+    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (50, 1))
+    ratios = env.step(actions)[1] / relative.step(actions)[1]
+    driftless = OptimalExecution(risk_aversion=0.0)
+    paid = [(driftless.almgren_chriss(a).objective(a), driftless.twap().objective(a)) for a in env.risk_aversion]
+    np.testing.assert_allclose(ratios, [max(best, 0.1 * even) for best, even in paid], rtol=1e-3)
+    sold_at_once = OptimalExecution(
+        temporary_impact=0.1, permanent_impact=50.0, relative_rewards=True, risk_aversion=(1e-3, 1.0)
+    )
+    assert sold_at_once.haste_cost < 0.0  # no closed form
+    sold_at_once.reset(seed=0)
+    assert np.isfinite(sold_at_once.step(np.zeros((1, 1)))[1]).all()
+
+
 def test_the_price_of_risk_is_part_of_the_reward() -> None:
     env, plain = (OptimalExecution(50, risk_aversion=aversion) for aversion in (0.03, 0.0))
     schedule = env.almgren_chriss(0.03)

@@ -284,11 +284,32 @@ def test_the_edges_of_a_band_are_traded_to_and_its_inside_is_not():
     env = BandHedging(4, reach=1.0, dates=9, cost=0.01)
     env.reset(seed=0)
     hedge = env.state.hedge[0]
-    env.step(np.array([[-0.1, 0.1], [0.2, 0.3], [-1.0, 1.0], [0.15, -0.05]]))
+    env.step(env.action([[-0.1, 0.1], [0.2, 0.3], [-1.0, 1.0], [0.15, -0.05]]))
     np.testing.assert_allclose(env.state.holding, [hedge - 0.1, hedge + 0.2, 0.0, hedge + 0.05], atol=1e-7)
     held = env.state.holding
     env.step(np.array([[-1.0, 1.0]] * 4))
     np.testing.assert_array_equal(env.state.holding, held)
+
+
+@pytest.mark.parametrize(("strike", "slope"), [(100.0, 1.0), (90.0, 0.18916), (111.11111, 0.18916), (50.0, 0.05)])
+def test_small_actions_are_finer_the_farther_the_strike_is(strike, slope):
+    env = BandHedging(2, book=(Option("put", strike, -2.0),))
+    tiny = 1e-4
+    assert tiny / env.action([[0.0, 2.0 * tiny]])[0, 1] == pytest.approx(slope, rel=1e-3)
+    assert env.action([[-2.0, 2.0]])[0] == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("strike", [100.0, 90.0])
+def test_a_literature_band_is_a_policy_of_the_band_environment(strike):
+    settings = {"dates": 6, "cost": 0.01, "book": (Option("call", strike, -3.0),)}
+    env, plain = BandHedging(500, **settings), OptionHedging(500, **settings)
+    rival = play_hedge(plain, whalley_wilmott(plain, 1.0), seed=0)
+    env.reset(seed=0)
+    pnl = np.zeros(500)
+    for _ in range(6):
+        width = band_width(env, env.state, 1.0)
+        pnl += env.step(env.action(np.stack((-width, width), axis=1)))[1]
+    np.testing.assert_allclose(pnl, rival.pnl, atol=1e-9)
 
 
 @pytest.mark.parametrize(

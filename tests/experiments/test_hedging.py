@@ -7,8 +7,9 @@ import pytest
 
 from tailguard.cli import main
 from tailguard.envs import BandHedging, OptionHedging
+from tailguard.envs.desk_config import HedgeSettings
 from tailguard.envs.hedging_rivals import delta_hedge, play_hedge
-from tailguard.experiments.hedging import HedgeSettings, hedge_bars, play_hedger, train_hedger
+from tailguard.experiments.hedging import hedge_bars, play_hedger, train_hedger
 
 QUICK = {"steps": 3_000, "paths": 1_000, "dates": 5}
 
@@ -69,6 +70,8 @@ def test_the_command_writes_agent_figures_and_report(tmp_path, capsys):
         (["--kind", "digital"], "kind"),
         (["--data", "ibm-1d+nasdaq-1d"], "one underlying"),
         (["--strike", "1.5", "--expiry", "1"], "premium"),
+        (["--set", "hedging.knock_out=1.0"], "hedging.knock_out"),
+        (["--set", "hedging.legs=[{kind: swap}]"], "hedging.legs"),
     ],
 )
 def test_mistakes_end_with_one_line(options, message, capsys):
@@ -76,3 +79,42 @@ def test_mistakes_end_with_one_line(options, message, capsys):
         main(["hedge", *(["--data", "nasdaq-1d"] if "--data" not in options else []), *options])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+BOOK = """
+data: [nasdaq-1d]
+hedging:
+  kind: put
+  legs: [{kind: put, strike: 0.95, quantity: 1}]
+  fixed_cost: 0.0002
+  rate: 0.03
+  dates: 5
+  steps: 3000
+  paths: 1000
+"""
+
+
+def test_a_book_may_stand_in_the_configuration_and_options_come_before_it(tmp_path):
+    (tmp_path / "book.yaml").write_text(BOOK)
+    arguments = ["hedge", str(tmp_path / "book.yaml"), "--cost", "0.004", "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    figures = json.loads((tmp_path / "out" / "hedging.json").read_text())
+    assert figures["title"].startswith("A sold put at 100% of the spot and a bought put at 95% of the spot, 5 bars")
+    assert figures["facts"]["cost"] == "0.400% of the value traded, and 0.020% of the spot per trade"
+    assert figures["premium"] > float(figures["facts"]["premium"].split()[0])  # of both options, not the difference
+
+
+def test_options_that_pay_for_each_other_have_a_unit(nasdaq):
+    """A bought and a sold option of the same kind and strike: nothing is received, and nothing is left to hedge."""
+    legs = ({"kind": "call", "quantity": 1.0},)
+    _, comparison = hedge_bars(nasdaq, HedgeSettings(**QUICK, legs=legs))
+    assert comparison.premium > 1.0
+    np.testing.assert_allclose(comparison.results["Black-Scholes delta"].pnl, 0.0, atol=1e-9)
+
+
+def test_barriers_are_hedged(nasdaq):
+    _, comparison = hedge_bars(nasdaq, HedgeSettings(**QUICK, kind="put", knock_out=0.97))
+    assert "void at 97%" in comparison.title
+    assert comparison.results["no hedge"].cvar() > 0.0

@@ -1,56 +1,55 @@
 """The command that sells an order on the user's bars."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tailguard.cli.terminal import DataOption, console, free_folder, print_table, say
+from tailguard.cli.settings import Settings, takes_settings
+from tailguard.cli.terminal import DataOption, console, free_folder
 
-REPORT, FIGURES, AGENT = "report.html", "execution.json", "agent"
 
-
+@takes_settings(argument=True)
 def run_execute(
+    settings: Settings,
     data: DataOption = None,
-    bars: Annotated[int, typer.Option("--bars", help="Bars in which the order is sold, a trade in each.")] = 10,
-    order: Annotated[float, typer.Option("--order", help="Size of the order, as a multiple of a mean day's volume.")] = 1.0,
+    bars: Annotated[
+        int | None, typer.Option(help="Bars in which the order is sold, a trade in each.", show_default="10")
+    ] = None,
+    order: Annotated[
+        float | None,
+        typer.Option(help="Size of the order, as a multiple of a mean day's volume.", show_default="a tenth of what is traded"),
+    ] = None,
     impact: Annotated[
-        float, typer.Option("--impact", help="Temporary impact of a day's volume sold within a day, in daily volatilities.")
-    ] = 1.0,
-    permanent: Annotated[float, typer.Option("--permanent", help="Permanent impact of the same.")] = 0.3,
-    half_spread: Annotated[float, typer.Option("--half-spread", help="Basis points that every share pays.")] = 1.0,
-    alpha: Annotated[float, typer.Option("--alpha", help="Share of the worst paths that counts.")] = 0.05,
-    steps: Annotated[int, typer.Option("--steps", help="Decisions that the agent learns from.")] = 2_000_000,
-    paths: Annotated[int, typer.Option("--paths", help="Paths of the comparison.")] = 50_000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the agent and the paths.")] = 0,
+        float | None,
+        typer.Option(help="Temporary impact of a day's volume sold within a day, in daily volatilities.", show_default="1.0"),
+    ] = None,
+    permanent: Annotated[float | None, typer.Option(help="Permanent impact of the same.", show_default="0.3")] = None,
+    half_spread: Annotated[float | None, typer.Option(help="Basis points that every share pays.", show_default="1.0")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Share of the worst paths that counts.", show_default="0.05")] = None,
+    steps: Annotated[int | None, typer.Option(help="Decisions that the agent learns from.", show_default="2000000")] = None,
+    paths: Annotated[int | None, typer.Option(help="Paths of the comparison.", show_default="50000")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the agent and the paths.", show_default="0")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; by default artifacts/orders/NAME-N.")] = None,
 ) -> None:
-    """Train an agent to sell a large order on your bars, and compare it with TWAP and Almgren-Chriss on later bars."""
+    """Train an agent to sell a large order on your bars, and compare it with VWAP, TWAP and Almgren-Chriss on later bars.
+
+    The section `execution` of the configuration has more. Options come before it.
+    """
+    from tailguard.cli.comparisons import overridden, print_comparison, write_comparison
     from tailguard.cli.settings import single_source
     from tailguard.evaluate.record import source_name
-    from tailguard.evaluate.report.report import write_page
-    from tailguard.experiments.execution import ExecutionSettings, execute_bars
-    from tailguard.io.atomic import atomic, make_folder
     from tailguard.market.data import load_source
-    from tailguard.validation import build
 
-    values: dict[str, Any] = {"bars": bars, "order": order, "impact": impact, "permanent": permanent, "alpha": alpha}
-    values |= {"half_spread": half_spread, "steps": steps, "paths": paths, "seed": seed}
-    settings = build(ExecutionSettings, values)
-    source = single_source(data, ())
-    table = load_source(source)
+    tree = settings.load()
+    options = {"bars": bars, "order": order, "impact": impact, "permanent": permanent, "half_spread": half_spread}
+    wanted = overridden(tree.execution, "execution", options | {"alpha": alpha, "steps": steps, "paths": paths, "seed": seed})
+    source = single_source(data, tree.data)
+    table = load_source(source, tree.files)
     folder = output or free_folder("orders", source)
+    from tailguard.experiments.execution import execute_bars
+
     with console(stderr=True).status("training and comparing"):
-        model, comparison = execute_bars(table, settings, source_name(source))
-        make_folder(folder)
-        model.save(folder / AGENT)
-        with atomic(folder / FIGURES) as file:
-            file.write(json.dumps(comparison.to_json(), indent=2).encode())
-        path = write_page(comparison.html(), folder / REPORT)
-    statistics = comparison.statistics()
-    keys = list(next(iter(statistics.values())))
-    rows = [[name, *(f"{figures[key].value:.2f}" for key in keys)] for name, figures in statistics.items()]
-    print_table(comparison.title, ["cost in bps", *keys], rows, numbers=True)
-    say(comparison.headline(), style="bold")
-    say(f"report: {path}")
+        model, comparison = execute_bars(table, wanted, source_name(source))
+        write_comparison(model.save, comparison, folder, "execution.json")
+    print_comparison(comparison, folder, "cost in bps", 2)

@@ -41,6 +41,9 @@ Floats = NDArray[np.float64]
 
 compiled, inlined = decorators()
 
+RELATIVE_GRID = 65  # risk aversions at which costs are known exactly
+WORST_BEGINNER = 0.1  # of the cost of TWAP, which rewards are relative to at least
+TINY = np.finfo(np.float64).tiny
 ROUNDING = 1e-9  # how far the sum of shares or of probabilities may be from 1
 
 
@@ -129,6 +132,9 @@ class OptimalExecution(StreamedEnv):
     :param expected_rewards: pay the mean over the random move of the price instead of the move. Every policy has the same mean
         reward as before, with a small part of the noise, so an agent for the mean learns from far fewer steps. The rewards then
         no longer add up to the cost of the order, so it is not for tails.
+    :param relative_rewards: divide the rewards of an episode by what Almgren and Chriss pay at its risk aversion (by a tenth of
+        what TWAP pays, if that is more), so that an agent for a range of them takes one percent as seriously where an order
+        costs 30 bps as where it costs 3000.
     :param seed: random seed of the first copy; the others count on from it.
     """
 
@@ -150,6 +156,7 @@ class OptimalExecution(StreamedEnv):
         impact_factors: ArrayLike | None = None,
         drifts: ArrayLike | None = None,
         expected_rewards: bool = False,
+        relative_rewards: bool = False,
         seed: int | None = None,
     ) -> None:
         """Check the parameters, which the class explains."""
@@ -162,7 +169,7 @@ class OptimalExecution(StreamedEnv):
         self.steps, self.horizon, self.tau = steps, horizon, horizon / steps
         self.volatility, self.temporary_impact = volatility, temporary_impact
         self.permanent_impact, self.half_spread = permanent_impact, half_spread
-        self.expected_rewards = expected_rewards
+        self.expected_rewards, self.relative_rewards = expected_rewards, relative_rewards
         self.aversion_range = _aversion_range(risk_aversion)
         self.volume_profile = _volumes(volume_profile, steps)
         self.transition = _transition(transition)
@@ -179,6 +186,7 @@ class OptimalExecution(StreamedEnv):
         self._played = np.zeros(num_envs, dtype=np.int64)
         self._regime = np.zeros(num_envs, dtype=np.int64)
         self._aversion = np.full(num_envs, self.aversion_range[0])
+        self._usual: tuple[Floats, Floats] | None = None  # logarithms of risk aversions and of what they cost
         self._noise = volatility * math.sqrt(self.tau)  # of the price in one step
         self._market: tuple[Floats, Floats, Floats, float, float, float] = (
             self.impact, self.drifts * self.tau, np.cumsum(self.transition, axis=1),
@@ -217,12 +225,10 @@ class OptimalExecution(StreamedEnv):
         :param risk_aversion: per bps, not negative.
         """
         require(0.0 <= risk_aversion < math.inf, "risk_aversion", risk_aversion, "finite and not negative")
-        tau, average = self.tau, self.temporary_impact * float(self.impact_factors @ self.stationary)
-        eta = average - self.permanent_impact * tau / 2.0
-        legal = (
-            f"above permanent_impact tau / 2 = {self.permanent_impact * tau / 2.0:.6g} on average, or it pays to sell at once"
-        )
-        require(eta > 0.0, "temporary_impact", average, legal)
+        tau, eta = self.tau, self.haste_cost
+        least = self.permanent_impact * tau / 2.0
+        legal = f"above permanent_impact tau / 2 = {least:.6g} on average, or it pays to sell at once"
+        require(eta > 0.0, "temporary_impact", eta + least, legal)
         kappa = math.acosh(1.0 + risk_aversion * (self.volatility * tau) ** 2 / (2.0 * eta)) / tau
         time_left = self.horizon - tau * np.arange(self.steps + 1)
         if kappa * self.horizon < ROUNDING:
@@ -232,6 +238,11 @@ class OptimalExecution(StreamedEnv):
         left = decay * np.expm1(-2.0 * kappa * time_left) / math.expm1(-2.0 * kappa * self.horizon)
         left[-1] = 0.0
         return self.schedule(-np.diff(left))
+
+    @property
+    def haste_cost(self) -> float:
+        """The eta of the closed form: average temporary impact less what haste saves of the permanent one."""
+        return self.temporary_impact * float(self.impact_factors @ self.stationary) - self.permanent_impact * self.tau / 2.0
 
     def frontier(self, risk_aversions: Sequence[float]) -> list[Schedule]:
         """Return the schedules of Almgren and Chriss for several risk aversions: the efficient frontier of cost and risk.
@@ -297,6 +308,26 @@ class OptimalExecution(StreamedEnv):
         """The risk aversion of the present episode, of every copy."""
         return self._aversion.copy()
 
+    def _usual_costs(self, aversions: Floats) -> Floats:
+        """Return what Almgren and Chriss pay at each risk aversion, in bps of the objective, or a tenth of what TWAP pays.
+
+        The tenth is for risk aversions at which a beginner pays a hundred times as much, and nobody else would be heard.
+        """
+        if self._usual is None:
+            grid = np.geomspace(*self.aversion_range, RELATIVE_GRID) if self.aversion_range[0] > 0.0 else np.zeros(1)
+            even = np.array([self._without_drift(self.twap(), float(aversion)) for aversion in grid])
+            costs = WORST_BEGINNER * even
+            if self.haste_cost > 0.0:
+                best = [self._without_drift(self.almgren_chriss(float(aversion)), float(aversion)) for aversion in grid]
+                costs = np.maximum(best, costs)
+            self._usual = np.log(np.maximum(grid, TINY)), np.log(costs if (costs > 0.0).all() else np.ones(len(costs)))
+        usual: Floats = np.exp(np.interp(np.log(np.maximum(aversions, TINY)), *self._usual))
+        return usual
+
+    def _without_drift(self, schedule: Schedule, aversion: float) -> float:
+        drift = float(self.drifts @ self.stationary) * self.tau
+        return schedule.objective(aversion) + drift * float((1.0 - np.cumsum(schedule.trades)).sum())
+
     def _observation_box(self) -> Box:
         several_aversions = self.aversion_range[0] < self.aversion_range[1]
         low = [0.0, 0.0, *([-1.0] if several_aversions else []), *([0.0] * self.regimes if self.regimes > 1 else [])]
@@ -328,6 +359,8 @@ class OptimalExecution(StreamedEnv):
             moves = np.zeros(self.num_envs)
         state = (self._left, self._played, self._regime, self._aversion)
         step_orders(actions[:, 0], moves, volumes, uniforms, *self._market, *state, rewards, terminated)
+        if self.relative_rewards:
+            rewards /= self._usual_costs(self._aversion)
         return rewards, terminated, np.zeros(self.num_envs, np.bool_)
 
 

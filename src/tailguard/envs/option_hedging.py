@@ -5,6 +5,7 @@ does it; with costs it trades far too often, and the best hedge is not known in 
 profit and loss.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 
 from tailguard.envs import option_kernel as kernel
 from tailguard.envs.barrier import knock_out_price
@@ -26,6 +28,7 @@ from tailguard.validation import require
 
 FARTHEST = 10.0  # observations are clipped to this
 FEWEST_RETURNS = 20
+FINEST, STRAIGHT = 0.05, 1e-3  # slopes of a band's edges at 0: the least, and what is not told from 1
 WIDEST_MOVE = 3.0  # standard deviations until the expiry, of the profits and losses that a dynamic program looks at
 
 
@@ -359,11 +362,15 @@ class BandHedging(OptionHedging):
     With proportional costs the best hedge lets the holding drift inside a band and trades to the nearest edge outside of it
     (Davis, Panas and Zariphopoulou 1993). Here the action, in [-1, 1]^2, is that band: its edges are
 
-        hedge + reach action[0]    and    hedge + reach action[1],
+        hedge + reach f(action[0])    and    hedge + reach f(action[1]),    f(a) = sinh(k a) / sinh(k),
 
     in units of `limit`, around the holding of a delta hedger; a lower edge above the upper one makes both their middle. Equal
     edges are a target, so every hedge can be expressed. An agent begins near the delta hedge, and its exploration costs
     little, because a small change of an edge that is not reached trades nothing.
+
+    For a book at the money f(a) = a. Where the delta is expected to change by less, far out of or in the money, small actions
+    mean smaller steps: the slope of f at 0 is the sum of |quantity| exp(-d^2 / 2) over the legs, divided by `limit` and at most
+    1, with d the distance of the strike from the forward price in standard deviations until the expiry.
 
     :param num_envs: the number of copies.
     :param reach: largest distance of an edge from the delta, as a share of `limit`.
@@ -375,12 +382,32 @@ class BandHedging(OptionHedging):
         require(0.0 < reach < np.inf, "reach", reach, "positive and finite")
         self.reach = reach
         super().__init__(num_envs, **settings)
+        self._stretch = _stretch(min(max(self._delta_scale(), FINEST), 1.0))
+
+    def action(self, edges: ArrayLike) -> Floats:
+        """Return the actions of bands, the inverse of what a step does.
+
+        :param edges: ``[B, 2]``, lower and upper edge less the holding of a delta hedger, in units; clipped to the reach.
+        """
+        shares = np.clip(np.asarray(edges, np.float64) / (self.reach * self.limit), -1.0, 1.0)
+        return np.arcsinh(shares * math.sinh(self._stretch)) / self._stretch if self._stretch else shares
+
+    def _delta_scale(self) -> float:
+        """Return how much the delta is expected to change until the expiry, as a share of the limit; at the money 1."""
+        step, total = self.maturity / self.dates, 0.0
+        for leg, row in zip(self.book, self._legs, strict=True):
+            years = step * float(row[kernel.EXPIRY])
+            flat = float(self._process[kernel.VOLATILITY])
+            sigma = self.process.mean_volatility(years) if isinstance(self.process, Heston) else flat
+            distance = (math.log(self.spot / leg.strike) + self.rate * years) / (sigma * math.sqrt(years))
+            total += abs(leg.quantity) * math.exp(-0.5 * distance**2)
+        return total / self.limit
 
     def _actions_of_a_copy(self) -> Box:
         return Box(-1.0, 1.0, (2,))
 
     def _targets(self, actions: Floats) -> Floats:
-        lower, upper = actions.T
+        lower, upper = np.sinh(self._stretch * actions.T) / math.sinh(self._stretch) if self._stretch else actions.T
         crossed = lower > upper
         if crossed.any():
             middle = 0.5 * (lower + upper)
@@ -389,6 +416,13 @@ class BandHedging(OptionHedging):
         held = self._accounts[:, kernel.HOLDING]
         target = np.minimum(np.maximum(held, hedge + units * lower), hedge + units * upper)
         return np.asarray(np.minimum(np.maximum(target, -self.limit), self.limit))
+
+
+def _stretch(slope: float) -> float:
+    """Return the k of sinh(k a) / sinh(k) with a slope in (0, 1] at 0; 0 is a straight line."""
+    if slope > 1.0 - STRAIGHT:
+        return 0.0
+    return float(brentq(lambda k: k / math.sinh(k) - slope, 1e-3, 20.0))
 
 
 def single_option_hedging(**settings: Any) -> gym.Env[Any, Any]:

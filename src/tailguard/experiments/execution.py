@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-from tailguard.envs.bar_execution import BarExecution
+from tailguard.envs.bar_execution import FEWEST_BARS, BarExecution, VolumeForecast
+from tailguard.envs.desk_config import ExecutionSettings
 from tailguard.envs.optimal_execution import Floats, OptimalExecution, Schedule
 from tailguard.envs.return_observer import ReturnObserver
 from tailguard.envs.vec_env import GymVectorAdapter
-from tailguard.evaluate.report.execution import ExecutionComparison
+from tailguard.evaluate.report.execution import ExecutionComparison, tail_terms
+from tailguard.experiments.minibatches import minibatch_size
 from tailguard.market.bars import symbols_of
 from tailguard.parallel.threads import one_thread
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -24,43 +25,16 @@ from tailguard.validation import require
 
 ENVS = 512
 MINIBATCHES = 4
+LARGEST_BATCH = 10  # for the mean, per copy
 LEVELS = 5  # of an alpha-conditioned agent
-# Paths of the comparison are drawn from other seeds than those of training, which begin at the agent's seed.
-TEST_SEED = 10_000_000
+# Paths of tests and of tuning are drawn from other seeds than those of training, which begin at the agent's seed.
+TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
+USUAL_PARTICIPATION = 0.1  # of the volume that is traded meanwhile, for an order of no given size
+# Candidates for kappa T of Almgren and Chriss, which says how unevenly they sell; 0 is TWAP.
+HASTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0)
 AVERSIONS = (-8.0, 2.0)  # where the best schedule for a tail is searched, log10 per bps
 
 Act = Callable[[NDArray[Any], int], NDArray[Any]]
-
-
-class ExecutionSettings(BaseModel):
-    """An order on the user's bars, and how the ways to sell it are compared.
-
-    :param bars: in which it is sold, a trade in each.
-    :param order: its size, as a multiple of the mean volume of a day.
-    :param impact: temporary impact of trading a whole day's volume within a day, in daily volatilities; 1 is usual.
-    :param permanent: permanent impact of the same, in daily volatilities; 0.3 is usual.
-    :param half_spread: bps that every share pays.
-    :param alpha: the share of worst paths that counts.
-    :param mean_block: mean length of the blocks of bars that paths are made of.
-    :param test_share: share of the bars, the last ones, that only the comparison sees.
-    :param steps: decisions that the agent learns from.
-    :param paths: in the comparison.
-    :param seed: of the agent and the paths.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    bars: Annotated[int, Field(ge=2)] = 10
-    order: Annotated[float, Field(gt=0.0)] = 1.0
-    impact: Annotated[float, Field(gt=0.0)] = 1.0
-    permanent: Annotated[float, Field(ge=0.0)] = 0.3
-    half_spread: Annotated[float, Field(ge=0.0)] = 1.0
-    alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    mean_block: Annotated[float, Field(ge=1.0)] = 20.0
-    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
-    steps: Annotated[int, Field(ge=1)] = 2_000_000
-    paths: Annotated[int, Field(ge=1000)] = 50_000
-    seed: Annotated[int, Field(ge=0)] = 0
 
 
 def train_seller(
@@ -70,12 +44,15 @@ def train_seller(
 
     :param env: the market. For a tail with some 512 copies and a risk_aversion of 0. For the mean of the rewards with some 128
         and ``expected_rewards=True``, since the noise of the price is most of what there is to learn from otherwise; where its
-        `risk_aversion` is a range, the agent learns the whole frontier.
+        `risk_aversion` is a range, the agent learns the whole frontier, from relative rewards.
     :param alpha: the share of worst paths that counts, or a range for an alpha-conditioned agent; None is the mean.
     :param steps: decisions to learn from; 2,000,000 take about 30 seconds of one core.
     :param seed: of the agent.
     """
     rollout = 2 * env.steps
+    # A mean is known from few samples: long episodes need no fewer updates than short ones.
+    samples = rollout * env.num_envs
+    most = samples // MINIBATCHES if alpha is not None else min(samples // MINIBATCHES, LARGEST_BATCH * env.num_envs)
     risk: dict[str, Any] = {"objective": "neutral"}
     if alpha is not None:
         risk = {"objective": "cvar", "alpha": alpha, "levels": LEVELS, "window": 4000}
@@ -84,7 +61,7 @@ def train_seller(
         env,
         learning_rate=LinearSchedule(3e-3, 0.0),
         n_steps=rollout,
-        batch_size=rollout * env.num_envs // MINIBATCHES,
+        batch_size=minibatch_size(samples, most),
         n_epochs=4,
         gamma=1.0,
         ent_coef=0.0,
@@ -93,7 +70,12 @@ def train_seller(
         critic={"twin": False},
         seed=seed,
     )
-    return model.learn(steps)
+    low, high = env.aversion_range
+    given, env.relative_rewards = env.relative_rewards, env.relative_rewards or (alpha is None and low < high)
+    try:
+        return model.learn(steps)
+    finally:
+        env.relative_rewards = given
 
 
 def agent_schedules(model: DistributionalPPO, env: OptimalExecution, risk_aversions: ArrayLike) -> list[Schedule]:
@@ -135,6 +117,19 @@ def schedule_for_tail(env: OptimalExecution, alpha: float) -> Schedule:
     return env.almgren_chriss(10.0 ** float(minimize_scalar(cvar, bounds=AVERSIONS, method="bounded").x))
 
 
+def tune_almgren_chriss(env: OptimalExecution, paths: OptimalExecution, alpha: float, seed: int) -> Schedule:
+    """Return the schedule of Almgren and Chriss with the least CVaR of the cost on paths of another market.
+
+    :param env: the market that the closed form is about.
+    :param paths: the market whose paths are played, with as many copies as paths.
+    :param alpha: the share of worst paths that counts.
+    :param seed: of the paths, the same for all candidates.
+    """
+    scale = 2.0 * env.haste_cost / (env.volatility * env.tau) ** 2
+    schedules = [env.almgren_chriss(scale * (math.cosh(haste / env.steps) - 1.0)) for haste in HASTES]
+    return min(schedules, key=lambda chosen: tail_terms(play_costs(paths, schedule_actions(paths, chosen), seed), alpha).mean())
+
+
 def play_costs(env: OptimalExecution, act: Act, seed: int) -> Floats:
     """Return the cost of one order in every copy, in bps.
 
@@ -164,6 +159,20 @@ def schedule_actions(env: OptimalExecution, schedule: Schedule) -> Act:
     return lambda obs, step: np.full((len(obs), 1), actions[step])
 
 
+def times_of_day(times: pd.DatetimeIndex) -> NDArray[np.int64]:
+    """Return which bar of the day each bar is, from 0 on; zeros where a day has one bar, or bars at no regular times.
+
+    :param times: of the bars.
+    """
+    seconds = ((times - times.normalize()) // pd.Timedelta(seconds=1)).to_numpy(np.int64)
+    several, places = np.unique(seconds, return_inverse=True)
+    days = times.normalize().nunique()
+    regular = (
+        1 < len(several) <= 2.0 * len(times) / days and len(times) > 1.5 * days and len(times) >= FEWEST_BARS * len(several)
+    )
+    return np.asarray(places, np.int64) if regular else np.zeros(len(times), np.int64)
+
+
 @one_thread()
 def execute_bars(
     bars: pd.DataFrame, settings: ExecutionSettings, source: str = "bars"
@@ -181,42 +190,62 @@ def execute_bars(
     traded = bars[bars["volume"] > 0.0]
     returns = np.diff(np.log(traded["close"].to_numpy(np.float64)))
     volumes = traded["volume"].to_numpy(np.float64)[1:]
+    times = times_of_day(pd.DatetimeIndex(traded.index))[1:]
     first_test = round((1.0 - settings.test_share) * len(returns))
     per_day = len(bars) / pd.DatetimeIndex(bars.index).normalize().nunique()
     volatility = 1e4 * float(returns[:first_test].std()) * per_day**0.5
+    order = USUAL_PARTICIPATION * settings.bars / per_day if settings.order is None else settings.order
+    forecast = VolumeForecast.fit(volumes[:first_test] / volumes[:first_test].mean(), times[:first_test])
     market: dict[str, Any] = {
         "steps": settings.bars,
         "bars_per_day": per_day,
         "mean_block": settings.mean_block,
-        "temporary_impact": settings.impact * volatility * settings.order,
-        "permanent_impact": settings.permanent * volatility * settings.order,
+        "temporary_impact": settings.impact * volatility * order,
+        "permanent_impact": settings.permanent * volatility * order,
         "half_spread": settings.half_spread,
         "risk_aversion": 0.0,
+        "forecast": forecast,
     }
-    known = {"returns": returns[:first_test], "volumes": volumes[:first_test]}
-    unknown = {"returns": returns[first_test:], "volumes": volumes[first_test:]}
+    known = {"returns": returns[:first_test], "volumes": volumes[:first_test], "times": times[:first_test]}
+    unknown = {"returns": returns[first_test:], "volumes": volumes[first_test:], "times": times[first_test:]}
     env = BarExecution(ENVS, seed=settings.seed, **market, **known)
     model = train_seller(env, alpha=settings.alpha, steps=settings.steps, seed=settings.seed)
     test = BarExecution(settings.paths, **market, **unknown)
     at_once = env.schedule(np.eye(settings.bars)[0])
     seed = TEST_SEED + settings.seed
     costs = {"agent": play_costs(test, lambda obs, step: model.predict(obs, deterministic=True)[0], seed)}
-    for name, schedule in {
-        "Almgren-Chriss": schedule_for_tail(env, settings.alpha),
+    # What a share pays on average at an even pace: bars of little volume cost more than those of much volume save.
+    paid = {name: market[name] for name in ("steps", "permanent_impact", "half_spread", "risk_aversion")}
+    paid["temporary_impact"] = market["temporary_impact"] * float((1.0 / env.volumes).mean())
+    tuning = BarExecution(settings.paths, **market, **known)
+    average = OptimalExecution(horizon=env.horizon, volatility=env.volatility, **paid)
+    schedules = {
+        "Almgren-Chriss": tune_almgren_chriss(average, tuning, settings.alpha, TUNING_SEED + settings.seed),
         "TWAP": env.twap(),
         "at once": at_once,
-    }.items():
-        costs[name] = play_costs(test, schedule_actions(env, schedule), seed)
+    }
+    acts = {name: schedule_actions(env, schedule) for name, schedule in schedules.items()}
+    acts["VWAP"] = lambda obs, step: test.action(test.vwap_share(), step)[:, None]
+    costs |= {name: play_costs(test, acts[name], seed) for name in ("Almgren-Chriss", "VWAP", "TWAP", "at once")}
+    participation = order * per_day / settings.bars
     facts = {
         "data": f"{source}, {len(bars):,} bars, {per_day:.3g} a day",
-        "order": f"{settings.order:.3g} of a mean day's volume, sold within {settings.bars} bars",
+        "order": f"{order:.3g} of a mean day's volume, sold within {settings.bars} bars: {participation:.1%} of what is traded",
         "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
         "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
         "paths": f"stationary bootstrap, blocks of {settings.mean_block:g} bars on average, mean return removed",
         "volatility": f"{volatility:.0f} bps a day in training, {test.volatility:.0f} in the test",
+        "volume": _volume_in_words(forecast),
         "temporary impact": f"{market['temporary_impact']:.3g} bps for the order within one day, divided by the bar's volume",
         "permanent impact": f"{market['permanent_impact']:.3g} bps for the whole order",
     }
-    size = "a day's volume" if settings.order == 1.0 else f"{settings.order:.3g} times a day's volume"
+    size = "a day's volume" if order == 1.0 else f"{order:.3g} times a day's volume"
     title = f"Selling {size} within {settings.bars} bars, {source}"
     return model, ExecutionComparison(title, costs, settings.alpha, facts)
+
+
+def _volume_in_words(forecast: VolumeForecast) -> str:
+    profile = forecast.profile
+    several = f"{len(profile)} times of day, the usual volume is from {profile.min():.2g} to {profile.max():.2g} of the mean; "
+    daily = several if len(profile) > 1 else ""
+    return f"{daily}{forecast.persistence:.0%} of a deviation are left a bar later (VWAP follows this forecast)"

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
 
+from tailguard.envs.desk_config import HedgeSettings, OptionSettings
 from tailguard.envs.hedging_rivals import (
     HedgingResult,
     delta_hedge,
@@ -33,7 +33,8 @@ ROLLOUT = 10  # dates per copy and rollout: as many whole episodes as fit, one a
 MINIBATCHES = 8
 # Paths of tests and of tuning are drawn from other seeds than those of training, which begin at the agent's seed.
 TEST_SEED, TUNING_SEED = 10_000_000, 20_000_000
-WORTHLESS = 1e-4  # a premium for a spot of 100 that is too small to be a unit
+SPOT = 100.0
+WORTHLESS = 1e-4  # a premium that is too small to be a unit
 
 
 def train_hedger(
@@ -84,37 +85,6 @@ def play_hedger(model: DistributionalPPO, env: BandHedging, seed: int, alpha: fl
     return HedgingResult(pnl, env.finished_costs, env.finished_turnover)
 
 
-class HedgeSettings(BaseModel):
-    """An option on the user's bars, and how its hedges are compared.
-
-    :param kind: ``call`` or ``put``; it is sold.
-    :param strike: as a multiple of the spot; 1 is at the money.
-    :param dates: bars from the sale to the expiry; it is hedged at each.
-    :param cost: of a trade, as a fraction of its value; 0.001 is 0.1 %.
-    :param alpha: the share of worst paths that counts.
-    :param process: of the paths: ``bootstrap`` takes blocks of observed returns, ``heston`` calibrates Heston's model to them.
-    :param mean_block: mean length of the blocks of the bootstrap, in bars.
-    :param test_share: share of the bars, the last ones, that only the comparison sees.
-    :param steps: hedging decisions that the agent learns from.
-    :param paths: in the comparison.
-    :param seed: of the agent and the paths.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    kind: Literal["call", "put"] = "call"
-    strike: Annotated[float, Field(gt=0.0)] = 1.0
-    dates: Annotated[int, Field(ge=1)] = 21
-    cost: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.001
-    alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    process: Literal["bootstrap", "heston"] = "bootstrap"
-    mean_block: Annotated[float, Field(ge=1.0)] = 20.0
-    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
-    steps: Annotated[int, Field(ge=1)] = 2_000_000
-    paths: Annotated[int, Field(ge=1000)] = 50_000
-    seed: Annotated[int, Field(ge=0)] = 0
-
-
 @one_thread()
 def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars") -> tuple[DistributionalPPO, HedgeComparison]:
     """Train a hedger on the first bars, and compare it with its rivals on paths made of the last ones.
@@ -132,16 +102,18 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
     per_year = periods_per_year(pd.DatetimeIndex(bars.index))
     known, unknown = returns[:first_test], returns[first_test:]
     volatility = float(known.std() * np.sqrt(per_year))
-    book = (Option(settings.kind, 100.0 * settings.strike),)
+    book = tuple(_option(leg) for leg in settings.book)
     years = settings.dates / per_year
-    option: dict[str, Any] = {"book": book, "dates": settings.dates, "cost": settings.cost, "maturity": years}
+    option: dict[str, Any] = {"book": book, "dates": settings.dates, "maturity": years, "rate": settings.rate, "spot": SPOT}
+    option |= {"cost": settings.cost, "fixed_cost": SPOT * settings.fixed_cost}
     processes: list[Process] = [BlockBootstrap(span, settings.mean_block, volatility) for span in (known, unknown)]
     if settings.process == "heston":
         processes = [calibrate_heston(span, 1.0 / per_year) for span in (known, unknown)]
     train, test = ({**option, "process": process} for process in processes)
     tuning, paths = OptionHedging(settings.paths, **train), OptionHedging(settings.paths, **test)
+    unit = sum(abs(OptionHedging(**test | {"book": (leg,)}).premium) for leg in book)  # what is bought may pay for what is sold
     legal = f"above {WORTHLESS}: choose a strike nearer to the spot or more dates"
-    require(abs(paths.premium) > WORTHLESS, "the premium for a spot of 100", abs(paths.premium), legal)
+    require(unit > WORTHLESS, f"the premium for a spot of {SPOT:g}", unit, legal)
     model = train_hedger(BandHedging(ENVS, **train), alpha=settings.alpha, steps=settings.steps, seed=settings.seed)
     aversion, _ = tune_whalley_wilmott(tuning, settings.alpha, TUNING_SEED + settings.seed)
     rivals = {
@@ -158,20 +130,44 @@ def hedge_bars(bars: pd.DataFrame, settings: HedgeSettings, source: str = "bars"
         "training": f"returns 1 to {first_test:,}; {settings.steps:,} decisions; seed {settings.seed}",
         "test": f"returns {first_test + 1:,} to {len(returns):,}; {settings.paths:,} paths",
         "paths": _process_in_words(settings, processes),
-        "premium": _premium_in_words(settings, paths.premium),
+        "premium": _premium_in_words(settings, paths.premium, unit),
         "volatility": f"{volatility:.1%} a year in training, {unknown.std() * np.sqrt(per_year):.1%} in the test",
-        "cost": f"{settings.cost:.3%} of the value traded",
+        "cost": _cost_in_words(settings),
         "risk aversion of the band": f"{aversion:.3g}, tuned on training paths",
     }
-    title = f"A sold {settings.kind} at {settings.strike:.0%} of the spot, {settings.dates} bars, {source}"
-    return model, HedgeComparison(title, results, settings.alpha, abs(paths.premium), facts)
+    title = f"{_book_in_words(settings.book)}, {settings.dates} bars, {source}"
+    return model, HedgeComparison(title, results, settings.alpha, unit, facts)
 
 
-def _premium_in_words(settings: HedgeSettings, premium: float) -> str:
+def _option(leg: OptionSettings) -> Option:
+    return Option(leg.kind, SPOT * leg.strike, leg.quantity, knock_out=None if leg.knock_out is None else SPOT * leg.knock_out)
+
+
+def _book_in_words(book: Sequence[OptionSettings]) -> str:
+    words = []
+    for leg in book:
+        many = "" if abs(leg.quantity) == 1.0 else f" ({abs(leg.quantity):g} times)"
+        barrier = "" if leg.knock_out is None else f", void at {100.0 * leg.knock_out:.4g}%"
+        words.append(
+            f"a {'sold' if leg.quantity < 0.0 else 'bought'} {leg.kind}{many} at {100.0 * leg.strike:.4g}% of the spot{barrier}"
+        )
+    text = " and ".join(words)
+    return text[0].upper() + text[1:]
+
+
+def _cost_in_words(settings: HedgeSettings) -> str:
+    fixed = f", and {settings.fixed_cost:.3%} of the spot per trade" if settings.fixed_cost else ""
+    return f"{settings.cost:.3%} of the value traded{fixed}"
+
+
+def _premium_in_words(settings: HedgeSettings, premium: float, unit: float) -> str:
     model = (
         "Black-Scholes at the volatility of the training bars" if settings.process == "bootstrap" else "Heston of the test bars"
     )
-    return f"{abs(premium):.2f} for a spot of 100 ({model}); what the test bars move less or more is in the mean of every hedge"
+    flow = "received" if premium <= 0.0 else "paid"
+    several = f"; figures are in parts of {unit:.2f}, the premiums of all options" if settings.legs else ""
+    drift = "what the test bars move less or more is in the mean of every hedge"
+    return f"{abs(premium):.2f} {flow} for a spot of {SPOT:g} ({model}){several}; {drift}"
 
 
 def _process_in_words(settings: HedgeSettings, processes: Sequence[Process]) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tailguard.envs.market_making import MarketMaking, Quotes
+from tailguard.experiments.minibatches import minibatch_size
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.ppo.schedules import LinearSchedule
 
@@ -32,7 +33,7 @@ def train_maker(
         env,
         learning_rate=LinearSchedule(3e-3, 0.0),
         n_steps=env.steps,
-        batch_size=env.steps * env.num_envs // MINIBATCHES,
+        batch_size=minibatch_size(env.steps * env.num_envs, env.steps * env.num_envs // MINIBATCHES),
         n_epochs=4,
         gamma=1.0,
         gae_lambda=MEAN_LAMBDA if alpha is None else TAIL_LAMBDA,
