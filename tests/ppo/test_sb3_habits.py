@@ -123,7 +123,7 @@ def test_a_missing_file_is_a_file_not_found(tmp_path):
 
 def test_what_gymnasium_returns_at_a_reset_is_told_from_an_observation():
     model = DistributionalPPO("MlpPolicy", "CartPole-v1", **SMALL)
-    with pytest.raises(ValueError, match="obs, info = env.reset"):
+    with pytest.raises(ValueError, match=r"obs, info = env\.reset"):
         model.predict(gym.make("CartPole-v1").reset())
 
 

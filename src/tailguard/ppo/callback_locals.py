@@ -34,7 +34,7 @@ class StepValues:
         self._values: Tensor | None = None  # of the last of them
 
     def values(self) -> Tensor:
-        """Return mean returns ``[B, 1]`` from the observation that was acted on last; after the last step, from the next one."""
+        """Return mean returns ``[B, 1]`` from the last observation that was acted on; after a whole rollout, the next."""
         rollout, policy = self._rollout, self._policy
         with torch.no_grad():
             while self._seen <= rollout.observed:
@@ -76,6 +76,7 @@ class StepLocals(dict[str, Any]):
         self._on_demand = on_demand
 
     def __missing__(self, name: str) -> Any:
+        """Compute what is asked for."""
         return self._on_demand[name]()
 
     @override
@@ -84,7 +85,10 @@ class StepLocals(dict[str, Any]):
 
     @override
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        try:
+            return self[name]
+        except KeyError:
+            return default
 
 
 class WithStepLocals(CallbackList):

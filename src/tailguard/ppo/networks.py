@@ -294,7 +294,7 @@ class GruTrunk(RecurrentTrunk):
 
 def is_exported() -> bool:
     """Return True while torch records a graph, which must not go through compiled passes: it would hold their results."""
-    return torch.jit.is_tracing() or torch.compiler.is_compiling()  # type: ignore[no-untyped-call]
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def reset_state(state: State, starts: NDArray[np.bool_]) -> State:
