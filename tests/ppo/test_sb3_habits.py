@@ -198,3 +198,22 @@ def test_a_zip_with_a_dict_of_vectors_is_imported_with_its_environment(tmp_path)
     observation = DICT.sample()
     np.testing.assert_array_equal(*(each.predict(observation, deterministic=True)[0] for each in (ppo, model)))
     model.learn(16)
+
+
+@pytest.mark.parametrize("kind", ["default", "own"])
+def test_a_policy_can_be_taught_by_its_optimizer_before_the_training(kind):
+    """Behaviour cloning, as notebooks do it: zero_grad, backward, clip, step."""
+    kwargs = {"optimizer_class": torch.optim.RMSprop} if kind == "own" else {}
+    model = DistributionalPPO("MlpPolicy", "CartPole-v1", learning_rate=1e-2, policy_kwargs=kwargs, **SMALL)
+    observations = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+    actions = (observations[:, 0] > 0.0).long()
+    for after_training in (False, True):
+        for _ in range(60):
+            _, log_prob, _ = model.policy.evaluate_actions(observations, actions)
+            model.policy.optimizer.zero_grad()
+            (-log_prob.mean()).backward()
+            nn.utils.clip_grad_norm_(model.policy.parameters(), 0.5)
+            model.policy.optimizer.step()
+        chosen = model.predict(observations.numpy(), deterministic=True)[0]
+        assert (chosen == actions.numpy()).mean() > 0.95, f"after training: {after_training}"
+        model.learn(32)

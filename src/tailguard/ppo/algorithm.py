@@ -364,6 +364,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
             )
         else:  # over the parameters one by one: the user's class may treat them as matrices
             policy.optimizer = build_custom_optimizer(policy.optimizer_class, policy.parameters(), policy.optimizer_kwargs)
+        if policy.optimizer_class is None:
+            self.flat.serve(policy.optimizer)
+        self.lr.apply(policy.optimizer, 1.0, 1.0)  # users take steps of their own before the training
         self.policy.optimizer = policy.optimizer
         self.vgs = VarianceGradientScaler.from_config(self.actor_critic.heads(), self.vgs_config)
         if self.vgs_config.enabled:
