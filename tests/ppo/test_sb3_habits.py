@@ -217,3 +217,13 @@ def test_a_policy_can_be_taught_by_its_optimizer_before_the_training(kind):
         chosen = model.predict(observations.numpy(), deterministic=True)[0]
         assert (chosen == actions.numpy()).mean() > 0.95, f"after training: {after_training}"
         model.learn(32)
+
+
+@pytest.mark.parametrize(("policy", "kwargs"), [("MlpPolicy", {}), ("MlpLstmPolicy", LSTM)])
+@pytest.mark.parametrize("shape", [(4,), (2, 3)])
+def test_bytes_that_are_no_image_are_numbers(policy, kwargs, shape):
+    """As the RAM of an Atari game is."""
+    env = Noise(spaces.Box(0, 255, shape, np.uint8))
+    model = DistributionalPPO(policy, env, policy_kwargs=kwargs, **SMALL).learn(16)
+    observation = env.observation_space.sample()
+    assert model.predict(observation, deterministic=True)[0] in range(3)

@@ -56,8 +56,9 @@ class ObservationRows:
             width = math.prod(entry.shape or ())
             self.parts.append(Part(key, counted, start, slice(self.size, self.size + width)))
             self.size += width
-        # A quarter of the space for images.
-        self.dtype = torch.uint8 if all(part.space.dtype == np.uint8 for part in self.parts) else torch.float32
+        # A quarter of the space for images. A plain row is what a network takes, which are no bytes.
+        bytes_only = not self.plain and all(part.space.dtype == np.uint8 for part in self.parts)
+        self.dtype = torch.uint8 if bytes_only else torch.float32
 
     @property
     def plain(self) -> bool:
