@@ -177,8 +177,9 @@ class CriticConfig(BaseModel):
         choice elsewhere, pulls the tails inward by a fifth.
     :param mean_coef: weight of the squared error of the quantiles' mean beside their own loss, in normalised units. The pace of
         quantile regression does not depend on how far away a return is: with 0 a large reward that is rare is learnt slowly.
-        1 learns it as an ordinary critic does and still knows the distribution; 0.1 is a compromise. The loss of the mean is
-        the noisier one, so quantiles in the tail settle later. Not for categorical critics, nor for one quantile.
+        1 learns it as an ordinary critic does and still knows the distribution; 0.1 is a compromise. Its noise
+        reaches all quantiles, so look at the calibration where the tail matters. Not for categorical critics, nor for one
+        quantile.
     :param target: ``distribution``: SR(lambda), which keeps the spread of the return; ``lambda_return``: the lambda-return of
         the advantages' `gae_lambda`, a single number per sample, which does not. Left out for one quantile, which is
         a mean and has no spread, it is ``lambda_return``, as in ordinary PPO.
