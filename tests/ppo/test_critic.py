@@ -26,6 +26,7 @@ FAMILIES = {
     "mean": MeanReturn,
     "quantile": lambda: QuantileReturns(uniform_levels(N), 0.0),
     "tail": lambda: QuantileReturns(tail_levels(N, 0.1, 3), 0.0),
+    "quantile and mean": lambda: QuantileReturns(tail_levels(N, 0.1, 3), 0.0, 1.0),
     "monotone": lambda: MonotoneQuantileReturns(uniform_levels(N), 0.0),
     "categorical": lambda: CategoricalReturns(41, 5.0),
 }
@@ -167,3 +168,39 @@ def test_settings_that_contradict_each_other_are_refused():
     ):
         with pytest.raises(ValueError, match=names):
             CriticConfig(**settings)
+
+
+@pytest.mark.parametrize("mean_coef", [0.0, 0.1, 1.0])
+def test_the_loss_of_the_mean_is_added_to_that_of_the_quantiles(mean_coef):
+    levels = tail_levels(N, 0.1, 3)
+    atoms, targets = random(5, N), random(5, N, seed=1)
+    masses = QuantileReturns(levels, 0.0).masses
+    expected = QuantileReturns(levels, 0.0).errors(atoms, targets)
+    expected = expected + mean_coef * ((atoms * masses).sum(-1) - (targets * masses).sum(-1)) ** 2
+    torch.testing.assert_close(QuantileReturns(levels, 0.0, mean_coef).errors(atoms, targets), expected)
+    single = QuantileReturns(levels, 0.0, mean_coef).errors(atoms, targets[:, :1])
+    alone = QuantileReturns(levels, 0.0).errors(atoms, targets[:, :1])
+    torch.testing.assert_close(single, alone + mean_coef * (atoms @ masses - targets[:, 0]) ** 2)
+
+
+@pytest.mark.parametrize(("mean_coef", "mean"), [(0.0, 0.0), (1.0, 1.0)])
+def test_a_large_return_that_is_rarer_than_the_highest_level_counts_with_the_mean_only(mean_coef, mean):
+    """Returns of 50 with probability 2 %, else 0: the mean is 1, and all 16 quantiles are 0."""
+    returns = torch.where(torch.arange(1000) < 20, 50.0, 0.0)
+    scale = returns.std()
+    family = QuantileReturns(uniform_levels(16), 0.0, mean_coef)
+    outputs = nn.Parameter(torch.zeros(16))
+    optimizer = torch.optim.Adam([outputs], 0.01)
+    for step in range(1500):
+        optimizer.param_groups[0]["lr"] = 0.01 * (1.0 - step / 1500)
+        optimizer.zero_grad()
+        family.errors(outputs.expand(1000, 16), (returns / scale).unsqueeze(-1)).mean().backward()
+        optimizer.step()
+    assert (outputs @ family.masses).item() * scale == pytest.approx(mean, abs=0.15)
+    assert outputs[:12].detach().abs().max() < 0.02
+
+
+@pytest.mark.parametrize("settings", [{"num_quantiles": 1}, {"distribution": "categorical", "tail_quantiles": 0}])
+def test_critics_without_quantiles_have_no_mean_beside_them(settings):
+    with pytest.raises(ValueError, match="mean_coef"):
+        CriticConfig(mean_coef=1.0, **settings)

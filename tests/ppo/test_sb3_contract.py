@@ -18,6 +18,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 from tailguard import DistributionalPPO, TradingVecEnv
@@ -419,3 +420,54 @@ def test_parameters_can_be_taken_out_and_put_in(policy):
     np.testing.assert_array_equal(source.predict(obs, deterministic=True)[0], target.predict(obs, deterministic=True)[0])
     target.learn(T * B)  # the weights that the optimizer moves are the ones that act
     assert not np.array_equal(source.predict(obs, deterministic=True)[0], target.predict(obs, deterministic=True)[0])
+
+
+class Asking(BaseCallback):
+    """Reads the values at some steps only, so that the critics have to catch up."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every, self.found, self.at_end = every, [], []
+
+    def _on_step(self) -> bool:
+        step = self.locals["n_steps"]
+        if step % self.every == self.every - 1:
+            self.found.append((step, self.locals["values"], self.locals.get("log_probs")))
+        return True
+
+    def _on_rollout_end(self) -> None:
+        assert "values" in self.locals
+        self.at_end.append((self.locals["values"], self.model.rollout_buffer.values, self.model.rollout_buffer.log_probs))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    ("policy", "kwargs"),
+    [
+        ("MlpPolicy", {}),
+        ("MlpLstmPolicy", {"lstm_hidden_size": 8}),
+        ("MlpLstmPolicy", {"lstm_hidden_size": 8, "shared_lstm": True}),
+        ("MlpLstmPolicy", {"lstm_hidden_size": 8, "enable_critic_lstm": False}),
+        ("MlpLstmPolicy", {"lstm_hidden_size": 8, "recurrent_cell": "gru", "n_lstm_layers": 2}),
+        (ActorCriticPolicy, {}),
+    ],
+)
+def test_callbacks_find_values_and_log_probabilities(policy, kwargs, every):
+    asking = Asking(every)
+    env = make_vec_env("CartPole-v1", 3, seed=0)
+    model = DistributionalPPO(policy, env, n_steps=64, seed=0, policy_kwargs=kwargs).learn(2 * 64 * 3, callback=[asking])
+
+    for step, values, log_probs in asking.found[len(asking.found) // 2 :]:  # the units are found in the first rollout
+        _, of_rollout, log_probs_of_rollout = asking.at_end[-1]
+        assert values.shape == (3, 1)
+        np.testing.assert_allclose(values.squeeze(-1), of_rollout[step], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(log_probs, log_probs_of_rollout[step], rtol=1e-5)
+    assert bool(model.rollout_buffer.terminated.any()), "episodes must end inside the rollout"
+    following, *_ = asking.at_end[-1]
+    assert not np.allclose(following.squeeze(-1), asking.at_end[-1][1][-1])
+
+
+def test_asking_for_values_changes_no_training():
+    trained = [make("MlpLstmPolicy").learn(2 * T * B, callback=callback) for callback in (None, Asking(1))]
+    left, right = (each.policy.state_dict() for each in trained)
+    assert all(torch.equal(left[name], right[name]) for name in left)

@@ -54,6 +54,10 @@ class CheckpointError(reading.UnusableFile):
     """Raised for a file that cannot be used, with the reason."""
 
 
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """Raised for a file that is not there."""
+
+
 def refusing(name: str) -> AbstractContextManager[None]:
     """Turn errors about what a file holds into a :class:`CheckpointError` of one line that names the file.
 
@@ -82,7 +86,8 @@ def load(path: str | Path, *, kind: str, migrations: Migrations | None = None) -
     try:
         data = reading.read_regular(path, largest_file())
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        kind_of_error = CheckpointNotFound if isinstance(error, FileNotFoundError) else CheckpointError
+        raise kind_of_error(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise CheckpointError(f"{error}; {LARGEST_VARIABLE} sets the most, in MiB") from None
     return from_bytes(data, kind=kind, name=str(path), migrations=migrations)

@@ -102,18 +102,27 @@ def load_env_state(env: VecEnv, state: Mapping[str, Any]) -> None:
 
 def normalization_state(env: VecNormalize) -> dict[str, Any]:
     """Return the statistics of SB3's ``VecNormalize``, as arrays."""
-    moments = {"ret": env.ret_rms} | ({} if isinstance(env.obs_rms, dict) else {"obs": env.obs_rms})
     return {
-        name: {"mean": np.asarray(m.mean), "var": np.asarray(m.var), "count": float(m.count)} for name, m in moments.items()
+        name: {"mean": np.asarray(m.mean), "var": np.asarray(m.var), "count": float(m.count)}
+        for name, m in _running_moments(env).items()
     }
+
+
+def _running_moments(env: VecNormalize) -> dict[str, RunningMeanStd]:
+    """Return what a ``VecNormalize`` keeps: of returns, and of observations if it normalises them, one per key of a Dict."""
+    of_obs = getattr(env, "obs_rms", {})  # without norm_obs there is none
+    if isinstance(of_obs, dict):
+        return {"ret": env.ret_rms} | {f"obs.{key}": moments for key, moments in of_obs.items()}
+    return {"ret": env.ret_rms, "obs": of_obs}
 
 
 def load_normalization_state(env: VecNormalize, state: Mapping[str, Any]) -> None:
     """Restore what :func:`normalization_state` returned."""
+    running = _running_moments(env)
     for name, moments in state.items():
-        require(name in ("ret", "obs"), "statistics", name, "ret or obs")
+        require(name in running, "statistics", name, f"among {sorted(running)}, those of this VecNormalize")
         require_form(moments, MOMENTS, f"the statistics of {name}")
-        target = cast(RunningMeanStd, env.ret_rms if name == "ret" else env.obs_rms)
+        target = running[name]
         if np.shape(target.mean) != np.shape(moments["mean"]):
             raise ValueError(f"statistics of shape {np.shape(moments['mean'])} do not fit {np.shape(target.mean)}")
         target.mean, target.var, target.count = moments["mean"].copy(), moments["var"].copy(), moments["count"]

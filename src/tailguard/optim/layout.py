@@ -94,6 +94,13 @@ class FlatParameters:
                 parameter.data = values
                 owner._parameters[leaf] = parameter
 
+    def serve(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer over the one tensor be used as one over the parameters: zero_grad, backward, step."""
+        optimizer.zero_grad = self._zero_grad_of_optimizer  # type: ignore[method-assign]
+
+    def _zero_grad_of_optimizer(self, set_to_none: bool = True) -> None:
+        self.zero_grad()
+
     def frozen_spans(self) -> list[slice]:
         """Return the places of the parameters without a gradient (``requires_grad=False``)."""
         pairs = zip(self._views, self.slices.values(), strict=True)

@@ -49,6 +49,7 @@ from tailguard.parallel.threads import one_thread
 from tailguard.ppo.actions import Categorical
 from tailguard.ppo.adversary import Adversary
 from tailguard.ppo.attacked_rollout import AttackedRollout, attacked_rollout
+from tailguard.ppo.callback_locals import StepValues, WithStepLocals
 from tailguard.ppo.compiled.acting import acting_of
 from tailguard.ppo.compiled.applies import acting_applies, update_applies
 from tailguard.ppo.config import (
@@ -300,6 +301,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
         )
 
     def _setup_model(self) -> None:
+        dtype = torch.get_default_dtype()
+        require(dtype == torch.float32, "torch's default dtype", dtype, "float32, in which observations and networks are")
         self._leave_rewards_alone()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
@@ -361,6 +364,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
             )
         else:  # over the parameters one by one: the user's class may treat them as matrices
             policy.optimizer = build_custom_optimizer(policy.optimizer_class, policy.parameters(), policy.optimizer_kwargs)
+        if policy.optimizer_class is None:
+            self.flat.serve(policy.optimizer)
+        self.lr.apply(policy.optimizer, 1.0, 1.0)  # users take steps of their own before the training
         self.policy.optimizer = policy.optimizer
         self.vgs = VarianceGradientScaler.from_config(self.actor_critic.heads(), self.vgs_config)
         if self.vgs_config.enabled:
@@ -436,6 +442,11 @@ class DistributionalPPO(OnPolicyAlgorithm):
         """The KL at 1.5 times which an update ends; None without such an end."""
         return self.kl.config.target if self.kl.config.mode == "early_stop" else None
 
+    @target_kl.setter
+    def target_kl(self, value: float | None) -> None:
+        if value != self.target_kl:
+            self.kl = KLControl(KLConfig() if value is None else KLConfig(mode="early_stop", target=value))
+
     def set_risk(self, alpha: float) -> None:
         """Choose the tail that :meth:`predict` is averse to from now on, where the observation does not say.
 
@@ -492,6 +503,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
                 self._vec_normalize_env.returns = returns
             raise
 
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        """Prepare the user's callbacks as SB3 does; they find values and log-probabilities in their locals when they ask."""
+        if callback is not None:
+            asked = {"values": lambda: self._step_values.values(), "log_probs": lambda: self._step_values.log_probs()}
+            callback = WithStepLocals(callback if isinstance(callback, list) else [callback], asked)
+        return super()._init_callback(callback, progress_bar)
+
     def _use_masking(self, use_masking: bool) -> None:
         """Decide whether the environments are asked which actions are possible."""
         discrete = isinstance(self.actor_critic.action_dist, Categorical)
@@ -526,6 +544,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
     ) -> bool:
         """Act for `n_rollout_steps` steps in every environment with the present policy; return False if a callback stops it."""
         assert self._last_obs is not None, "learn() resets the environment first"
+        if self.batch_size != self._sequences * self._unit:  # set from outside
+            self._plan_minibatches()
         self.flat.attach()
         self.actor_critic.set_training_mode(False)
         observations = self.actor_critic.observations
@@ -538,6 +558,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self._rollout_start = (self._actor_state, self._critic_state)
         self.episode_returns.begin(starts)
         rollout_buffer.reset(starts)
+        self._step_values = StepValues(self.actor_critic, rollout_buffer, self.critic_config, self._critic_state)
         before = self._observation_moments()
         self._keep_normalization()
         callback.on_rollout_start()
@@ -932,11 +953,10 @@ class DistributionalPPO(OnPolicyAlgorithm):
 
     def _constructor_arguments(self) -> dict[str, Any]:
         """Return the arguments that build this model again, as data."""
-        aliases = {policy: name for name, policy in reversed(self.policy_aliases.items())}
         policy_class = cast(type[DistributionalPolicy], self.policy_class)
         progress = max(self._current_progress_remaining, 0.0)
         return {
-            "policy": aliases.get(policy_class, policy_class.__qualname__),
+            "policy": self._policy_name(policy_class, self.observation_space),
             "learning_rate": self.lr.base_at(progress),
             "n_steps": self.n_steps,
             "batch_size": self.batch_size,
@@ -966,6 +986,13 @@ class DistributionalPPO(OnPolicyAlgorithm):
             "verbose": self.verbose,
             "stats_window_size": self._stats_window_size,
         }
+
+    @classmethod
+    def _policy_name(cls, policy_class: type[BasePolicy], space: spaces.Space[Any]) -> str:
+        """Return SB3's name of a policy in a space, or the name of the user's class."""
+        names = [name for name, known in cls.policy_aliases.items() if known is policy_class]
+        suitable = [name for name in names if name.startswith("MultiInput") == isinstance(space, spaces.Dict)]
+        return (suitable or names or [policy_class.__qualname__])[0]
 
     def state_tree(self) -> dict[str, Any]:
         """Return everything that a file of this model holds."""
@@ -1048,15 +1075,17 @@ class DistributionalPPO(OnPolicyAlgorithm):
         :param path: the zip.
         :param env: environment to train on. Without it the model can act, and has its spaces from the file.
         :param device: where to compute.
-        :param settings: arguments of the constructor that shall differ.
+        :param settings: arguments of the constructor that shall differ; ``policy_kwargs`` change single ones, such as the class
+            of a feature extractor of the user's own, which is code and not read.
         """
-        saved = read_sb3(path)
+        changed = settings.pop("policy_kwargs", {})
+        saved = read_sb3(path, own_extractor="features_extractor_class" in changed)
         critic = _config("critic", CriticConfig, settings.pop("critic", {"twin": False}))
         require(not critic.twin, "critic.twin", critic.twin, "False: two copies of one critic would stay equal")
         require(
             critic.distribution == "quantile", "critic.distribution", critic.distribution, "quantile: its outputs are returns"
         )
-        kwargs = saved.policy_kwargs | settings.pop("policy_kwargs", {})
+        kwargs = saved.policy_kwargs | changed
         model = cls(
             settings.pop("policy", saved.policy),
             env,
@@ -1102,6 +1131,8 @@ class DistributionalPPO(OnPolicyAlgorithm):
             replaced = {SHORT_NAMES[setting] for setting in changes if setting in SHORT_NAMES}
             settings = {setting: value for setting, value in tree["settings"].items() if setting not in replaced}
             observation, action = (space_of(tree["spaces"][part]) for part in ("observation", "action"))
+            if settings["policy"] in cls.policy_aliases:  # earlier files say MlpPolicy for Dict observations, too
+                settings["policy"] = cls._policy_name(cls.policy_aliases[settings["policy"]], observation)
             cls._require_sizes(tree, {**settings, **changes}, (observation, action), changes)
         model = cls(**{**settings, **changes}, env=env, device=device, _init_setup_model=False)
         if model.env is None:

@@ -97,20 +97,26 @@ class QuantileReturns(AtomReturns):
 
     :param levels: ``[N]``.
     :param kappa: of the quantile Huber loss.
+    :param mean_coef: weight of the squared error of the mean, which is added to it. A quantile feels on which side of it a
+        return lies, and not how far away: alone, it learns large returns that are rare as slowly as small ones.
     """
 
     levels: Tensor
 
-    def __init__(self, levels: Tensor, kappa: float) -> None:
+    def __init__(self, levels: Tensor, kappa: float, mean_coef: float = 0.0) -> None:
         super().__init__(len(levels), level_masses(levels.double()).float())
         self.register_buffer("levels", levels, persistent=False)
-        self.kappa = kappa
+        self.kappa, self.mean_coef = kappa, mean_coef
         self.uniform = bool(torch.allclose(levels, uniform_levels(len(levels))))
 
     @override
     def distance(self, atoms: Tensor, targets: Tensor) -> Tensor:
         masses = None if self.uniform or targets.shape[-1] == 1 else self.masses
-        return quantile_huber_loss(atoms, targets, self.levels, self.kappa, masses)
+        loss = quantile_huber_loss(atoms, targets, self.levels, self.kappa, masses)
+        if self.mean_coef == 0.0:
+            return loss
+        mean = targets.squeeze(-1) if targets.shape[-1] == 1 else targets @ self.masses
+        return loss + self.mean_coef * (atoms @ self.masses - mean).square()
 
 
 class MonotoneQuantileReturns(QuantileReturns):
@@ -216,7 +222,7 @@ def build_return_distribution(config: CriticConfig) -> ReturnDistribution:
         return MeanReturn()
     kind = MonotoneQuantileReturns if config.distribution == "monotone" else QuantileReturns
     with torch.device("cpu"):  # also of a policy that has shapes and no storage: levels are checked
-        return kind(quantile_levels(config), config.huber_kappa)
+        return kind(quantile_levels(config), config.huber_kappa, config.mean_coef)
 
 
 def aggregate_values(config: CriticConfig, values: Tensor) -> Tensor:

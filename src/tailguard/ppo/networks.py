@@ -236,7 +236,7 @@ class LstmTrunk(RecurrentTrunk):
         return parts[0], parts[1]
 
     def _kernel_fits(self, inputs: Tensor) -> bool:
-        return self.compiled and inputs.dtype == torch.float32 and inputs.device.type == "cpu"
+        return self.compiled and inputs.dtype == torch.float32 and inputs.device.type == "cpu" and not is_exported()
 
     def _compiled(self, inputs: Tensor, resets: Tensor, state: State) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return the outputs of the last layer, and the hidden and cell states of each layer after every row."""
@@ -290,6 +290,11 @@ class GruTrunk(RecurrentTrunk):
         widened = [torch.cat((w_input, shut), dim=1), w_hidden, b_input, b_hidden]
         outputs, hidden = torch.gru(augmented, state[0], widened, True, 1, 0.0, self.training, False, False)
         return outputs, hidden, torch.zeros_like(hidden)
+
+
+def is_exported() -> bool:
+    """Return True while torch records a graph, which must not go through compiled passes: it would hold their results."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def reset_state(state: State, starts: NDArray[np.bool_]) -> State:

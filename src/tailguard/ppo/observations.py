@@ -56,8 +56,9 @@ class ObservationRows:
             width = math.prod(entry.shape or ())
             self.parts.append(Part(key, counted, start, slice(self.size, self.size + width)))
             self.size += width
-        # A quarter of the space for images.
-        self.dtype = torch.uint8 if all(part.space.dtype == np.uint8 for part in self.parts) else torch.float32
+        # A quarter of the space for images. A plain row is what a network takes, which are no bytes.
+        bytes_only = not self.plain and all(part.space.dtype == np.uint8 for part in self.parts)
+        self.dtype = torch.uint8 if bytes_only else torch.float32
 
     @property
     def plain(self) -> bool:
@@ -80,6 +81,11 @@ class ObservationRows:
 
         :raises ValueError: for an observation that does not fit the space.
         """
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            raise ValueError(
+                "observation is a tuple of an observation and an info, as Gymnasium's reset returns them: pass in the first "
+                "(obs, info = env.reset())"
+            )
         if not isinstance(self.space, spaces.Dict):
             array, single = _batched(np.asarray(observation), self.space)
             return self.rows(array), single
@@ -94,7 +100,8 @@ class ObservationRows:
         parts = []
         for part in self.parts:
             values = observations[part.key] if isinstance(observations, Mapping) else observations
-            parts.append((values.cpu() - torch.as_tensor(part.start)).reshape(len(values), -1))
+            values = values.cpu() - torch.as_tensor(part.start) if np.any(part.start) else values.cpu()
+            parts.append(values.reshape(len(values), -1))
         return (parts[0] if len(parts) == 1 else torch.cat([part.float() for part in parts], dim=1)).to(self.dtype)
 
     def shaped(self, rows: Tensor) -> Tensor | dict[str, Tensor]:

@@ -24,7 +24,7 @@ from tailguard.ppo.actions import LOG_STD_LIMITS, Gaussian, action_distribution,
 from tailguard.ppo.compiled.networks import has_kernel, head_outputs
 from tailguard.ppo.config import CriticConfig, ObsNormConfig, RiskConfig
 from tailguard.ppo.critic import MeanReturn, QuantileReturns, ReturnDistribution, build_return_distribution
-from tailguard.ppo.networks import GruTrunk, LstmTrunk, RecurrentTrunk, State, mlp, reset_state
+from tailguard.ppo.networks import GruTrunk, LstmTrunk, RecurrentTrunk, State, is_exported, mlp, reset_state
 from tailguard.ppo.observations import Observation, ObservationRows
 from tailguard.ppo.quantiles import ascending
 from tailguard.ppo.risk import Budget
@@ -159,7 +159,8 @@ class DistributionalPolicy(BasePolicy):
             self.features_extractor = self._make_extractor(ortho_init)
             if not share_features_extractor:
                 self.vf_features_extractor = self._make_extractor(ortho_init)
-            input_size = self.features_extractor.features_dim + self.budget.features
+            # SB3's extractors may count in integers of numpy, which torch's recurrent layers do not take.
+            input_size = int(self.features_extractor.features_dim) + self.budget.features
         features = input_size
 
         self.actor_trunk: RecurrentTrunk | None = None
@@ -386,6 +387,7 @@ class DistributionalPolicy(BasePolicy):
     def critic_outputs(self, features: Tensor) -> Tensor:
         """Return the outputs of the critics, ``[K, ..., n]``, for trunk features ``[..., F]``."""
         compiled = self.compiled and not torch.is_grad_enabled() and features.dtype == torch.float32 and features.is_cpu
+        compiled = compiled and not is_exported()
         return torch.stack(
             [
                 head_outputs(critic, features)
@@ -503,6 +505,24 @@ class DistributionalPolicy(BasePolicy):
         actor, critic, _ = self._latents(obs)
         return self._evaluated(actor, critic, actions, action_masks)
 
+    @property
+    def pi_features_extractor(self) -> BaseFeaturesExtractor | None:
+        """The actor's extractor; None where observations need none."""
+        return self.features_extractor
+
+    def extract_features(  # type: ignore[override]
+        self, obs: TensorObservation, features_extractor: BaseFeaturesExtractor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the features ``[B, F]`` of observations, those of actor and critics where they have an extractor each.
+
+        :param features_extractor: the one to use; None for the policy's.
+        """
+        inputs = self.inputs(self.observations.tensor_rows(obs))
+        if features_extractor is not None:
+            return self._extracted(features_extractor, inputs)
+        actor, critic = self.encode(inputs)
+        return actor if self.vf_features_extractor is None else (actor, critic)
+
     def predict_values(self, obs: TensorObservation) -> Tensor:
         """Return mean returns ``[B, 1]``."""
         return self._values(self._latents(obs)[1])
@@ -596,6 +616,12 @@ class RecurrentDistributionalPolicy(DistributionalPolicy):
     """
 
     recurrent: ClassVar[bool] = True
+
+    @property
+    def lstm_hidden_state_shape(self) -> tuple[int, int, int]:
+        """Shape of a hidden state of the actor for one sequence, ``(n_layers, 1, H)``."""
+        layers, _, size = self.initial_state(1)[0].shape
+        return layers, 1, size
 
     def forward(  # type: ignore[override]
         self, obs: TensorObservation, lstm_states: PairOfStates, episode_starts: Tensor, deterministic: bool = False

@@ -117,7 +117,7 @@ class Rollout:
         self._step_arrays = [tensor.numpy() for tensor in (self.rewards, self.terminated, self.truncated, self.weights)]
         self._finals: list[tuple[int, Tensor, Tensor]] = []
         self._states: list[State] = []
-        self.filled = 0
+        self.filled, self.observed = 0, -1  # steps that are stored, and the last row that holds an observation
         self.evaluate: Callable[[], Experience] | None = None  # who evaluates a full rollout
         self.shaped: Callable[[Tensor], Tensor | dict[str, Tensor]] | None = None  # gives rows the shape of the space
         self._evaluated: Experience | None = None
@@ -128,7 +128,7 @@ class Rollout:
         :param starts: ``[B]`` true where the first step starts an episode; None: everywhere.
         """
         self.starts_with_episode = torch.ones(self.n_envs, dtype=torch.bool) if starts is None else torch.tensor(starts)
-        self.filled = 0
+        self.filled, self.observed = 0, -1
         self._finals.clear()
         self._states.clear()
         self.weights.fill_(1.0)
@@ -140,6 +140,7 @@ class Rollout:
         """Store the observation that the next action is for; after the last step the one that follows it."""
         row = self._obs[self.filled]
         row[:] = obs.reshape(row.shape)
+        self.observed = self.filled
         return self._obs_rows[self.filled]
 
     def actions_now(self) -> NDArray[np.float32]:
@@ -262,6 +263,11 @@ class Rollout:
     def buffer_size(self) -> int:
         """Steps per environment, T."""
         return self.n_steps
+
+    @property
+    def pos(self) -> int:
+        """The next step that will be stored."""
+        return self.filled
 
     @property
     def full(self) -> bool:

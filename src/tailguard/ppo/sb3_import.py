@@ -96,9 +96,10 @@ class Sb3Model(NamedTuple):
         return n_envs if isinstance(n_envs, int) and n_envs >= 1 else 1
 
 
-def read_sb3(path: str | Path) -> Sb3Model:
+def read_sb3(path: str | Path, *, own_extractor: bool = False) -> Sb3Model:
     """Read a zip of SB3's ``PPO`` or sb3-contrib's ``RecurrentPPO``.
 
+    :param own_extractor: True if the user names the class of its feature extractor, which is not read from the file.
     :raises ValueError: for a file that is none, or whose networks are of the user's own making.
     """
     path = Path(path)
@@ -125,7 +126,7 @@ def read_sb3(path: str | Path) -> Sb3Model:
             )
     described = {name: data.get(name) for name in ("observation_space", "action_space", "n_envs")}
     kwargs = _policy_kwargs(data.get("policy_kwargs", {}), weights)
-    return Sb3Model(_policy_of(path, weights), settings, kwargs, weights, described)
+    return Sb3Model(_policy_of(path, weights, described, own_extractor), settings, kwargs, weights, described)
 
 
 def weights_from_sb3(
@@ -174,13 +175,19 @@ def _depth(weights: Mapping[str, Tensor], part: str) -> int:
     return sum(re.fullmatch(rf"mlp_extractor\.{part}_net\.\d+\.weight", name) is not None for name in weights)
 
 
-def _policy_of(path: Path, weights: Mapping[str, Tensor]) -> str:
+def _policy_of(path: Path, weights: Mapping[str, Tensor], described: Mapping[str, Any], own_extractor: bool) -> str:
     recurrent = "Lstm" if any(name.startswith("lstm_actor.") for name in weights) else ""
     extractor = [name for name in weights if name.startswith("features_extractor.")]
-    if any(name.startswith("features_extractor.extractors.") for name in extractor):
+    observed = str(described["observation_space"])  # a Dict of vectors has an extractor without weights
+    if any(name.startswith("features_extractor.extractors.") for name in extractor) or "spaces.dict.Dict" in observed:
         return f"MultiInput{recurrent}Policy"
+    if own_extractor:
+        return f"Mlp{recurrent}Policy"
     require(
-        not extractor or "features_extractor.cnn.0.weight" in extractor, "the zip", str(path), "one with SB3's own extractors"
+        not extractor or "features_extractor.cnn.0.weight" in extractor,
+        "the zip",
+        str(path),
+        "one with SB3's own extractors; give the class of another, policy_kwargs={'features_extractor_class': ...}",
     )
     return f"{'Cnn' if extractor else 'Mlp'}{recurrent}Policy"
 

@@ -112,7 +112,9 @@ def agree(update, batch, coefficients=None):
         torch.testing.assert_close(found, reference, atol=tolerance, rtol=0.0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("critic", [SCALAR, {"num_quantiles": 1}, {}, {"twin": False, "num_quantiles": 9}], ids=str)
+@pytest.mark.parametrize(
+    "critic", [SCALAR, {"num_quantiles": 1}, {}, {"twin": False, "num_quantiles": 9, "mean_coef": 0.6}], ids=str
+)
 @pytest.mark.parametrize("actions", SPACES)
 @pytest.mark.parametrize("kind", ["lstm", "shared lstm", "mlp"])
 def test_gradient_and_measures_are_torchs(kind, actions, critic):
@@ -163,9 +165,11 @@ def test_atoms_that_equal_a_target_pull_nowhere():
     assert grads[update.flat.slices["critics.0.2.bias"]][0].item() == pytest.approx(-0.7 * 0.125 * 0.75 / 4.0, rel=1e-5)
 
 
+@pytest.mark.parametrize("mean_coef", [0.0, 0.6])
 @pytest.mark.parametrize("target", ["distribution", "lambda_return"])
-def test_uneven_levels_and_single_targets(target):
-    policy, _, update = build("shared lstm", BOX, {"num_quantiles": 7, "tail_quantiles": 3, "target": target})
+def test_uneven_levels_and_single_targets(target, mean_coef):
+    critic = {"num_quantiles": 7, "tail_quantiles": 3, "target": target, "mean_coef": mean_coef}
+    policy, _, update = build("shared lstm", BOX, critic)
     agree(update, random_batch(policy, 11, 3, 7 if target == "distribution" else 1))
 
 
@@ -284,7 +288,7 @@ def test_frozen_parameters_and_hooks_are_left_to_torch():
 # Whole agents.
 
 
-@pytest.mark.parametrize("critic", [SCALAR, {"num_quantiles": 1}], ids=["scalar", "twin"])
+@pytest.mark.parametrize("critic", [SCALAR, {"num_quantiles": 1}, {"mean_coef": 0.6}], ids=["scalar", "twin", "mean"])
 @pytest.mark.parametrize("options", [{}, FULL], ids=["adam", "full"])
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "shared lstm"])
 def test_training_ends_at_the_same_weights(kind, options, critic):

@@ -108,6 +108,27 @@ def quantile_loss(
     return total
 
 
+@compiled
+def add_mean_error(
+    quantiles: Array, targets: Array, masses: Array, target_masses: Array, weights: Array, scale: float, grad_quantiles: Array
+) -> float:
+    """Return the squared error of the mean of ``quantiles[M, N]``; add its gradient times `scale`."""
+    total = 0.0
+    for m in range(len(weights)):
+        if weights[m] == ZERO:
+            continue
+        error = ZERO
+        for i in range(len(masses)):
+            error += masses[i] * quantiles[m, i]
+        for j in range(len(target_masses)):
+            error -= target_masses[j] * targets[m, j]
+        pull = np.float32(2.0 * scale) * weights[m] * error
+        for i in range(len(masses)):
+            grad_quantiles[m, i] += pull * masses[i]
+        total += weights[m] * np.float64(error) * error
+    return total
+
+
 class Rows(NamedTuple):
     """A minibatch as arrays: M samples, or those of sequences ``[L, B]`` one row after the other, M = L B.
 
@@ -173,6 +194,7 @@ class CompiledGradient:
         self._shared_grad = EMPTY
         return_dist = policy.return_dist
         self._levels = return_dist.levels.numpy() if isinstance(return_dist, QuantileReturns) else None
+        self._mean_coef = return_dist.mean_coef if isinstance(return_dist, QuantileReturns) else 0.0
         self._masses = return_dist.masses.numpy()
 
     def gradient(self, batch: Batch, total_weight: float, coefficients: Coefficients, vf_coef: float) -> list[float]:
@@ -244,4 +266,8 @@ class CompiledGradient:
         if self._levels is None:
             return mean_loss(outputs, targets, share, scale, head.grad_outputs)
         masses = self._masses if targets.shape[1] > 1 else np.ones(1, np.float32)
-        return quantile_loss(outputs, targets, masses, self._levels, share, scale, head.grad_outputs)
+        loss: float = quantile_loss(outputs, targets, masses, self._levels, share, scale, head.grad_outputs)
+        if self._mean_coef:
+            means = outputs, targets, self._masses, masses
+            loss += self._mean_coef * add_mean_error(*means, share, scale * self._mean_coef, head.grad_outputs)
+        return loss
