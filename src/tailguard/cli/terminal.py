@@ -46,11 +46,21 @@ def _set_quiet(quiet: bool) -> bool:
     return quiet
 
 
+class Place(StrEnum):
+    """Places where the parts of long work are done."""
+
+    SERIAL = "serial"
+    PROCESS = "process"
+    RAY = "ray"
+
+
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="Format of the result.")]
 DataOption = Annotated[
     list[str] | None, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `tailguard train` makes it.")]
+AddressOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")]
+ParallelOption = Annotated[int | None, typer.Option(min=1, help="Processes at the same time; by default one per core.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="Show no progress, only the result.")]
 
 

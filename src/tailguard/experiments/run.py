@@ -3,6 +3,7 @@
     RUN/config.yaml           every setting, as a record
     RUN/run.json              data and its fingerprint, rows of training and test, scale of the features, versions, checksum
     RUN/selection.json        what was chosen on held-out blocks of the training bars, if anything was to choose
+    RUN/trials/               trainings of a choice that is not made yet
     RUN/checkpoints/          the last few models and the best; or
     RUN/agents/               the members of an ensemble, which `tailguard deploy` makes
     RUN/metrics.jsonl         the metrics, a line per update
@@ -11,6 +12,7 @@ Nothing else is needed to resume, evaluate or deploy it.
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +32,7 @@ from tailguard.experiments.callbacks import (
     metric_lines,
     stopped_by_signals,
 )
+from tailguard.experiments.engines import SERIAL, Engine
 from tailguard.experiments.ensemble import Ensemble, TradingAgent
 from tailguard.experiments.prepared_market import (
     Market,
@@ -41,6 +44,7 @@ from tailguard.experiments.prepared_market import (
 )
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
+from tailguard.experiments.trials import Kept
 from tailguard.io import checkpoint
 from tailguard.io.atomic import UNFINISHED, atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
@@ -57,7 +61,7 @@ from tailguard.ppo.rollout import NotFinite
 from tailguard.ppo.serialization import KIND, MIGRATIONS
 from tailguard.validation import build
 
-CONFIG, INFO, SELECTION, METRICS = "config.yaml", "run.json", "selection.json", "metrics.jsonl"
+CONFIG, INFO, SELECTION, TRIALS, METRICS = "config.yaml", "run.json", "selection.json", "trials", "metrics.jsonl"
 # Entries of run.json that say where a run began, and not which run it is.
 PLACE = ("data", "versions", "conditions")
 # What everything else in a run relies on.
@@ -203,15 +207,17 @@ class Run:
         keys = {key.split(".")[1] for key in [*self.changed, *(key for keys in later for key in keys)] if "training." in key}
         return {name: getattr(self.config.training, name) for name in MODEL_SETTINGS if name in keys}
 
-    def select(self, report: ReportProgress) -> None:
+    def select(self, report: ReportProgress, engine: Engine = SERIAL) -> None:
         """Choose the agent inside the training bars, unless that is done or there is nothing to choose."""
-        if not self.config.selects:
-            return
-        market = self.market()
-        features = market_features(market.bars, self.config)
-        chosen = select(market.bars, self.config, self.split, features, report)
-        save_selection(chosen, self.path / SELECTION)
-        self._apply(chosen)
+        if self.config.selects:
+            market = self.market()
+            features = market_features(market.bars, self.config)
+            identity = {"settings": self.config.model_dump(mode="json"), "data": self.info["fingerprint"]}
+            kept = Kept(self.path / TRIALS, digest(sealed(identity)))
+            chosen = select(market.bars, self.config, self.split, features, report, engine=engine, kept=kept)
+            save_selection(chosen, self.path / SELECTION)
+            self._apply(chosen)
+        shutil.rmtree(self.path / TRIALS, ignore_errors=True)  # of no use once the choice is on the disk
 
     def _apply(self, selection: Selection) -> None:
         self.selection, self.config = selection, selection.applied(self.config)
@@ -303,11 +309,12 @@ class Run:
 
 
 @one_thread()
-def train(run: Run, report: ReportProgress) -> DistributionalPPO:
+def train(run: Run, report: ReportProgress, engine: Engine = SERIAL) -> DistributionalPPO:
     """Train the model of a run to its end, from wherever it stands.
 
     :param run: a new one, or one that was stopped or killed.
     :param report: called with the steps done, the steps in all, and a line.
+    :param engine: where the candidates of a selection are trained; the agent itself is trained here.
     :raises Interrupted: when a signal stopped it; it is saved.
     :raises ValueError: when the disk or the environments fail; the last checkpoint can be resumed from.
     """
@@ -316,8 +323,8 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     with run.locked():
         clear_unfinished(run.path)
         warn_of_differences(str(run.path), run.info.get("conditions"))
-        with stopped_at_once(f"`tailguard resume {run.path}` begins the selection again"):
-            run.select(report)
+        with stopped_at_once(f"`tailguard resume {run.path}` continues the selection"):
+            run.select(report, engine)
         steps = run.config.training.steps
         market = run.market()
         env = market.training_env(run.config.training.n_envs, run.config.training.seed)
