@@ -255,6 +255,13 @@ def test_what_cannot_be_deployed_is_refused_and_leaves_nothing(finished, deploye
         open_walkforward(finished.folder, str(other))
     with pytest.raises(ValueError, match="not empty"):
         deploy_last_fold(finished, deployed.path)
+    agent = finished.folder / "agents" / "fold-1-seed-1.safetensors"
+    content = agent.read_bytes()
+    for damage in (agent.unlink, lambda: agent.write_bytes(content[:-1])):
+        damage()
+        with pytest.raises(ValueError, match=r"seed-1\.safetensors: .*: delete .*, and resume the walk-forward"):
+            deploy_last_fold(finished, tmp_path / "run")
+    agent.write_bytes(content)
     with pytest.raises(ValueError, match="nothing to train"):
         train(Run.open(deployed.path), silent)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.csv"]

@@ -31,7 +31,7 @@ from tailguard.experiments.training import build_model, train_model
 from tailguard.experiments.trials import Kept
 from tailguard.experiments.walkforward import IDENTITY, Pair, WalkforwardRun, agent_hash, identity_of, load_result, source_of
 from tailguard.io.atomic import UNFINISHED, atomic, make_folder, sync_folder
-from tailguard.io.checkpoint import largest_file
+from tailguard.io.checkpoint import CheckpointError, largest_file
 from tailguard.io.lock import locked
 from tailguard.io.reading import read_regular
 from tailguard.io.sealed import digest, sealed
@@ -106,12 +106,17 @@ def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
     market = prepare_market(done.bars, _applied(done.config, selection), Split(done.last.train, done.last.test))
     for seed, file in files.items():
         # A missing or damaged agent is better found before there is a run, and so is another one in its place.
-        model, tested = DistributionalPPO.load(file), trained.decisions_file(Pair(done.last, seed))
+        tested = trained.decisions_file(Pair(done.last, seed))
+        advice = f"delete {tested}, and resume the walk-forward"
+        try:
+            model = DistributionalPPO.load(file)
+        except CheckpointError as error:
+            raise ValueError(f"{error}: {advice}") from None
         if (
             agent_hash(model, market.scaler.state_dict(), selection)
             != load_result(tested, trained.label(done.last, seed)).agent_hash
         ):
-            raise ValueError(f"{file} is not the agent that was tested: delete {tested}, and resume the walk-forward")
+            raise ValueError(f"{file} is not the agent that was tested: {advice}")
     with _new_run(path) as folder:
         _create(done, folder, market, selection, "last fold")
         for seed, file in files.items():
@@ -222,10 +227,10 @@ def _create(done: FinishedWalkforward, folder: Path, market: Market, selection: 
         "ensemble": [_member(seed) for seed in done.seeds],
         "deployed": {"walkforward": str(done.folder.resolve()), "kind": kind},
     }
-    Run.create(folder, done.config, done.source, market, facts)
+    run = Run.create(folder, done.config, done.source, market, facts)
     make_folder(folder / "agents")
     if selection is not None:
-        save_selection(selection, folder / SELECTION)
+        save_selection(selection, folder / SELECTION, run.label)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class Run:
         self.changed: dict[str, tuple[Any, Any]] = {}  # settings edited since the run began: key to old and new value
         self.selection: Selection | None = None
         if config.selects and (path / SELECTION).exists():
-            self._apply(load_selection(path / SELECTION))
+            self._apply(load_selection(path / SELECTION, self.label, unlabelled=True))
         # Runs of earlier versions have no identity, and neither have their checkpoints.
         self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS, info.get("run_id"))
 
@@ -215,7 +215,7 @@ class Run:
             identity = {"settings": self.config.model_dump(mode="json"), "data": self.info["fingerprint"]}
             kept = Kept(self.path / TRIALS, digest(sealed(identity)))
             chosen = select(market.bars, self.config, self.split, features, report, engine=engine, kept=kept)
-            save_selection(chosen, self.path / SELECTION)
+            save_selection(chosen, self.path / SELECTION, self.label)
             self._apply(chosen)
         shutil.rmtree(self.path / TRIALS, ignore_errors=True)  # of no use once the choice is on the disk
 
@@ -223,6 +223,11 @@ class Run:
         self.selection, self.config = selection, selection.applied(self.config)
         if self._market is not None:
             self._market = replace(self._market, trading=selection.steered(self._market.trading))
+
+    @property
+    def label(self) -> dict[str, Any] | None:
+        """What a file of this run is about; None for runs of earlier versions, which have no identity."""
+        return {"run": self.info["run_id"]} if "run_id" in self.info else None
 
     @property
     def split(self) -> Split:
@@ -278,11 +283,20 @@ class Run:
     def agent(self) -> TradingAgent:
         """Return what trades: the newest model of a training, or the ensemble.
 
-        :raises ValueError: when no model was saved yet.
+        :raises ValueError: when no model was saved yet, or when it is not known what was chosen for it.
         """
+        self._require_selection()
         if not self.members:
             return self.trained_model()
         return Ensemble([DistributionalPPO.load(path) for path in self.members], self.config.trading)
+
+    def _require_selection(self) -> None:
+        """Raise where the choice is missing that says how far the agent is trusted; a population makes none."""
+        began: dict[str, Any] = self.info.get("config", {})  # runs of earlier versions did not note it
+        chosen = self.selection is not None or "validation" in self.info or began.get("selection") is None
+        if self.config.selects and not chosen:
+            remedy = "restore it" if self.members else f"restore it, or let `tailguard resume {self.path}` choose again"
+            raise ValueError(f"{self.path / SELECTION} is missing, which says how far the agent is trusted: {remedy}")
 
     def trained_model(self) -> DistributionalPPO:
         """Return the newest model.

@@ -639,16 +639,17 @@ def save_selection(selection: Selection, path: Path, label: Mapping[str, Any] | 
     write_sealed(path, selection.tree() | ({} if label is None else {"of": label}))
 
 
-def load_selection(path: Path, label: Mapping[str, Any] | None = None) -> Selection:
+def load_selection(path: Path, label: Mapping[str, Any] | None = None, *, unlabelled: bool = False) -> Selection:
     """Read what :func:`save_selection` wrote.
 
     :param label: what the selection must be about; None takes any.
+    :param unlabelled: take one that does not say what it is about, too.
     :raises ValueError: if the file is damaged or about something else; delete it to have the selection made again.
     """
     try:
         tree = read_sealed(path)
         found = tree.pop("of", None)
-        if label is not None and found != label:
+        if label is not None and found != label and not (unlabelled and found is None):
             raise ValueError(f"it is about {found}, not about {dict(label)}")
         return Selection.from_tree(tree)
     except (OSError, ValueError, KeyError, TypeError) as error:

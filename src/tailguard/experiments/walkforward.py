@@ -360,11 +360,13 @@ def _kept_selection(run: WalkforwardRun, fold: Fold) -> Selection | None:
 
 
 def _is_kept(run: WalkforwardRun, pair: Pair) -> bool:
-    """Return True if the file of a pair is there and sound; one that cannot be used is made again, with a warning."""
+    """Return True if the files of a pair are there and sound; a pair whose files cannot be used is trained again, with a warning."""
     if not run.decisions_file(pair).exists():
         return False
     try:
         load_result(run.decisions_file(pair), run.label(*pair))
+        if not run.agent_file(pair).exists():
+            raise ValueError(f"{run.agent_file(pair)} is missing")
     except ValueError as error:
         logger.warning("%s; %s is trained again", error, pair.name)
         return False
