@@ -360,7 +360,7 @@ def _kept_selection(run: WalkforwardRun, fold: Fold) -> Selection | None:
 
 
 def _is_kept(run: WalkforwardRun, pair: Pair) -> bool:
-    """Return True if the files of a pair are there and sound; a pair whose files cannot be used is trained again, with a warning."""
+    """Return True if the files of a pair are there and sound; if they cannot be used, it is trained again, with a warning."""
     if not run.decisions_file(pair).exists():
         return False
     try:
