@@ -652,6 +652,8 @@ def load_selection(path: Path, label: Mapping[str, Any] | None = None, *, unlabe
         if label is not None and found != label and not (unlabelled and found is None):
             raise ValueError(f"it is about {found}, not about {dict(label)}")
         return Selection.from_tree(tree)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: resume what it belongs to, which makes the selection again") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it to have the selection made again") from None
 
