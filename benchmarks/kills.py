@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from soak_subjects import (
+    CHILDREN,
     POPULATION,
     TRAINING,
     UPDATE,
@@ -45,7 +46,8 @@ class Tally:
     """What became of one subject.
 
     :param kills: of drivers, and of workers.
-    :param same: whether it ended as the one without faults.
+    :param ends: how often it came to its end.
+    :param same: how often that was the end of the one without faults.
     :param left: processes that were still there after their driver.
     :param seconds: of a run without faults; the shortest known.
     :param slowest: seconds after which the last process had ended, at most.
@@ -53,10 +55,20 @@ class Tally:
 
     drivers: int = 0
     workers: int = 0
-    same: bool = False
+    ends: int = 0
+    same: int = 0
     left: int = 0
     seconds: float = 0.0
     slowest: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return 0 < self.ends == self.same and self.left == 0
+
+    def row(self, name: str) -> str:
+        same = f"{self.same} of {self.ends}"
+        cells = (name, f"{self.seconds:.0f} s", self.drivers, self.workers, same, self.left, f"{self.slowest:.1f} s")
+        return f"| {' | '.join(map(str, cells))} |"
 
 
 def make(name: str, folder: Path, which: str) -> Subject:
@@ -118,9 +130,9 @@ def kill_one(subject: Subject, rng: np.random.Generator, tally: Tally) -> Child 
     return None
 
 
-def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.Generator) -> Tally:
+def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.Generator, tally: Tally) -> None:
     """Run a subject to its end, without faults and with so many kills, or as many as there is time for."""
-    tally, whole, faulty = Tally(), make(name, folder, "whole"), make(name, folder, "killed")
+    whole, faulty = make(name, folder, "whole"), make(name, folder, "killed")
     begun = time.monotonic()
     child = whole.start()
     if child.code(LONGEST) != 0:
@@ -133,17 +145,19 @@ def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.
             if left.code(LONGEST) != 0:
                 raise SystemExit(f"{name} did not come to its end after a worker was killed: {left.said()[-3:]}")
             if tally.drivers + tally.workers < kills:  # it was through: once more from the beginning
-                tally.same = whole.result() == faulty.result()
-                if not tally.same:
-                    return tally
+                compare(whole, faulty, tally)
                 faulty = make(name, folder, f"killed-{tally.drivers + tally.workers}")
-        sys.stderr.write(f"{name}: {tally.drivers} drivers and {tally.workers} workers killed\n")
+        sys.stderr.write(f"{name}: {tally.drivers} drivers and {tally.workers} workers killed, {tally.left} left\n")
     last = faulty.start()
     if last.code(LONGEST) != 0:
         raise SystemExit(f"{name} was not resumed: {last.said()[-3:]}")
     count_left(tally)
-    tally.same = whole.result() == faulty.result()
-    return tally
+    compare(whole, faulty, tally)
+
+
+def compare(whole: Subject, faulty: Subject, tally: Tally) -> None:
+    tally.ends += 1
+    tally.same += whole.result() == faulty.result()
 
 
 def main() -> int:
@@ -153,6 +167,7 @@ def main() -> int:
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rng, each = np.random.default_rng(arguments.seed), -(-arguments.kills // len(arguments.subjects))
     good = True
     with tempfile.TemporaryDirectory() as name:
@@ -161,15 +176,18 @@ def main() -> int:
         os.environ[MARK] = uuid.uuid4().hex
         print(f"seed {arguments.seed}, {os.cpu_count()} cores, thread variables unset")
         print(
-            "| subject | without faults | drivers killed | workers killed | same bits | processes left | the last ended after |"
+            "| subject | without faults | drivers killed | workers killed | ends with the same bits | left | the last ended after |"
         )
         print("|---|---|---|---|---|---|---|")
         for subject in arguments.subjects:
-            tally = torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng)
-            good = good and tally.same and not tally.left
-            same = "yes" if tally.same else "**no**"
-            row = (tally.drivers, tally.workers, same, tally.left, f"{tally.slowest:.1f} s")
-            print(f"| {subject} | {tally.seconds:.0f} s | {' | '.join(map(str, row))} |", flush=True)
+            tally = Tally()
+            try:
+                torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng, tally)
+            finally:  # also when it is asked to stop: what was found so far
+                print(tally.row(subject), flush=True)
+                for child in CHILDREN:
+                    child.kill()
+            good = good and tally.good
     return 0 if good else 1
 
 

@@ -1,6 +1,7 @@
 """The agent of a walk-forward: an ensemble of its seeds, which every command takes as it takes a training."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -153,6 +154,14 @@ def test_a_refit_learns_from_all_bars_and_from_those_that_have_come(finished, tm
     for refused in (evaluate_run, lambda run: attack_run(run, AttackPlan())):
         with pytest.raises(ValueError, match="trained on all bars"):
             refused(run)
+
+
+def test_an_agent_in_the_place_of_another_is_refused(deployed, tmp_path):
+    shutil.copytree(deployed.path, tmp_path / "run")
+    first, second = Run.open(tmp_path / "run").members
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match=r"seed-1\.safetensors is not the agent that was deployed"):
+        Run.open(tmp_path / "run").agent()
 
 
 def agents(run):

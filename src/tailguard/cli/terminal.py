@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -100,6 +101,19 @@ class Messages(logging.Handler):
         for logger in READING:
             logger.handlers, logger.propagate = [self], False
             logger.setLevel(logging.INFO)
+
+
+def open_closed_streams() -> None:
+    """Connect standard streams that were closed to nothing, as a service or ``2>&-`` closes them.
+
+    Otherwise the first files that are opened would get their numbers, and whatever a library prints.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def console(stderr: bool = False) -> "Console":

@@ -118,10 +118,11 @@ def deploy_last_fold(walkforward: FinishedWalkforward, path: Path) -> Run:
         ):
             raise ValueError(f"{file} is not the agent that was tested: {advice}")
     with _new_run(path) as folder:
-        _create(done, folder, market, selection, "last fold")
+        run = _create(done, folder, market, selection, "last fold")
         for seed, file in files.items():
             with atomic(folder / _member(seed)) as member:
                 member.write(read_regular(file, largest_file()))
+        run.note_agents()
     return Run.open(path)
 
 
@@ -181,11 +182,12 @@ def deploy_refit(walkforward: FinishedWalkforward, path: Path, report: ReportPro
             chosen = select(done.bars, done.config, split, features, report, engine=engine, kept=kept)
         config = _applied(done.config, chosen)
         market = prepare_market(done.bars, config, split, features)
-        _create(done, folder, market, chosen, "refit")
+        run = _create(done, folder, market, chosen, "refit")
         shared = RefitMarket(market, config, None if chosen is None else chosen.horizon)
         for seed, agent in _refitted(shared, done.seeds, kept, report, engine).items():
             with atomic(folder / _member(seed)) as file:
                 file.write(agent)
+        run.note_agents()
     return Run.open(path)
 
 
@@ -221,7 +223,7 @@ def _member(seed: int) -> str:
     return f"agents/seed-{seed}.safetensors"
 
 
-def _create(done: FinishedWalkforward, folder: Path, market: Market, selection: Selection | None, kind: str) -> None:
+def _create(done: FinishedWalkforward, folder: Path, market: Market, selection: Selection | None, kind: str) -> Run:
     """Make a run in a folder that lacks only the agents."""
     facts = {
         "ensemble": [_member(seed) for seed in done.seeds],
@@ -231,6 +233,7 @@ def _create(done: FinishedWalkforward, folder: Path, market: Market, selection: 
     make_folder(folder / "agents")
     if selection is not None:
         save_selection(selection, folder / SELECTION, run.label)
+    return run
 
 
 @contextmanager

@@ -48,9 +48,9 @@ from tailguard.experiments.trials import Kept
 from tailguard.io import checkpoint
 from tailguard.io.atomic import UNFINISHED, atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
-from tailguard.io.form import COUNT, NUMBER, TEXT, Maybe, require_form
+from tailguard.io.form import COUNT, MAPPING, NUMBER, TEXT, Maybe, require_form
 from tailguard.io.lock import LOCK, locked
-from tailguard.io.reading import refusing, require_readable
+from tailguard.io.reading import read_regular, refusing, require_readable
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.bars import timeframe
 from tailguard.market.data import source_parts
@@ -62,6 +62,7 @@ from tailguard.ppo.serialization import KIND, MIGRATIONS
 from tailguard.validation import build
 
 CONFIG, INFO, SELECTION, TRIALS, METRICS = "config.yaml", "run.json", "selection.json", "trials", "metrics.jsonl"
+AGENTS = "agents"  # entry of run.json: by name, the checksums of the agents of an ensemble
 # Entries of run.json that say where a run began, and not which run it is.
 PLACE = ("data", "versions", "conditions")
 # What everything else in a run relies on.
@@ -72,6 +73,7 @@ FORM = {
     "test": (COUNT, COUNT),
     "timeframe_seconds": Maybe(NUMBER),
     "ensemble": Maybe([TEXT]),
+    AGENTS: Maybe(MAPPING),
 }
 # Settings that may change while a run is under way, if that is asked for. Of the training: names of the model's arguments.
 MODEL_SETTINGS = (
@@ -275,6 +277,10 @@ class Run:
 
         return self.checkpoints.newest(resume)
 
+    def note_agents(self) -> None:
+        """Add the checksums of the agents of an ensemble to ``run.json``."""
+        self.note({AGENTS: {path.name: digest(read_regular(path, checkpoint.largest_file())) for path in self.members}})
+
     @property
     def members(self) -> list[Path]:
         """The files of the agents of an ensemble; empty for a training."""
@@ -288,7 +294,15 @@ class Run:
         self._require_selection()
         if not self.members:
             return self.trained_model()
-        return Ensemble([DistributionalPPO.load(path) for path in self.members], self.config.trading)
+        agents = [DistributionalPPO.load(path) for path in self.members]
+        for path in self.members:
+            # Runs of earlier versions did not note what they were made of.
+            if (self.info.get(AGENTS) or {}).get(path.name, "") not in (
+                "",
+                digest(read_regular(path, checkpoint.largest_file())),
+            ):
+                raise ValueError(f"{path} is not the agent that was deployed: restore it, or deploy again")
+        return Ensemble(agents, self.config.trading)
 
     def _require_selection(self) -> None:
         """Raise where the choice is missing that says how far the agent is trusted; a population makes none."""
