@@ -175,9 +175,8 @@ def main() -> int:
             train_paper_agent(Path(name))
         os.environ[MARK] = uuid.uuid4().hex
         print(f"seed {arguments.seed}, {os.cpu_count()} cores, thread variables unset")
-        print(
-            "| subject | without faults | drivers killed | workers killed | ends with the same bits | left | the last ended after |"
-        )
+        head = "subject", "without faults", "drivers killed", "workers killed", "the same bits", "left", "the last ended after"
+        print(f"| {' | '.join(head)} |")
         print("|---|---|---|---|---|---|---|")
         for subject in arguments.subjects:
             tally = Tally()
