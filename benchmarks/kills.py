@@ -2,14 +2,16 @@
 
 Each subject (a training, a walk-forward, a population in processes and on Ray, paper trading) is run without a fault through
 the command line, and again by processes that are killed with SIGKILL at random moments, the driver or one of its workers, and
-started again with the same command. The variables that set the numbers of threads are unset. Printed: kills, starts, whether
-the end is the same to the last bit, and how many processes were left behind after each kill of a driver. They may be none.
+started again with the same command. The variables that set the numbers of threads are unset. Printed: kills, how many of
+the ends are the same to the last bit, and how many processes were left behind after each kill of a driver. They may be none.
+One subject, the start of Ray, has no end: its drivers are killed while their cluster starts.
 """
 
 import argparse
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +40,8 @@ from soak_subjects import (
 LONGEST = 3600.0  # seconds for a run; far more than it takes
 GRACE = 60.0  # seconds in which everything must end after its driver has, on a machine that others use as well
 MARK = "TAILGUARD_KILLS"  # in the environment of every process that this script has started, directly or not
-SUBJECTS = ("training", "walk-forward", "population", "paper", "population on Ray", "walk-forward on Ray")
+STARTS = "start of Ray"
+SUBJECTS = ("training", "walk-forward", "population", "paper", "population on Ray", "walk-forward on Ray", STARTS)
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Tally:
 
     @property
     def good(self) -> bool:
-        return 0 < self.ends == self.same and self.left == 0
+        return self.ends == self.same and self.left == 0
 
     def row(self, name: str) -> str:
         same = f"{self.same} of {self.ends}"
@@ -155,6 +158,23 @@ def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.
     compare(whole, faulty, tally)
 
 
+def kill_starts(kills: int, rng: np.random.Generator, tally: Tally) -> None:
+    """Kill drivers when their Ray cluster has some of its processes, or all."""
+    script = "from tailguard.parallel.ray import connect\nprint(flush=True)\nconnect()\nimport time\ntime.sleep(3600)"
+    while tally.drivers < kills:
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+            assert driver.stdout is not None
+            driver.stdout.readline()
+            enough, until = int(rng.integers(2, 10)), time.monotonic() + 2.0 * GRACE
+            while len(marked()) < enough and time.monotonic() < until:
+                time.sleep(0.02)
+            time.sleep(float(rng.uniform(0.0, 0.5)))
+            driver.kill()
+        tally.drivers += 1
+        count_left(tally)
+        sys.stderr.write(f"{STARTS}: {tally.drivers} drivers killed, {tally.left} left\n")
+
+
 def compare(whole: Subject, faulty: Subject, tally: Tally) -> None:
     tally.ends += 1
     tally.same += whole.result() == faulty.result()
@@ -181,7 +201,10 @@ def main() -> int:
         for subject in arguments.subjects:
             tally = Tally()
             try:
-                torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng, tally)
+                if subject == STARTS:
+                    kill_starts(each, rng, tally)
+                else:
+                    torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng, tally)
             finally:  # also when it is asked to stop: what was found so far
                 print(tally.row(subject), flush=True)
                 for child in CHILDREN:
