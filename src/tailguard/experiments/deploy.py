@@ -148,7 +148,7 @@ class Refit(NamedTuple):
 
 
 class RefitMarket(NamedTuple):
-    """What the trainings of a refit have in common.
+    """Inputs that the trainings of a refit share.
 
     :param market: of all bars.
     :param config: with what was chosen.

@@ -1,4 +1,4 @@
-"""Where the tasks of an experiment run: in this process, in processes of this machine, or on a Ray cluster.
+"""Engines for the tasks of an experiment: this process, processes of this machine, or a Ray cluster.
 
 Engines differ in where they run tasks, never in what comes out.
 """

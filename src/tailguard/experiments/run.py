@@ -228,7 +228,7 @@ class Run:
 
     @property
     def label(self) -> dict[str, Any] | None:
-        """What a file of this run is about; None for runs of earlier versions, which have no identity."""
+        """The label of the files of this run; None for runs of earlier versions, which have no identity."""
         return {"run": self.info["run_id"]} if "run_id" in self.info else None
 
     @property

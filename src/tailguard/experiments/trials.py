@@ -36,7 +36,7 @@ class Play(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeldOutMarkets:
-    """What the trials of a selection have in common.
+    """Inputs that the trials of a selection share.
 
     :param markets: by block, prepared without it.
     :param spans: by block, the rows in which it is traded.
