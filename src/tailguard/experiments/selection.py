@@ -170,7 +170,7 @@ class Selection:
 
     @property
     def _expectation(self) -> str:
-        """What forecasts say of the alpha, in words."""
+        """The alpha that forecasts expect, in words."""
         forecasts = f"linear forecasts of the returns, which have one of {self.forecast_t:.1f}"
         expected = self.chosen.expected_t
         return f" ({forecasts})" if expected is None else f", and of {expected:.1f} by {forecasts}"
