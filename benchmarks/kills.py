@@ -2,14 +2,16 @@
 
 Each subject (a training, a walk-forward, a population in processes and on Ray, paper trading) is run without a fault through
 the command line, and again by processes that are killed with SIGKILL at random moments, the driver or one of its workers, and
-started again with the same command. The variables that set the numbers of threads are unset. Printed: kills, starts, whether
-the end is the same to the last bit, and how many processes were left behind after each kill of a driver. They may be none.
+started again with the same command. The variables that set the numbers of threads are unset. Printed: kills, how many of
+the ends are the same to the last bit, and how many processes were left behind after each kill of a driver. They may be none.
+One subject, the start of Ray, has no end: its drivers are killed while their cluster starts.
 """
 
 import argparse
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from soak_subjects import (
+    CHILDREN,
     POPULATION,
     TRAINING,
     UPDATE,
@@ -37,7 +40,8 @@ from soak_subjects import (
 LONGEST = 3600.0  # seconds for a run; far more than it takes
 GRACE = 60.0  # seconds in which everything must end after its driver has, on a machine that others use as well
 MARK = "TAILGUARD_KILLS"  # in the environment of every process that this script has started, directly or not
-SUBJECTS = ("training", "walk-forward", "population", "paper", "population on Ray", "walk-forward on Ray")
+STARTS = "start of Ray"
+SUBJECTS = ("training", "walk-forward", "population", "paper", "population on Ray", "walk-forward on Ray", STARTS)
 
 
 @dataclass
@@ -45,7 +49,8 @@ class Tally:
     """What became of one subject.
 
     :param kills: of drivers, and of workers.
-    :param same: whether it ended as the one without faults.
+    :param ends: how often it came to its end.
+    :param same: how often that was the end of the one without faults.
     :param left: processes that were still there after their driver.
     :param seconds: of a run without faults; the shortest known.
     :param slowest: seconds after which the last process had ended, at most.
@@ -53,10 +58,20 @@ class Tally:
 
     drivers: int = 0
     workers: int = 0
-    same: bool = False
+    ends: int = 0
+    same: int = 0
     left: int = 0
     seconds: float = 0.0
     slowest: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return self.ends == self.same and self.left == 0
+
+    def row(self, name: str) -> str:
+        same = f"{self.same} of {self.ends}"
+        cells = (name, f"{self.seconds:.0f} s", self.drivers, self.workers, same, self.left, f"{self.slowest:.1f} s")
+        return f"| {' | '.join(map(str, cells))} |"
 
 
 def make(name: str, folder: Path, which: str) -> Subject:
@@ -118,9 +133,9 @@ def kill_one(subject: Subject, rng: np.random.Generator, tally: Tally) -> Child 
     return None
 
 
-def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.Generator) -> Tally:
+def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.Generator, tally: Tally) -> None:
     """Run a subject to its end, without faults and with so many kills, or as many as there is time for."""
-    tally, whole, faulty = Tally(), make(name, folder, "whole"), make(name, folder, "killed")
+    whole, faulty = make(name, folder, "whole"), make(name, folder, "killed")
     begun = time.monotonic()
     child = whole.start()
     if child.code(LONGEST) != 0:
@@ -133,17 +148,36 @@ def torment(name: str, folder: Path, kills: int, seconds: float, rng: np.random.
             if left.code(LONGEST) != 0:
                 raise SystemExit(f"{name} did not come to its end after a worker was killed: {left.said()[-3:]}")
             if tally.drivers + tally.workers < kills:  # it was through: once more from the beginning
-                tally.same = whole.result() == faulty.result()
-                if not tally.same:
-                    return tally
+                compare(whole, faulty, tally)
                 faulty = make(name, folder, f"killed-{tally.drivers + tally.workers}")
-        sys.stderr.write(f"{name}: {tally.drivers} drivers and {tally.workers} workers killed\n")
+        sys.stderr.write(f"{name}: {tally.drivers} drivers and {tally.workers} workers killed, {tally.left} left\n")
     last = faulty.start()
     if last.code(LONGEST) != 0:
         raise SystemExit(f"{name} was not resumed: {last.said()[-3:]}")
     count_left(tally)
-    tally.same = whole.result() == faulty.result()
-    return tally
+    compare(whole, faulty, tally)
+
+
+def kill_starts(kills: int, rng: np.random.Generator, tally: Tally) -> None:
+    """Kill drivers when their Ray cluster has some of its processes, or all."""
+    script = "from tailguard.parallel.ray import connect\nprint(flush=True)\nconnect()\nimport time\ntime.sleep(3600)"
+    while tally.drivers < kills:
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+            assert driver.stdout is not None
+            driver.stdout.readline()
+            enough, until = int(rng.integers(2, 10)), time.monotonic() + 2.0 * GRACE
+            while len(marked()) < enough and time.monotonic() < until:
+                time.sleep(0.02)
+            time.sleep(float(rng.uniform(0.0, 0.5)))
+            driver.kill()
+        tally.drivers += 1
+        count_left(tally)
+        sys.stderr.write(f"{STARTS}: {tally.drivers} drivers killed, {tally.left} left\n")
+
+
+def compare(whole: Subject, faulty: Subject, tally: Tally) -> None:
+    tally.ends += 1
+    tally.same += whole.result() == faulty.result()
 
 
 def main() -> int:
@@ -153,6 +187,7 @@ def main() -> int:
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rng, each = np.random.default_rng(arguments.seed), -(-arguments.kills // len(arguments.subjects))
     good = True
     with tempfile.TemporaryDirectory() as name:
@@ -160,16 +195,21 @@ def main() -> int:
             train_paper_agent(Path(name))
         os.environ[MARK] = uuid.uuid4().hex
         print(f"seed {arguments.seed}, {os.cpu_count()} cores, thread variables unset")
-        print(
-            "| subject | without faults | drivers killed | workers killed | same bits | processes left | the last ended after |"
-        )
+        head = "subject", "without faults", "drivers killed", "workers killed", "the same bits", "left", "the last ended after"
+        print(f"| {' | '.join(head)} |")
         print("|---|---|---|---|---|---|---|")
         for subject in arguments.subjects:
-            tally = torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng)
-            good = good and tally.same and not tally.left
-            same = "yes" if tally.same else "**no**"
-            row = (tally.drivers, tally.workers, same, tally.left, f"{tally.slowest:.1f} s")
-            print(f"| {subject} | {tally.seconds:.0f} s | {' | '.join(map(str, row))} |", flush=True)
+            tally = Tally()
+            try:
+                if subject == STARTS:
+                    kill_starts(each, rng, tally)
+                else:
+                    torment(subject, Path(name), each, 60.0 * arguments.minutes / len(arguments.subjects), rng, tally)
+            finally:  # also when it is asked to stop: what was found so far
+                print(tally.row(subject), flush=True)
+                for child in CHILDREN:
+                    child.kill()
+            good = good and tally.good
     return 0 if good else 1
 
 

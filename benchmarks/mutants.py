@@ -9,6 +9,7 @@ mutant that they do not notice survives, and shows a test that is missing. Finis
 import argparse
 import importlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -21,7 +22,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 900  # after which a mutant has made its tests hang, and is noticed
+# A mutant has made its tests hang, and is noticed, after so many seconds, and so many times what they take without it.
+SECONDS, TIMES = 300, 10
+LONGEST = 3600  # seconds of the tests of a part, on a machine that others use as well
 ADDRESS_SPACE = 12 * 2**30  # beyond which a mutant takes all memory, and is noticed
 
 # Loaded once; never Tailguard itself.
@@ -147,10 +150,12 @@ class Result:
     seconds: float
 
 
-def run_tests(copy: Path, part: str) -> bool:
+def run_tests(copy: Path, part: str, seconds: float = LONGEST) -> bool:
     """Return True if the tests of a part pass against a copy of the source.
 
     They run in a fork of this process, which has loaded the libraries: that takes longer than most of the tests.
+
+    :param seconds: after which they hang, and fail.
     """
     child = os.fork()
     if child == 0:
@@ -160,7 +165,7 @@ def run_tests(copy: Path, part: str) -> bool:
         os.chdir(ROOT)
         os.environ["PYTHONPATH"] = str(copy)
         sys.path.insert(0, str(copy))
-        signal.alarm(SECONDS)
+        signal.alarm(math.ceil(seconds))
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
         loaded = "ignore::pytest.PytestAssertRewriteWarning"  # some libraries import plugins of pytest
         os._exit(int(pytest.main(["-n", "0", "-x", "-q", "-p", "no:cacheprovider", "-W", loaded, *TESTS[part]])))
@@ -170,8 +175,11 @@ def run_tests(copy: Path, part: str) -> bool:
     return code == 0
 
 
-def try_mutant(copy: Path, mutant: tuple[str, str, str]) -> bool:
-    """Return True if the tests notice a mutant; the copy is as before afterwards."""
+def try_mutant(copy: Path, mutant: tuple[str, str, str], usual: float) -> bool:
+    """Return True if the tests notice a mutant; the copy is as before afterwards.
+
+    :param usual: seconds that the tests take without it.
+    """
     part, old, new = mutant
     path = copy / "tailguard" / part
     text, status = path.read_text(), path.stat()
@@ -179,7 +187,7 @@ def try_mutant(copy: Path, mutant: tuple[str, str, str]) -> bool:
         raise ValueError(f"{part}: {old!r} occurs {text.count(old)} times, but it must be once")
     path.write_text(text.replace(old, new))
     try:
-        return not run_tests(copy, part)
+        return not run_tests(copy, part, SECONDS + TIMES * usual)
     finally:
         path.write_text(text)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # what numba has compiled of it is valid again
@@ -210,13 +218,14 @@ def main() -> None:
         importlib.import_module(library)
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    sound: set[str] = set()  # parts whose tests pass without any mutant
+    usual: dict[str, float] = {}  # seconds of the tests of a part that pass without any mutant
     for number, mutant in waiting:
-        if mutant[0] not in sound and not run_tests(copy, mutant[0]):
-            raise SystemExit(f"the tests of {mutant[0]} fail without any mutant")
-        sound.add(mutant[0])
         began = time.monotonic()
-        killed = try_mutant(copy, mutant)
+        if mutant[0] not in usual and not run_tests(copy, mutant[0]):
+            raise SystemExit(f"the tests of {mutant[0]} fail without any mutant")
+        usual.setdefault(mutant[0], time.monotonic() - began)
+        began = time.monotonic()
+        killed = try_mutant(copy, mutant, usual[mutant[0]])
         known[mutant] = Result(number, mutant, killed, round(time.monotonic() - began, 1))
         with arguments.results.open("a") as file:
             file.write(json.dumps(vars(known[mutant])) + "\n")

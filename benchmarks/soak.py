@@ -209,7 +209,7 @@ def main() -> int:
     memory, over = Memory(), threading.Event()
     with tempfile.TemporaryDirectory() as name:
         long = Training(Path(name) / "long", [*TRAINING, f"training.steps={ENDLESS}"]).start(clock=arguments.seed)
-        watcher = threading.Thread(target=memory.watch, args=(long, over))
+        watcher = threading.Thread(target=memory.watch, args=(long, over), daemon=True)
         watcher.start()
         try:
             while time.monotonic() < until:

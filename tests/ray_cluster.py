@@ -69,11 +69,15 @@ def machine_with_its_own_disk(cluster, hidden):
         assert machine.poll() is None
         time.sleep(0.1)
         added = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - known
-    yield added.pop()
-    for pid in marked(mark):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    machine.wait()
+    node = added.pop()
+    try:
+        yield node
+    finally:
+        for pid in marked(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        machine.wait()
+        _until_known(node)
 
 
 def lose(cluster, machine):

@@ -36,6 +36,13 @@ def run(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize(("command", "code"), [(["data", "list"], 0), (["act", "nowhere"], 2), (["backtest", "nowhere"], 2)])
+def test_standard_streams_may_be_closed(command, code):
+    script = 'exec "$0" -c "from tailguard.cli import main; main()" "$@" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", script, sys.executable, *command], check=False).returncode == code
+
+
 @pytest.fixture(scope="module")
 def own_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "mine.csv"

@@ -307,6 +307,22 @@ def test_bars_in_place_of_a_configuration_are_told_where_they_belong(name, comma
     assert message.endswith(f"bars are given with --data {name}")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--address", "auto"], "only the engine ray has one"),
+        (["--parallel", "2"], "with the engine process"),
+        (["--engine", "ray", "--parallel", "2"], "with the engine process"),
+    ],
+)
+@pytest.mark.parametrize("command", [["train", "--data", "bars.csv"], ["resume", "run"], ["deploy", "run", "--refit"]])
+def test_an_option_that_an_engine_has_no_use_for_is_refused(options, words, command, folder, capsys):
+    (folder / "bars.csv").write_text(GOOD)
+    message = refused(capsys, [*command, *options])
+    assert words in message
+    assert sorted(path.name for path in folder.iterdir()) == ["bars.csv"]
+
+
 @pytest.mark.parametrize("command", ["train", "walkforward", "population"])
 def test_one_series_is_traded_at_a_time(command, folder, capsys):
     (folder / "a.csv").write_text(GOOD)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 from evaluation_examples import example_evaluation
 
+from power_cut import Disk, PowerCut
 from tailguard.evaluate.record import CHECKSUMS, LARGEST_TABLE, AccountHistory, Estimate, load_record, save_record
 from tailguard.evaluate.report.sections.overview import MARKS, rule
 from tailguard.evaluate.verdict import Verdict, VerdictRules
@@ -139,6 +141,43 @@ def test_an_older_record_leaves_nothing_behind(tmp_path):
     later = example_evaluation(full=False, seed=1)
     save_record(later, tmp_path)
     assert_same(later, load_record(tmp_path))
+
+
+def test_nothing_is_written_through_links_and_pipes_in_its_folder(tmp_path):
+    written, precious = example_evaluation(assets=1, full=True), tmp_path / "precious"
+    save_record(written, tmp_path / "first")
+    precious.write_text("not to be lost")
+    names = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert len(names) > 8
+    for trap in (lambda path: path.symlink_to(precious), os.mkfifo):
+        folder = tmp_path / f"run-{trap.__name__}"
+        folder.mkdir()
+        for name in names:
+            trap(folder / name)
+        save_record(written, folder)
+        assert_same(written, load_record(folder))
+        assert precious.read_text() == "not to be lost"
+
+
+def test_a_power_cut_leaves_the_record_or_none(tmp_path, monkeypatch):
+    written, cut_at, done = example_evaluation(assets=1, full=True), 0, False
+    while not done:
+        for world in (False, True):
+            root = tmp_path / f"{cut_at}-{world}"
+            root.mkdir()
+            with Disk(root, cut_at).attached(monkeypatch) as disk:
+                try:
+                    save_record(written, root / "run")
+                    done = True
+                except PowerCut:
+                    pass
+            left = disk.after_the_cut(tmp_path / f"{cut_at}-{world}-left", world) / "run"
+            complete = (left / "metrics.json").exists()
+            assert complete or not done
+            if complete:
+                assert_same(written, load_record(left))
+        cut_at += 4
+    assert cut_at > 40
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path):

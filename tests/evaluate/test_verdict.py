@@ -67,6 +67,14 @@ def test_everything_passed_is_skill():
             {"seed_edges": (2.0, -0.5, 0.4, 1.9, -1.0)},
             "The 5 training seeds do not agree on a lead: median lead +0.40 in Sharpe ratio",
         ),
+        (
+            {"seed_edges": (0.1, 0.4, 0.7, 0.7, 0.1)},  # the interquartile range is 0.6
+            "The 5 training seeds do not agree on a lead: median lead +0.40 in Sharpe ratio",
+        ),
+        (
+            {"seed_edges": (-0.2, -0.1, -0.15)},  # they agree on a loss
+            "The 3 training seeds do not agree on a lead: median lead -0.15 in Sharpe ratio",
+        ),
         ({"timing": Timing(0.5, 0.3, 0.0, 0.048)}, "The timing may be chance: Sharpe ratio lead +0.50 over the same positions"),
         ({"deflated": None}, "The account never moved: the agent did not trade."),
     ],

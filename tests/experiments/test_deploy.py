@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +11,18 @@ import torch
 from tailguard.config import load_config
 from tailguard.evaluate.attack import AttackPlan
 from tailguard.evaluate.play import play, target_weights
-from tailguard.experiments.deploy import deploy_last_fold, deploy_refit, open_walkforward
+from tailguard.experiments import Interrupted, deploy
+from tailguard.experiments.deploy import Refit, deploy_last_fold, deploy_refit, open_walkforward
+from tailguard.experiments.engines import SERIAL, Engine
 from tailguard.experiments.ensemble import Ensemble
 from tailguard.experiments.evaluation import attack_run, evaluate_run
 from tailguard.experiments.export import export
 from tailguard.experiments.prepared_market import Split, prepare_market
 from tailguard.experiments.run import Run, train
+from tailguard.experiments.selection import load_selection
 from tailguard.experiments.trader import Trader
 from tailguard.experiments.training import build_model
+from tailguard.experiments.trials import Trial
 from tailguard.experiments.walkforward import walkforward
 from tailguard.market import load_bars, random_walk
 from tailguard.ppo.algorithm import DistributionalPPO
@@ -151,18 +156,98 @@ def test_a_refit_learns_from_all_bars_and_from_those_that_have_come(finished, tm
             refused(run)
 
 
+def test_an_agent_in_the_place_of_another_is_refused(deployed, tmp_path):
+    shutil.copytree(deployed.path, tmp_path / "run")
+    first, second = Run.open(tmp_path / "run").members
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match=r"seed-1\.safetensors is not the agent that was deployed"):
+        Run.open(tmp_path / "run").agent()
+
+
+def agents(run):
+    return [path.read_bytes() for path in run.members]
+
+
+def test_a_refit_in_processes_is_the_same(finished, tmp_path):
+    runs = [
+        deploy_refit(finished, tmp_path / engine.name, silent, engine) for engine in (SERIAL, Engine("process", processes=2))
+    ]
+    assert agents(runs[0]) == agents(runs[1])
+    assert runs[0].selection == runs[1].selection
+
+
+@pytest.mark.parametrize("stopped_at", [Trial, Refit])
+def test_a_refit_that_was_stopped_continues(finished, tmp_path, monkeypatch, stopped_at):
+    whole, done = deploy_refit(finished, tmp_path / "whole", silent), []
+
+    def work(task, shared, reached):
+        if task.name not in done and type(task) is stopped_at and any(type(other) is stopped_at for other in done):
+            raise Interrupted("stopped")
+        done.append(task)
+        return (honest[type(task)])(task, shared, reached)
+
+    honest = {Trial: Trial.work, Refit: Refit.work}
+    with monkeypatch.context() as patch:
+        for kind in honest:
+            patch.setattr(kind, "work", work)
+        with pytest.raises(Interrupted):
+            deploy_refit(finished, tmp_path / "run", silent)
+    assert not (tmp_path / "run").exists()
+    before = list(done)
+    for kind in honest:
+        monkeypatch.setattr(kind, "work", lambda task, *rest: done.append(task) or honest[type(task)](task, *rest))
+    run = deploy_refit(finished, tmp_path / "run", silent)
+    assert not set(before) & set(done[len(before) :])  # nothing is done twice
+    assert agents(run) == agents(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "whole"]
+
+
+def test_what_a_refit_has_finished_is_not_used_for_other_bars(finished, tmp_path, monkeypatch, caplog):
+    def stop(task, shared, reached):
+        raise Interrupted("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Refit, "work", stop)
+        with pytest.raises(Interrupted):
+            deploy_refit(finished, tmp_path / "run", silent)
+    grown = tmp_path / "grown.csv"
+    random_walk(620, seed=0).to_csv(grown)
+    more = open_walkforward(finished.folder, str(grown))
+    assert agents(deploy_refit(more, tmp_path / "run", silent)) == agents(deploy_refit(more, tmp_path / "again", silent))
+    assert all("is about something else; that is done again" in line for line in caplog.messages)
+    assert caplog.messages
+
+
+def test_a_refit_is_trained_with_the_schedules_it_was_chosen_with(finished, tmp_path, monkeypatch):
+    horizons = []
+    monkeypatch.setattr(deploy, "select", lambda *given, **more: replace(finished_selection(finished), steps=64, horizon=128))
+    honest = deploy.train_model
+    monkeypatch.setattr(
+        deploy, "train_model", lambda *given, **more: horizons.append(more["horizon"]) or honest(*given, **more)
+    )
+    run = deploy_refit(finished, tmp_path / "run", silent)
+    assert horizons == [128, 128]
+    assert [member.num_timesteps for member in run.agent().members] == [64, 64]
+
+
+def finished_selection(finished):
+    selection = load_selection(finished.folder / "selection" / "fold-1.json")
+    early = tuple(replace(candidate, steps=64) for candidate in selection.candidates)
+    return replace(selection, candidates=early)
+
+
 def test_a_second_process_does_not_disturb_the_first(finished, tmp_path, monkeypatch):
     copied = []
 
-    def copy(source, target):
+    def copy(path):
         if not copied:
-            copied.append(target)
+            copied.append(path)
             with pytest.raises(ValueError, match="by another process"):
                 deploy_last_fold(finished, tmp_path / "run")
-        return honest(source, target)
+        return honest(path)
 
-    honest = shutil.copyfile
-    monkeypatch.setattr(shutil, "copyfile", copy)
+    honest = deploy.atomic
+    monkeypatch.setattr(deploy, "atomic", copy)
     (tmp_path / ".run.unfinished" / "run" / "agents").mkdir(parents=True)  # left by a process that was killed
     (tmp_path / ".run.unfinished" / "run" / "config.yaml").write_text("half")
     run = deploy_last_fold(finished, tmp_path / "run")
@@ -179,6 +264,13 @@ def test_what_cannot_be_deployed_is_refused_and_leaves_nothing(finished, deploye
         open_walkforward(finished.folder, str(other))
     with pytest.raises(ValueError, match="not empty"):
         deploy_last_fold(finished, deployed.path)
+    agent = finished.folder / "agents" / "fold-1-seed-1.safetensors"
+    content = agent.read_bytes()
+    for damage in (agent.unlink, lambda: agent.write_bytes(content[:-1])):
+        damage()
+        with pytest.raises(ValueError, match=r"seed-1\.safetensors: .*: delete .*, and resume the walk-forward"):
+            deploy_last_fold(finished, tmp_path / "run")
+    agent.write_bytes(content)
     with pytest.raises(ValueError, match="nothing to train"):
         train(Run.open(deployed.path), silent)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.csv"]

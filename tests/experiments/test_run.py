@@ -21,6 +21,7 @@ from tailguard.experiments.prepared_market import default_split, prepare_market
 from tailguard.experiments.run import Run, train
 from tailguard.experiments.selection import save_selection
 from tailguard.experiments.training import build_model, train_model
+from tailguard.experiments.trials import Trial
 from tailguard.io.checkpoint import CheckpointError
 from tailguard.market import random_walk, simulate
 from tailguard.market.env import TradingVecEnv
@@ -312,6 +313,49 @@ def test_a_damaged_selection_is_named(selected):
     (run.path / "selection.json").write_text('{"policy": "MlpPolicy"')
     with pytest.raises(ValueError, match=r"selection\.json is damaged .*: delete it"):
         Run.open(run.path)
+
+
+def test_an_agent_does_not_trade_without_what_was_chosen_for_it(selected):
+    """Which is how far it is trusted: alone it would steer the whole account."""
+    run, model = selected
+    chosen = (run.path / "selection.json").read_bytes()
+    (run.path / "selection.json").unlink()
+    with pytest.raises(ValueError, match=r"selection\.json is missing, .* `tailguard resume .*` choose again"):
+        Run.open(run.path).agent()
+    again = train(Run.open(run.path), nobody)
+    assert torch.equal(again.flat.tensor, model.flat.tensor)
+    assert (run.path / "selection.json").read_bytes() == chosen
+    Run.open(run.path).agent()
+
+
+def test_the_selection_of_another_run_is_refused(selected, tmp_path, data):
+    run, _ = selected
+    other = create(tmp_path / "other", data, *SELECTING, "trading.fee=0.01")
+    other.select(nobody)
+    (run.path / "selection.json").write_bytes((other.path / "selection.json").read_bytes())
+    with pytest.raises(ValueError, match="it is about"):
+        Run.open(run.path)
+
+
+def test_trainings_of_a_choice_are_kept_until_it_is_made(selected, tmp_path, data, monkeypatch):
+    whole, _ = selected
+    run, trained, work = create(tmp_path / "run", data, *SELECTING), [], Trial.work
+
+    def stop(done, total, text):
+        if done >= 2 * 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(run, stop)
+    kept = {path.stem for path in (run.path / "trials").iterdir()}
+    assert len(kept) == 2
+    monkeypatch.setattr(Trial, "work", lambda *arguments: trained.append(arguments[0].name) or work(*arguments))
+    resumed = Run.open(run.path)
+    train(resumed, nobody)
+    assert trained
+    assert not kept & set(trained)
+    assert content(resumed) == content(whole)
+    assert not (run.path / "trials").exists()
 
 
 def test_a_selection_does_not_depend_on_what_is_unseen(selected, tmp_path, data):

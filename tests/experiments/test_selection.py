@@ -14,7 +14,8 @@ from scipy.stats import norm, ttest_1samp
 from tailguard.config import SelectionConfig, load_config
 from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.evaluate.play import play
-from tailguard.experiments import selection
+from tailguard.experiments import selection, trials
+from tailguard.experiments.engines import Engine
 from tailguard.experiments.prepared_market import Split, default_split, market_features, prepare_market
 from tailguard.experiments.selection import (
     PREMIUM,
@@ -32,6 +33,7 @@ from tailguard.experiments.selection import (
     trust,
 )
 from tailguard.experiments.training import build_model, train_model
+from tailguard.experiments.trials import Kept, Play, Trial
 from tailguard.market import align_bars, random_walk, simulate
 from tailguard.market.planted import planted_market
 from tailguard.market.relevance import FLOOR
@@ -155,7 +157,7 @@ def test_the_expected_alpha_is_the_true_one_but_for_chance():
             mean = market.expected[first : last - 1]
             targets = np.clip(400.0 * mean, -1.0, 1.0)
             before = trials.spans[number - 1]  # traded in sample
-            trials.plays[MLP, 128, number, 0] = selection._Play(targets, np.zeros((before[1] - before[0] - 1, 1)))
+            trials.plays[MLP, 128, number, 0] = Play(targets, np.zeros((before[1] - before[0] - 1, 1)))
             history = trials.windows[number].trade("agent", targets)
             alphas.append(beyond(history.excess, trials.market_excess[number]))
             costs += float(history.costs.sum())
@@ -200,14 +202,15 @@ def tried(bars, monkeypatch):
     def select_between(decide, *settings, table=bars):
         asked = []
 
-        def pretend(self, policy, number, seed):
-            asked.append((policy, number, seed))
-            for stop in self.stops:
-                rows = [self.spans[number], self.spans[number - 1]]
-                held_out, in_sample = (np.array(decide(policy, stop, span), float)[:, None] for span in rows)
-                self.plays[policy, stop, number, seed] = selection._Play(held_out, in_sample)
+        def pretend(trial, shared, reached):
+            asked.append(tuple(trial))
+            rows = [shared.spans[trial.block], shared.spans[trial.block - 1]]
+            return {
+                stop: Play(*(np.array(decide(trial.policy, stop, span), float)[:, None] for span in rows))
+                for stop in shared.stops
+            }
 
-        monkeypatch.setattr(selection._Trials, "_train_and_play", pretend)
+        monkeypatch.setattr(Trial, "work", pretend)
         settings = ["trading.fee=0", "trading.fill=close", "selection.seeds=2", *settings]
         return chosen(table, *settings), asked
 
@@ -421,8 +424,8 @@ def test_bars_after_the_training_have_no_part_in_it(bars, once):
 def test_agents_learn_nothing_of_the_block_that_they_are_tested_on(bars, monkeypatch):
     """The second of two blocks is changed: the agent trained without it is the same to the last bit, the other is not."""
     trained = []
-    honest = selection.build_model
-    monkeypatch.setattr(selection, "build_model", lambda *inputs: trained.append(honest(*inputs)) or trained[-1])
+    honest = trials.build_model
+    monkeypatch.setattr(trials, "build_model", lambda *inputs: trained.append(honest(*inputs)) or trained[-1])
     config = load_config(None, TINY)
     split = default_split(len(bars), config.training)
     first, last = cut_into_blocks((market_features(bars, config).warmup, split.train[1]), 2, "blocks")[1]
@@ -492,6 +495,58 @@ def test_progress_rises_to_what_was_tried(bars):
     chosen(bars, "training.policy=MlpPolicy", report=lambda *line: said.append(line))
     assert [line[:2] for line in said] == [(2, 6), (4, 6), (6, 6)]
     assert said[0][2] == "choosing: MlpPolicy, block 1 of 3"
+
+
+# Where and when candidates are trained.
+
+
+def select_on(bars, **options):
+    config = load_config(None, TINY)
+    return select(bars, config, default_split(len(bars), config.training), market_features(bars, config), **options)
+
+
+def test_candidates_that_are_trained_in_processes_give_the_same_choice(bars, once):
+    assert select_on(bars, engine=Engine("process", processes=2)) == once
+
+
+def test_a_choice_that_was_stopped_continues_with_what_is_missing(bars, once, tmp_path, monkeypatch, caplog):
+    kept, trained, work = Kept(tmp_path, "mine"), [], Trial.work
+
+    def counted(trial, shared, reached):
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append(trial.name)
+        return work(trial, shared, reached)
+
+    monkeypatch.setattr(Trial, "work", counted)
+    with pytest.raises(KeyboardInterrupt):
+        select_on(bars, kept=kept)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(trained)
+    monkeypatch.setattr(Trial, "work", lambda *arguments: trained.append(arguments[0].name) or work(*arguments))
+    finished, trained[:] = list(trained), []
+    assert select_on(bars, kept=kept) == once
+    assert not set(trained) & set(finished)
+    assert set(trained) | set(finished) == {path.stem for path in tmp_path.iterdir()}
+    trained.clear()
+    assert select_on(bars, kept=kept) == once
+    assert trained == []
+    assert caplog.messages == []
+
+
+def test_trainings_that_are_damaged_foreign_or_of_another_form_are_done_again(bars, once, tmp_path, monkeypatch, caplog):
+    kept, trained, work = Kept(tmp_path, "mine"), [], Trial.work
+    select_on(bars, kept=kept)
+    damaged, foreign, exchanged, formed, *_ = sorted(tmp_path.iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    Kept(tmp_path, "another").save(foreign.stem, {})
+    exchanged.write_bytes((tmp_path / f"{MLP}-block-2-seed-0.safetensors").read_bytes())
+    content = kept.load(formed.stem, lambda tree: tree)
+    kept.save(formed.stem, {**content, "64": {**content["64"], "held_out": np.full(3, np.nan)}})
+    monkeypatch.setattr(Trial, "work", lambda *arguments: trained.append(arguments[0].name) or work(*arguments))
+    assert select_on(bars, kept=kept) == once
+    assert sorted(trained) == [damaged.stem, foreign.stem, exchanged.stem, formed.stem]
+    assert all(line.endswith("; that is done again") for line in caplog.messages)
+    assert len(caplog.messages) == 4
 
 
 def test_t_statistics_are_those_of_scipy():

@@ -340,7 +340,11 @@ def test_a_damaged_or_exchanged_file_is_named_and_its_pair_trained_again(finishe
         assert run.decisions_file(pair).read_bytes() == there.decisions_file(pair).read_bytes()
         assert complaint in caplog.records[-1].getMessage()
         assert caplog.records[-1].getMessage().endswith("fold-0-seed-0 is trained again")
-    assert len(caplog.records) == 4
+    run.agent_file(pair).unlink()
+    train_all(run, folds, [pair], 1, silent)
+    assert run.agent_file(pair).read_bytes() == there.agent_file(pair).read_bytes()
+    assert caplog.records[-1].getMessage() == f"{run.agent_file(pair)} is missing; fold-0-seed-0 is trained again"
+    assert len(caplog.records) == 5
 
 
 def test_a_second_process_is_refused(finished, bars, config):

@@ -15,8 +15,11 @@ from ray_cluster import PATIENCE, WARNINGS, joined_cluster, lose, machine_with_i
 from tailguard.config import load_config
 from tailguard.evaluate.folds import make_folds
 from tailguard.experiments import Interrupted, stopped_at_once, walkforward
+from tailguard.experiments.engines import Engine
+from tailguard.experiments.prepared_market import default_split, market_features
+from tailguard.experiments.selection import select
 from tailguard.experiments.walkforward import Pair, WalkforwardRun, train_all
-from tailguard.market import random_walk
+from tailguard.market import load_bars, random_walk
 from tailguard.parallel.ray import RayTasks, connect
 from tailguard.parallel.tasks import run_tasks
 
@@ -109,6 +112,16 @@ def test_a_machine_without_a_common_disk_gives_the_same_pairs(cluster, tmp_path)
     ]
     assert len(files[0]) == 1 + 1 + 1
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_choice_whose_candidates_are_trained_by_two_machines_is_that_of_this_process(cluster, pooled):
+    bars = load_bars({name: random_walk(300, seed=seed) for seed, name in enumerate("ab")})
+    config = load_config(None, [*TINY, f"training.pooled={str(pooled).lower()}", "training.policy=auto"])
+    common = bars, config, default_split(len(bars), config.training), market_features(bars, config)
+    here = select(*common)
+    with machines(cluster, 2, cores=1):
+        assert select(*common, engine=Engine("ray")) == here
 
 
 def test_a_machine_that_is_lost_costs_each_of_its_tasks_one_loss(cluster, tmp_path, caplog):

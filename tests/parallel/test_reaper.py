@@ -52,6 +52,18 @@ def test_orphans_end_with_who_started_them(ends):
 
 
 @linux
+def test_nobody_who_reads_the_output_waits_for_it():
+    script = "from tailguard.parallel.reaper import reaped\nwith reaped():\n    pass\nprint(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"\n"
+        driver.wait()
+        ended = time.monotonic()
+        assert driver.stdout.read() == b""
+        assert time.monotonic() - ended < QUIET_SECONDS / 2
+
+
+@linux
 def test_nothing_is_marked_twice(monkeypatch):
     monkeypatch.setenv(MARK, "outer")
     with reaped():

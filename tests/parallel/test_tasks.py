@@ -1,10 +1,12 @@
 """Independent tasks under one supervisor: the same results everywhere, whatever happens to the workers."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,8 @@ from parallel_tasks import Echo, Square, runs
 from tailguard.parallel.outcomes import Lost, count_losses
 from tailguard.parallel.tasks import ProcessTasks, SerialTasks, _task_handler, run_tasks
 from tailguard.parallel.worker import Started, WorkerProcess
+
+HEADER = 4  # bytes that say how long a message is
 
 
 def run(tasks, executor, **options):
@@ -123,12 +127,20 @@ def test_a_worker_that_dies_before_it_has_read_its_work_is_a_loss():
     worker.close()
 
 
+def waiting(connection):
+    """Return the number of bytes that can be read."""
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def test_a_worker_that_dies_while_it_sends_its_result_is_a_loss():
     """Half a message has come: the result is larger than what a connection holds while nobody reads."""
     worker = WorkerProcess(_task_handler, (bytes(2**24),))
     worker.send(Echo())
     assert isinstance(worker.receive(), Started)
-    assert worker.connection.poll(200.0)
+    deadline = time.monotonic() + 200.0
+    while waiting(worker.connection) <= HEADER:  # a header alone would break off between two messages
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     worker.kill()
     assert worker.receive() == Lost("its process ended with exit code -9")
     worker.close()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tailguard.cli import configs, evaluations, execution, hedging, markets, populations, runs
-from tailguard.cli.terminal import Messages
+from tailguard.cli.terminal import Messages, open_closed_streams
 from tailguard.experiments import Interrupted, handling_signals
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -55,6 +55,7 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the user's mistakes become one line on stderr and exit code 2."""
+    open_closed_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     Messages().install()
     try:

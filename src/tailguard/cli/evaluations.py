@@ -8,6 +8,7 @@ import typer
 
 from tailguard.cli.settings import Settings, single_source, takes_settings
 from tailguard.cli.terminal import (
+    AddressOption,
     DataOption,
     Format,
     FormatOption,
@@ -56,7 +57,7 @@ def run_walkforward(
     engine: Annotated[
         WalkforwardEngine, typer.Option(help="Train in processes on this machine, or on a Ray cluster; the results are equal.")
     ] = WalkforwardEngine.PROCESS,
-    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")] = None,
+    address: AddressOption = None,
     ledger: LedgerOption = True,
     quiet: QuietOption = False,
 ) -> None:

@@ -1,26 +1,27 @@
 """The command that trains a population."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tailguard.cli.settings import Settings, single_source, takes_settings
-from tailguard.cli.terminal import DataOption, QuietOption, console, free_folder, print_table, say
+from tailguard.cli.terminal import (
+    AddressOption,
+    DataOption,
+    ParallelOption,
+    Place,
+    QuietOption,
+    console,
+    free_folder,
+    print_table,
+    say,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from tailguard.experiments.population_run import Standing
-
-
-class EngineName(StrEnum):
-    """Engines that train the members."""
-
-    SERIAL = "serial"
-    PROCESS = "process"
-    RAY = "ray"
 
 
 @takes_settings(argument=True)
@@ -29,10 +30,10 @@ def run_population(
     data: DataOption = None,
     folder: Annotated[Path | None, typer.Option("--run", "-r", help="Folder; an existing one is resumed.")] = None,
     engine: Annotated[
-        EngineName, typer.Option(help="Train in this process, in processes on this machine, or on a Ray cluster.")
-    ] = EngineName.PROCESS,
-    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")] = None,
-    parallel: Annotated[int | None, typer.Option(help="Processes at the same time; by default one per core.")] = None,
+        Place, typer.Option(help="Train in this process, in processes on this machine, or on a Ray cluster.")
+    ] = Place.PROCESS,
+    address: AddressOption = None,
+    parallel: ParallelOption = None,
     store: Annotated[str | None, typer.Option(help="Folder or URL for the states of members; by default the run.")] = None,
     quiet: QuietOption = False,
 ) -> None:

@@ -14,9 +14,12 @@ import typer
 
 from tailguard.cli.settings import Settings, single_source, takes_settings
 from tailguard.cli.terminal import (
+    AddressOption,
     DataOption,
     Format,
     FormatOption,
+    ParallelOption,
+    Place,
     QuietOption,
     RunArgument,
     console,
@@ -31,11 +34,15 @@ from tailguard.cli.terminal import (
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tailguard.experiments.engines import Engine
     from tailguard.experiments.paper import PaperTrading, Status
     from tailguard.experiments.run import Run
     from tailguard.experiments.tail_check import TailCheck
     from tailguard.market.files import FileConfig
 
+EngineOption = Annotated[
+    Place, typer.Option(help="Train what is compared in this process, in processes here, or on a Ray cluster.")
+]
 BARS_HELP = "File with bars (a+b is a portfolio), or - for standard input."
 
 
@@ -53,6 +60,9 @@ def run_train(
     folder: Annotated[
         Path | None, typer.Option("--run", "-r", help="New folder for the run; by default artifacts/runs/DATA-N.")
     ] = None,
+    engine: EngineOption = Place.SERIAL,
+    address: AddressOption = None,
+    parallel: ParallelOption = None,
     output: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -62,12 +72,12 @@ def run_train(
     from tailguard.experiments.prepared_market import load_market  # PyTorch is loaded only when it is needed
     from tailguard.experiments.run import Run
 
-    tree = settings.load()
+    tree, place = settings.load(), _place(engine, address, parallel)
     source = single_source(data, tree.data)
     market = load_market(source, tree)
     benchmark_accounts(tree, BacktestWindow(market.bars, market.trading, market.split.span))  # refused before the training
     run = Run.create(folder or free_folder("runs", source), tree, source, market)
-    _train(run, output, quiet)
+    _train(run, place, output, quiet)
 
 
 def run_resume(
@@ -75,19 +85,29 @@ def run_resume(
     allow_config_change: Annotated[
         bool, typer.Option("--allow-config-change", help="Train on with what was edited in RUN/config.yaml; it is listed.")
     ] = False,
+    engine: EngineOption = Place.SERIAL,
+    address: AddressOption = None,
+    parallel: ParallelOption = None,
     output: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
     """Resume a training that was stopped or killed; the result is the same as without the stop."""
     from tailguard.experiments.run import Run
 
+    place = _place(engine, address, parallel)
     opened = Run.open(run, allow_config_change=allow_config_change)
     if opened.changed:
         say(f"changed settings: {opened.change_text()}", stderr=True)
-    _train(opened, output, quiet)
+    _train(opened, place, output, quiet)
 
 
-def _train(run: "Run", output: Format, quiet: bool) -> None:
+def _place(engine: Place, address: str | None, parallel: int | None) -> "Engine":
+    from tailguard.experiments.engines import Engine
+
+    return Engine(engine.value, address, parallel)
+
+
+def _train(run: "Run", engine: "Engine", output: Format, quiet: bool) -> None:
     """Train a run to its end, and show its agent beside the baselines with the figures that `tailguard evaluate` reports."""
     import pandas as pd
 
@@ -96,7 +116,7 @@ def _train(run: "Run", output: Format, quiet: bool) -> None:
 
     say(f"run: {run.path}", stderr=True)
     with progress_bar("training", quiet) as report_progress:
-        model = train(run, report_progress)
+        model = train(run, report_progress, engine)
     market = run.market()
     rows = backtest_agent(model, market, run.config.walkforward.warmup, benchmark_bars(run.config))
     dictionaries = [{"data": run.info["data"], **asdict(row)} for row in rows]
@@ -118,16 +138,20 @@ def run_deploy(
         bool, typer.Option("--refit", help="Select and train again on all bars, instead of taking the agents of the last fold.")
     ] = False,
     data: Annotated[str | None, typer.Option("--data", "-d", help="The bars, if they have moved or if more have come.")] = None,
+    engine: EngineOption = Place.SERIAL,
+    address: AddressOption = None,
+    parallel: ParallelOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Make an agent of a walk-forward: the ensemble of its seeds, as a run that act, paper, export and evaluate take."""
     from tailguard.experiments.deploy import deploy_last_fold, deploy_refit, open_walkforward
 
+    place = _place(engine, address, parallel)
     done = open_walkforward(walkforward, data)
     path = folder or free_folder("runs", done.source)
     if refit:
         with progress_bar("refit", quiet) as report_progress:
-            run = deploy_refit(done, path, report_progress)
+            run = deploy_refit(done, path, report_progress, place)
     else:
         run = deploy_last_fold(done, path)
     first, last = (done.bars.index[row] for row in (run.split.train[0], run.split.train[1] - 1))

@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -46,11 +47,21 @@ def _set_quiet(quiet: bool) -> bool:
     return quiet
 
 
+class Place(StrEnum):
+    """Places where the parts of long work are done."""
+
+    SERIAL = "serial"
+    PROCESS = "process"
+    RAY = "ray"
+
+
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="Format of the result.")]
 DataOption = Annotated[
     list[str] | None, typer.Option("--data", "-d", help="Shipped data set or file; a+b trades both as a portfolio.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `tailguard train` makes it.")]
+AddressOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default one is started here.")]
+ParallelOption = Annotated[int | None, typer.Option(min=1, help="Processes at the same time; by default one per core.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="Show no progress, only the result.")]
 
 
@@ -90,6 +101,19 @@ class Messages(logging.Handler):
         for logger in READING:
             logger.handlers, logger.propagate = [self], False
             logger.setLevel(logging.INFO)
+
+
+def open_closed_streams() -> None:
+    """Connect standard streams that were closed to nothing, as a service or ``2>&-`` closes them.
+
+    Otherwise the first files that are opened would get their numbers, and whatever a library prints.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def console(stderr: bool = False) -> "Console":

@@ -22,7 +22,7 @@ from tailguard.bounded_yaml import parse_yaml
 from tailguard.evaluate.stats.risk_tests import CoverageTest, ShortfallTest, UniformityTest
 from tailguard.evaluate.stats.series import Floats, equity_of
 from tailguard.evaluate.verdict import Verdict, VerdictRules
-from tailguard.io.atomic import atomic
+from tailguard.io.atomic import atomic, make_folder
 from tailguard.io.reading import read_regular, refusing, require_readable
 from tailguard.io.sealed import LARGEST, digest, read_sealed, write_sealed
 from tailguard.validation import require
@@ -361,7 +361,7 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     :param folder: created if it does not exist; files of an older record in it are replaced.
     :return: the folder. `metrics.json` is written last: a folder that has it is complete.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # The old metrics go first: a folder that has them is complete.
     tables = ("attack.csv", "selection.csv", "instruments.csv", "trades.csv")
     for name in (METRICS_FILE, CHECKSUMS, "calibration.csv", "critic_calibration.csv", *tables, "lineage.jsonl"):
@@ -383,8 +383,8 @@ def save_record(evaluation: Evaluation, folder: Path) -> Path:
     if evaluation.trades is not None:
         _write_table(folder / "trades.csv", evaluation.trades)
     if evaluation.lineage is not None:
-        lines = "".join(json.dumps(entry) + "\n" for entry in evaluation.lineage)
-        (folder / "lineage.jsonl").write_text(lines, encoding="utf-8")
+        with atomic(folder / "lineage.jsonl") as file:
+            file.write("".join(json.dumps(entry) + "\n" for entry in evaluation.lineage).encode())
     metrics = metrics_text(evaluation).encode()
     others = {path.name: digest(path.read_bytes()) for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".jsonl")}
     write_sealed(folder / CHECKSUMS, {**others, METRICS_FILE: digest(metrics)})
@@ -595,7 +595,8 @@ def _read_sanity(values: dict[str, Any], regimes: pd.DataFrame) -> Sanity:
 
 
 def _write_table(path: Path, table: pd.DataFrame) -> None:
-    table.to_csv(path, index=False, encoding="utf-8")
+    with atomic(path) as file:
+        file.write(table.to_csv(index=False).encode())
 
 
 def _read_table(path: Path, times: tuple[str, ...] = ()) -> pd.DataFrame:

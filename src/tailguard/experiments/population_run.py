@@ -21,7 +21,7 @@ from tailguard.experiments import stopped_at_once
 from tailguard.experiments.population_member import MarketFactory, population_of, validation_blocks
 from tailguard.experiments.prepared_market import default_split, load_source_of, prepare_market, split_off_validation
 from tailguard.experiments.run import INFO, Run
-from tailguard.io.atomic import atomic, clear_unfinished
+from tailguard.io.atomic import atomic, clear_unfinished, make_folder
 from tailguard.io.form import COUNT, TEXT, Maybe, require_form
 from tailguard.io.reading import read_regular, refusing, require_writable
 from tailguard.parallel.threads import one_thread, warn_of_differences
@@ -298,7 +298,7 @@ def _with_steps(config: Config) -> Config:
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """Append what Tailguard logs, from INFO on, to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     require_writable(path)
     package, handler = logging.getLogger("tailguard"), logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -3,6 +3,7 @@
     RUN/config.yaml           every setting, as a record
     RUN/run.json              data and its fingerprint, rows of training and test, scale of the features, versions, checksum
     RUN/selection.json        what was chosen on held-out blocks of the training bars, if anything was to choose
+    RUN/trials/               trainings of a choice that is not made yet
     RUN/checkpoints/          the last few models and the best; or
     RUN/agents/               the members of an ensemble, which `tailguard deploy` makes
     RUN/metrics.jsonl         the metrics, a line per update
@@ -11,6 +12,7 @@ Nothing else is needed to resume, evaluate or deploy it.
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +32,7 @@ from tailguard.experiments.callbacks import (
     metric_lines,
     stopped_by_signals,
 )
+from tailguard.experiments.engines import SERIAL, Engine
 from tailguard.experiments.ensemble import Ensemble, TradingAgent
 from tailguard.experiments.prepared_market import (
     Market,
@@ -41,12 +44,13 @@ from tailguard.experiments.prepared_market import (
 )
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select
 from tailguard.experiments.training import build_model, train_model
+from tailguard.experiments.trials import Kept
 from tailguard.io import checkpoint
 from tailguard.io.atomic import UNFINISHED, atomic, clear_unfinished
 from tailguard.io.checkpoint_folder import Checkpoints
-from tailguard.io.form import COUNT, NUMBER, TEXT, Maybe, require_form
+from tailguard.io.form import COUNT, MAPPING, NUMBER, TEXT, Maybe, require_form
 from tailguard.io.lock import LOCK, locked
-from tailguard.io.reading import refusing, require_readable
+from tailguard.io.reading import read_regular, refusing, require_readable
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.bars import timeframe
 from tailguard.market.data import source_parts
@@ -57,7 +61,8 @@ from tailguard.ppo.rollout import NotFinite
 from tailguard.ppo.serialization import KIND, MIGRATIONS
 from tailguard.validation import build
 
-CONFIG, INFO, SELECTION, METRICS = "config.yaml", "run.json", "selection.json", "metrics.jsonl"
+CONFIG, INFO, SELECTION, TRIALS, METRICS = "config.yaml", "run.json", "selection.json", "trials", "metrics.jsonl"
+AGENTS = "agents"  # entry of run.json: by name, the checksums of the agents of an ensemble
 # Entries of run.json that say where a run began, and not which run it is.
 PLACE = ("data", "versions", "conditions")
 # What everything else in a run relies on.
@@ -68,6 +73,7 @@ FORM = {
     "test": (COUNT, COUNT),
     "timeframe_seconds": Maybe(NUMBER),
     "ensemble": Maybe([TEXT]),
+    AGENTS: Maybe(MAPPING),
 }
 # Settings that may change while a run is under way, if that is asked for. Of the training: names of the model's arguments.
 MODEL_SETTINGS = (
@@ -96,7 +102,7 @@ class Run:
         self.changed: dict[str, tuple[Any, Any]] = {}  # settings edited since the run began: key to old and new value
         self.selection: Selection | None = None
         if config.selects and (path / SELECTION).exists():
-            self._apply(load_selection(path / SELECTION))
+            self._apply(load_selection(path / SELECTION, self.label, unlabelled=True))
         # Runs of earlier versions have no identity, and neither have their checkpoints.
         self.checkpoints = Checkpoints(path / "checkpoints", KIND, config.checkpoints.keep, MIGRATIONS, info.get("run_id"))
 
@@ -203,20 +209,27 @@ class Run:
         keys = {key.split(".")[1] for key in [*self.changed, *(key for keys in later for key in keys)] if "training." in key}
         return {name: getattr(self.config.training, name) for name in MODEL_SETTINGS if name in keys}
 
-    def select(self, report: ReportProgress) -> None:
+    def select(self, report: ReportProgress, engine: Engine = SERIAL) -> None:
         """Choose the agent inside the training bars, unless that is done or there is nothing to choose."""
-        if not self.config.selects:
-            return
-        market = self.market()
-        features = market_features(market.bars, self.config)
-        chosen = select(market.bars, self.config, self.split, features, report)
-        save_selection(chosen, self.path / SELECTION)
-        self._apply(chosen)
+        if self.config.selects:
+            market = self.market()
+            features = market_features(market.bars, self.config)
+            identity = {"settings": self.config.model_dump(mode="json"), "data": self.info["fingerprint"]}
+            kept = Kept(self.path / TRIALS, digest(sealed(identity)))
+            chosen = select(market.bars, self.config, self.split, features, report, engine=engine, kept=kept)
+            save_selection(chosen, self.path / SELECTION, self.label)
+            self._apply(chosen)
+        shutil.rmtree(self.path / TRIALS, ignore_errors=True)  # of no use once the choice is on the disk
 
     def _apply(self, selection: Selection) -> None:
         self.selection, self.config = selection, selection.applied(self.config)
         if self._market is not None:
             self._market = replace(self._market, trading=selection.steered(self._market.trading))
+
+    @property
+    def label(self) -> dict[str, Any] | None:
+        """The label of the files of this run; None for runs of earlier versions, which have no identity."""
+        return {"run": self.info["run_id"]} if "run_id" in self.info else None
 
     @property
     def split(self) -> Split:
@@ -264,6 +277,10 @@ class Run:
 
         return self.checkpoints.newest(resume)
 
+    def note_agents(self) -> None:
+        """Add the checksums of the agents of an ensemble to ``run.json``."""
+        self.note({AGENTS: {path.name: digest(read_regular(path, checkpoint.largest_file())) for path in self.members}})
+
     @property
     def members(self) -> list[Path]:
         """The files of the agents of an ensemble; empty for a training."""
@@ -272,11 +289,28 @@ class Run:
     def agent(self) -> TradingAgent:
         """Return what trades: the newest model of a training, or the ensemble.
 
-        :raises ValueError: when no model was saved yet.
+        :raises ValueError: when no model was saved yet, or when it is not known what was chosen for it.
         """
+        self._require_selection()
         if not self.members:
             return self.trained_model()
-        return Ensemble([DistributionalPPO.load(path) for path in self.members], self.config.trading)
+        agents = [DistributionalPPO.load(path) for path in self.members]
+        for path in self.members:
+            # Runs of earlier versions did not note what they were made of.
+            if (self.info.get(AGENTS) or {}).get(path.name, "") not in (
+                "",
+                digest(read_regular(path, checkpoint.largest_file())),
+            ):
+                raise ValueError(f"{path} is not the agent that was deployed: restore it, or deploy again")
+        return Ensemble(agents, self.config.trading)
+
+    def _require_selection(self) -> None:
+        """Raise where the choice is missing that says how far the agent is trusted; a population makes none."""
+        began: dict[str, Any] = self.info.get("config", {})  # runs of earlier versions did not note it
+        chosen = self.selection is not None or "validation" in self.info or began.get("selection") is None
+        if self.config.selects and not chosen:
+            remedy = "restore it" if self.members else f"restore it, or let `tailguard resume {self.path}` choose again"
+            raise ValueError(f"{self.path / SELECTION} is missing, which says how far the agent is trusted: {remedy}")
 
     def trained_model(self) -> DistributionalPPO:
         """Return the newest model.
@@ -303,11 +337,12 @@ class Run:
 
 
 @one_thread()
-def train(run: Run, report: ReportProgress) -> DistributionalPPO:
+def train(run: Run, report: ReportProgress, engine: Engine = SERIAL) -> DistributionalPPO:
     """Train the model of a run to its end, from wherever it stands.
 
     :param run: a new one, or one that was stopped or killed.
     :param report: called with the steps done, the steps in all, and a line.
+    :param engine: where the candidates of a selection are trained; the agent itself is trained here.
     :raises Interrupted: when a signal stopped it; it is saved.
     :raises ValueError: when the disk or the environments fail; the last checkpoint can be resumed from.
     """
@@ -316,8 +351,8 @@ def train(run: Run, report: ReportProgress) -> DistributionalPPO:
     with run.locked():
         clear_unfinished(run.path)
         warn_of_differences(str(run.path), run.info.get("conditions"))
-        with stopped_at_once(f"`tailguard resume {run.path}` begins the selection again"):
-            run.select(report)
+        with stopped_at_once(f"`tailguard resume {run.path}` continues the selection"):
+            run.select(report, engine)
         steps = run.config.training.steps
         market = run.market()
         env = market.training_env(run.config.training.n_envs, run.config.training.seed)

@@ -30,7 +30,7 @@ and agents are trained and traded with that scale. So what is asked of them is t
 the difference to the scaled mix that holds as much on average, and nothing else. An agent that lost money is not trusted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,11 +45,10 @@ from tailguard.evaluate.folds import cut_into_blocks
 from tailguard.evaluate.play import ReportProgress
 from tailguard.evaluate.record import AccountHistory
 from tailguard.evaluate.stats.series import ROUNDING, Floats
-from tailguard.experiments.callbacks import BetweenUpdates
-from tailguard.experiments.decisions import trade_market
+from tailguard.experiments.engines import SERIAL, Engine
 from tailguard.experiments.held_out_risk import HeldOutAccount, HeldOutRisk, held_out_risk
 from tailguard.experiments.prepared_market import Split, prepare_market
-from tailguard.experiments.training import build_model, train_model
+from tailguard.experiments.trials import HeldOutMarkets, Kept, Play, Trial, plays_from_tree, plays_to_tree
 from tailguard.io.sealed import read_sealed, write_sealed
 from tailguard.market.bars import periods_per_year, symbols_of
 from tailguard.market.env import Rows
@@ -66,6 +65,7 @@ from tailguard.market.relevance import (
 )
 from tailguard.market.rules import TradingSettings, capped
 from tailguard.market.volatility import exposure_scale
+from tailguard.parallel.tasks import run_tasks
 
 # Sharpe ratio per year that holding a market usually earns, and how much markets differ: about what stock indices have paid.
 PREMIUM, PREMIUM_SPREAD = 0.3, 0.2
@@ -176,7 +176,7 @@ class Selection:
 
     @property
     def _expectation(self) -> str:
-        """What forecasts say of the alpha, in words."""
+        """The alpha that forecasts expect, in words."""
         forecasts = f"linear forecasts of the returns, which have one of {self.forecast_t:.1f}"
         expected = self.chosen.expected_t
         return f" ({forecasts})" if expected is None else f", and of {expected:.1f} by {forecasts}"
@@ -234,6 +234,9 @@ def select(
     split: Split,
     features: FeatureSet,
     report: ReportProgress | None = None,
+    *,
+    engine: Engine = SERIAL,
+    kept: Kept | None = None,
 ) -> Selection:
     """Choose policy, length of training, and how much of the account the agent steers.
 
@@ -242,6 +245,9 @@ def select(
     :param split: its training rows are cut into blocks.
     :param features: of the bars, not yet scaled.
     :param report: called with the steps done, the steps in all, and a line.
+    :param engine: where the candidates are trained; the choice is the same everywhere.
+    :param kept: finished trainings of a selection that was stopped; None keeps none.
+    :raises ValueError: if a training fails, or is lost too often.
     """
     settings = config.selection
     assert settings is not None
@@ -250,15 +256,14 @@ def select(
     known = split.train[1]  # beyond this row nothing is known
     bars, features = bars.iloc[:known], features[:known]
     blocks = cut_into_blocks((max(split.train[0], features.warmup), known), settings.blocks, "selection.blocks")
-    trials = _Trials(bars, config, split, features, blocks, report)
+    trials = _Trials(bars, config, split, features, blocks, report, engine, kept)
     best, *challengers = POLICIES if config.training.policy == "auto" else (config.training.policy,)
-    everywhere, seeds = range(len(blocks)), range(settings.seeds)
-    trials.run(best, everywhere, seeds)
+    everywhere, half, seeds = range(len(blocks)), range(0, len(blocks), 2), range(settings.seeds)
+    first_looks = [trial for policy in challengers for trial in _each(policy, half, seeds[:1])]
+    trials.run([*_each(best, everywhere, seeds), *first_looks])
     for policy in challengers:
-        half = everywhere[::2]
-        trials.run(policy, half, seeds[:1])
         if trials.lead(policy, best, half) > 0.0:
-            trials.run(policy, everywhere, seeds)
+            trials.run(_each(policy, everywhere, seeds))
             best = policy if trials.lead(policy, best, everywhere) > 1.0 else best
     winner = trials.best_stop(best, everywhere)
     candidates = [trials.score(policy, stop) for policy in trials.policies for stop in trials.stops]
@@ -357,11 +362,8 @@ def _core(mix: tuple[float, ...], pooled: bool) -> tuple[float, ...]:
     return (sum(mix),) if pooled else mix
 
 
-class _Play(NamedTuple):
-    """The targets of one agent in a block that it had not seen, and in one that it had."""
-
-    held_out: Floats
-    in_sample: Floats
+def _each(policy: str, blocks: Sequence[int], seeds: Sequence[int]) -> list[Trial]:
+    return [Trial(policy, block, seed) for block in blocks for seed in seeds]
 
 
 class _Score(NamedTuple):
@@ -381,6 +383,8 @@ class _Trials:
     :param features: of the bars, not yet scaled.
     :param blocks: of the training rows, each to be held out.
     :param report: see :func:`select`.
+    :param engine: see :func:`select`.
+    :param kept: see :func:`select`.
     """
 
     def __init__(
@@ -391,9 +395,11 @@ class _Trials:
         features: FeatureSet,
         blocks: Sequence[Rows],
         report: ReportProgress | None,
+        engine: Engine = SERIAL,
+        kept: Kept | None = None,
     ) -> None:
         assert config.selection is not None
-        self.config, self.blocks, self.report = config, blocks, report
+        self.config, self.blocks, self.report, self.engine, self.kept = config, blocks, report, engine, kept
         self.stops = stops_of(config.training, config.selection)
         self.periods = config.trading.bars_per_year or periods_per_year(pd.DatetimeIndex(bars.index))
         times = pd.DatetimeIndex(bars.index)
@@ -419,19 +425,46 @@ class _Trials:
         # Simple returns in excess of cash: of these a constant share of the market is exactly a share. The market is scaled as
         # agents are: to hold less when volatility is high is no merit of theirs.
         self.market_excess = [self._held(number, equal, self.agent_scale).excess for number in range(len(blocks))]
-        self.plays: dict[tuple[str, int, int, int], _Play] = {}  # by policy, stop, block and seed
+        self.plays: dict[tuple[str, int, int, int], Play] = {}  # by policy, stop, block and seed
 
     @property
     def policies(self) -> list[str]:
         """The policies that were tried, in order."""
         return list(dict.fromkeys(policy for policy, *_ in self.plays))
 
-    def run(self, policy: str, blocks: Sequence[int], seeds: Sequence[int]) -> None:
-        """Train a policy without each of some blocks, as far as that is not done."""
-        for number in blocks:
-            for seed in seeds:
-                if (policy, self.stops[-1], number, seed) not in self.plays:
-                    self._train_and_play(policy, number, seed)
+    def run(self, trials: Sequence[Trial]) -> None:
+        """Train policies without blocks, as far as that is not done."""
+        missing = [trial for trial in trials if (trial.policy, self.stops[-1], trial.block, trial.seed) not in self.plays]
+        results = {trial: self._kept_plays(trial) for trial in missing}
+
+        def keep(trial: Any, plays: dict[int, Play]) -> list[Trial]:
+            if self.kept is not None:
+                self.kept.save(trial.name, plays_to_tree(plays))
+            results[trial] = plays
+            done = len(self.plays) + len(self.stops) * sum(result is not None for result in results.values())
+            self._tell(done, trial)
+            return []
+
+        waiting = [trial for trial in missing if results[trial] is None]
+        if waiting:
+            shared = HeldOutMarkets(self.markets, self.spans, self.config, self.stops)
+            run_tasks(waiting, self.engine.executor(shared), keep, lambda name, share: None)
+        for trial in missing:  # in this order, whatever ended first: sums depend on it
+            for stop, play in (results[trial] or {}).items():
+                self.plays[trial.policy, stop, trial.block, trial.seed] = play
+
+    def _kept_plays(self, trial: Trial) -> dict[int, Play] | None:
+        """Return what a trial returned before the selection was stopped; None if it has to be done."""
+        if self.kept is None:
+            return None
+        assets = len(symbols_of(self.bars))
+        forms = Play(*(np.zeros((len(self.windows[number].times), assets)) for number in (trial.block, trial.block - 1)))
+        return self.kept.load(trial.name, lambda tree: plays_from_tree(tree, self.stops, forms))
+
+    def _tell(self, done: int, trial: Trial) -> None:
+        if self.report is not None:
+            block = f"block {trial.block + 1} of {len(self.markets)}"
+            self.report(done, self._most_plays(), f"choosing: {trial.policy}, {block}")
 
     def best_stop(self, policy: str, blocks: Sequence[int]) -> _Score:
         """Return the stop of a policy that is best over some blocks; of equals the earliest."""
@@ -593,42 +626,11 @@ class _Trials:
         """Return the account of constant weights on a block, scaled by volatility."""
         return self.windows[number].trade("mix", self._targets(number, weights, scale))
 
-    def _train_and_play(self, policy: str, number: int, seed: int) -> None:
-        """Train without a block, and trade it and the block before it at every stop."""
-        market = self.markets[number]
-        # Seeds that no training of a walk-forward uses, since those count on from the first.
-        drawn = int(np.random.SeedSequence([self.config.training.seed, number, seed]).generate_state(1)[0])
-        changed = {"policy": policy, "steps": self.stops[-1], "seed": drawn, "tensorboard": None}
-        model = build_model(market, self.config.training.model_copy(update=changed))
-        spans, warmup = [self.spans[number], self.spans[number - 1]], self.config.walkforward.warmup
-
-        def trade() -> None:
-            (unseen, _), (seen, _) = trade_market(model, market, spans, warmup)
-            self.plays[policy, model.num_timesteps, number, seed] = _Play(unseen, seen)
-
-        train_model(model, self.stops[-1], [_AtStops(self.stops, trade)])
-        if self.report is not None:
-            block = f"block {number + 1} of {len(self.markets)}"
-            self.report(len(self.plays), self._most_plays(), f"choosing: {policy}, {block}")
-
     def _most_plays(self) -> int:
         """Return the plays of a selection in which every policy is tried on every block."""
         assert self.config.selection is not None
         policies = len(POLICIES) if self.config.training.policy == "auto" else 1
         return policies * len(self.stops) * len(self.markets) * self.config.selection.seeds
-
-
-class _AtStops(BetweenUpdates):
-    """Call a function at some stops of a training."""
-
-    def __init__(self, stops: Sequence[int], function: Callable[[], None]) -> None:
-        super().__init__()
-        self.waiting, self.function = set(stops), function
-
-    def between_updates(self) -> None:
-        if self.num_timesteps in self.waiting:
-            self.waiting.remove(self.num_timesteps)
-            self.function()
 
 
 def beyond(returns: Floats, market: Floats) -> Floats:
@@ -662,18 +664,21 @@ def save_selection(selection: Selection, path: Path, label: Mapping[str, Any] | 
     write_sealed(path, selection.tree() | ({} if label is None else {"of": label}))
 
 
-def load_selection(path: Path, label: Mapping[str, Any] | None = None) -> Selection:
+def load_selection(path: Path, label: Mapping[str, Any] | None = None, *, unlabelled: bool = False) -> Selection:
     """Read what :func:`save_selection` wrote.
 
     :param label: what the selection must be about; None takes any.
+    :param unlabelled: take one that does not say what it is about, too.
     :raises ValueError: if the file is damaged or about something else; delete it to have the selection made again.
     """
     try:
         tree = read_sealed(path)
         found = tree.pop("of", None)
-        if label is not None and found != label:
+        if label is not None and found != label and not (unlabelled and found is None):
             raise ValueError(f"it is about {found}, not about {dict(label)}")
         return Selection.from_tree(tree)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: resume what it belongs to, which makes the selection again") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it to have the selection made again") from None
 

@@ -30,6 +30,7 @@ from tailguard.evaluate.verdict import VerdictRules
 from tailguard.experiments import stopped_at_once
 from tailguard.experiments.callbacks import ShowProgress
 from tailguard.experiments.decisions import Decisions, out_of_sample_decisions
+from tailguard.experiments.engines import SERIAL, Engine
 from tailguard.experiments.evaluation import (
     benchmark_accounts,
     calibration_of,
@@ -43,16 +44,14 @@ from tailguard.experiments.prepared_market import Split, fingerprint, market_fea
 from tailguard.experiments.run import require_free
 from tailguard.experiments.selection import Selection, load_selection, save_selection, select, selection_table
 from tailguard.experiments.training import build_model, train_model
-from tailguard.experiments.warm import warm_up
 from tailguard.io import checkpoint
 from tailguard.io.atomic import atomic, clear_unfinished
 from tailguard.io.lock import locked
 from tailguard.io.reading import refusing
 from tailguard.io.sealed import digest, read_sealed, sealed, write_sealed
 from tailguard.market.features import FeatureSet
-from tailguard.parallel.tasks import ProcessTasks, SerialTasks, TaskExecutor, run_tasks
+from tailguard.parallel.tasks import TaskExecutor, run_tasks
 from tailguard.parallel.threads import conditions, differences, one_thread, warn_of_differences
-from tailguard.parallel.worker import cores
 from tailguard.ppo.algorithm import DistributionalPPO
 from tailguard.validation import build
 
@@ -344,14 +343,9 @@ def train_all(
 
 def _executor(run: WalkforwardRun, engine: EngineName, address: str | None, jobs: int | None, tasks: int) -> TaskExecutor:
     if engine == "ray":
-        from tailguard.parallel.ray import RayTasks
-
-        return RayTasks(run, address)
-    jobs = jobs or cores()
-    if jobs == 1 or (tasks == 1 and not run.config.selects):
-        return SerialTasks(run)
-    warm_up()  # otherwise each process would compile the same functions
-    return ProcessTasks(run, jobs)
+        return Engine("ray", address).executor(run)
+    alone = tasks == 1 and not run.config.selects
+    return (SERIAL if alone else Engine("process", processes=jobs)).executor(run)
 
 
 def _kept_selection(run: WalkforwardRun, fold: Fold) -> Selection | None:
@@ -366,11 +360,13 @@ def _kept_selection(run: WalkforwardRun, fold: Fold) -> Selection | None:
 
 
 def _is_kept(run: WalkforwardRun, pair: Pair) -> bool:
-    """Return True if the file of a pair is there and sound; one that cannot be used is made again, with a warning."""
+    """Return True if the files of a pair are there and sound; if they cannot be used, it is trained again, with a warning."""
     if not run.decisions_file(pair).exists():
         return False
     try:
         load_result(run.decisions_file(pair), run.label(*pair))
+        if not run.agent_file(pair).exists():
+            raise ValueError(f"{run.agent_file(pair)} is missing")
     except ValueError as error:
         logger.warning("%s; %s is trained again", error, pair.name)
         return False

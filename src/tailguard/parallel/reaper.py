@@ -30,10 +30,12 @@ def reaped() -> Iterator[None]:
         return
     mark = uuid.uuid4().hex
     # Only the end of this process closes the pipe: nobody else has this end of it. In a session of its own, the other process
-    # is out of reach of Ctrl-C.
+    # is out of reach of Ctrl-C. It says nothing, and whoever reads what this one says must not wait for it.
     theirs, _ = os.pipe()
     command = [sys.executable, "-I", "-S", __file__, mark]
-    os.posix_spawn(sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, theirs, 0)], setsid=True)
+    silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
+    files = [(os.POSIX_SPAWN_DUP2, theirs, 0), *silent]
+    os.posix_spawn(sys.executable, command, os.environ, file_actions=files, setsid=True)
     os.close(theirs)
     os.environ[MARK] = mark
     try:

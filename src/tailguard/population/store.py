@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import fsspec  # type: ignore[import-untyped]
 
-from tailguard.io.atomic import atomic
+from tailguard.io.atomic import atomic, make_folder
 from tailguard.io.reading import UnusableFile, read_regular
 from tailguard.io.sealed import LARGEST, sealed, unsealed
 from tailguard.population.member import MemberFailed
@@ -113,7 +113,10 @@ class FileStore:
             self._fs, self._folder = fsspec.core.url_to_fs(self.root)
         except ImportError as error:  # each kind of URL has a package of its own
             raise ValueError(f"{self.root} cannot be opened: {error}") from None
-        self._fs.makedirs(self._folder, exist_ok=True)
+        if "file" in self._fs.protocol:
+            make_folder(Path(self._folder))
+        else:
+            self._fs.makedirs(self._folder, exist_ok=True)
 
     def __reduce__(self) -> tuple[type["FileStore"], tuple[str]]:
         """Pickle the path alone: another process opens the folder itself."""
