@@ -14,6 +14,9 @@ depend neither on the tiles nor on the vector width, on how many rows there are,
 takes which rows.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,9 +70,8 @@ BLOCK = 48
 CHUNK = 128
 # A product of fewer columns than this is a dot product for each of its numbers.
 NARROW = 5
-# Constant distances between numbers or rows. Written as literals, each would be compiled as a version of its own.
-ADJACENT: Any = np.int64(1)
-SAME: Any = np.int64(0)
+# The distance between the rows of one row that is added to all.
+SAME = 0
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -117,63 +119,152 @@ def _emit_tile(function: ir.Function, rows: int, panels: int) -> None:
     builder.ret_void()
 
 
-def _tiles(tallest: int, panels: int) -> Any:
-    """Return a function for compiled code that multiplies up to `tallest` rows by some panels."""
-
-    @intrinsic
-    def multiply(
-        _: Any,
-        rows: Any,
-        left: Any,
-        left_row: Any,
-        left_inner: Any,
-        right: Any,
-        right_panel: Any,
-        initial: Any,
-        initial_row: Any,
-        out: Any,
-        out_row: Any,
-        depth: Any,
-    ) -> Any:
-        """Take 1-D arrays that begin where the tile does, and the distances between rows, inner indices and panels in them."""
-        size = types.intp
-        return types.void(size, left, size, size, right, size, initial, size, out, size, size), call
-
-    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = [_FLOAT.as_pointer() if isinstance(kind, types.Array) else _INT for kind in signature.args[1:]]
-        values = [
-            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
-            for kind, value in zip(signature.args[1:], arguments[1:], strict=True)
-        ]
-        end = builder.append_basic_block("multiplied")
-        switch = builder.switch(arguments[0], end)
-        for rows in range(1, tallest + 1):
-            block = builder.append_basic_block(f"rows_{rows}")
-            switch.add_case(_INT(rows), block)
-            with builder.goto_block(block):
-                builder.call(_tile(builder.module, kinds, rows, panels), values)
-                builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
-
-    return multiply
+# Whole panels at once for a single row, whose sums in one panel would wait for one another.
+ABREAST = 4
 
 
-def _tile(module: ir.Module, kinds: list[ir.Type], rows: int, panels: int) -> ir.Function:
-    """Return a tile of a module, which is written where it is first needed."""
-    name = f"tile_{rows}_{panels}"
+def _call(context: Any, builder: Any, signature: Any, arguments: Any, name: str, emit: Any) -> None:
+    """Call an internal function of the module, which is written where it is first needed.
+
+    Arrays become the addresses of their numbers. An array is followed by the index that its part begins at: a slice would
+    cost several times as much as an addition, and there are many for each product.
+    """
+    values, kinds, given = [], [], list(zip(signature.args, arguments, strict=True))
+    while given:
+        kind, value = given.pop(0)
+        if isinstance(kind, types.Array):
+            _, start = given.pop(0)
+            value = builder.gep(context.make_array(kind)(context, builder, value).data, [start])
+        values.append(value)
+        kinds.append(_FLOAT.as_pointer() if isinstance(kind, types.Array) else _INT)
+    builder.call(_internal(builder.module, name, kinds, emit), values)
+
+
+def _internal(module: ir.Module, name: str, kinds: list[ir.Type], emit: Any) -> ir.Function:
+    """Return a function of a module, which is written where it is first needed."""
     if name not in module.globals:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
         function.linkage = "internal"
-        function.attributes.add("noinline")  # merged with other tiles, it would run out of registers
-        _emit_tile(function, rows, panels)
+        function.attributes.add("noinline")  # merged with others, a tile would run out of registers
+        emit(function)
     return module.globals[name]
 
 
-_rows_by_panel = _tiles(TALLEST, 1)
-# The sums of one row in one panel would wait for one another: it takes several panels at once.
-ABREAST = 4
-_row_by_panel = _tiles(1, ABREAST)
+def _emit_product(function: ir.Function) -> None:
+    """Write the body of a product: blocks of rows, panels, tiles."""
+    left, left_row, left_inner, rows, right, depth, initial, initial_row, out, out_row, columns = function.args
+    module, builder = function.module, ir.IRBuilder(function.append_basic_block("entry"))
+    kinds = [left.type, _INT, _INT, right.type, _INT, initial.type, _INT, out.type, _INT, _INT]
+    edge = builder.alloca(_FLOAT, size=_INT(TALLEST * PANEL))
+    first, start = builder.alloca(_INT), builder.alloca(_INT)
+    whole, width = builder.sdiv(columns, _INT(PANEL)), builder.srem(columns, _INT(PANEL))
+    panel_size = builder.mul(depth, _INT(PANEL))
+
+    def cell(base: ir.Value, row: ir.Value, stride: ir.Value, column: ir.Value) -> ir.Value:
+        return builder.gep(base, [builder.add(builder.mul(row, stride), column)])
+
+    def tile(height: ir.Value, right: ir.Value, y: ir.Value, y_row: ir.Value, z: ir.Value, z_row: ir.Value) -> None:
+        x, end = cell(left, builder.load(first), left_row, _INT(0)), builder.append_basic_block()
+        switch = builder.switch(height, end)
+        for count in range(1, TALLEST + 1):
+            block = builder.append_basic_block()
+            switch.add_case(_INT(count), block)
+            with builder.goto_block(block):
+                one = _internal(module, f"tile_{count}_1", kinds, partial(_emit_tile, rows=count, panels=1))
+                builder.call(one, [x, left_row, left_inner, right, _INT(0), y, y_row, z, z_row, depth])
+                builder.branch(end)
+        builder.position_at_end(end)
+
+    with cgutils.for_range_slice(builder, _INT(0), rows, _INT(BLOCK), _INT) as (top, _):
+        left_over = builder.sub(rows, top)
+        count = builder.select(builder.icmp_signed("<", left_over, _INT(BLOCK)), left_over, _INT(BLOCK))
+        tiles = builder.sdiv(builder.add(count, _INT(TALLEST - 1)), _INT(TALLEST))
+        builder.store(_INT(0), start)
+        with builder.if_then(builder.icmp_signed("==", count, _INT(1))):
+            several = builder.sdiv(whole, _INT(ABREAST))
+            with cgutils.for_range(builder, several) as loop:
+                panel = builder.mul(loop.index, _INT(ABREAST))
+                column = builder.mul(panel, _INT(PANEL))
+                x, y, z = (
+                    cell(*part, columns_)
+                    for *part, columns_ in (
+                        (left, top, left_row, _INT(0)),
+                        (initial, top, initial_row, column),
+                        (out, top, out_row, column),
+                    )
+                )
+                panels = builder.gep(right, [builder.mul(panel, panel_size)])
+                row = _internal(module, f"tile_1_{ABREAST}", kinds, partial(_emit_tile, rows=1, panels=ABREAST))
+                builder.call(row, [x, _INT(0), left_inner, panels, panel_size, y, _INT(0), z, _INT(0), depth])
+            builder.store(builder.mul(several, _INT(ABREAST)), start)
+
+        @contextmanager
+        def each_tile() -> Iterator[ir.Value]:
+            builder.store(top, first)
+            with cgutils.for_range(builder, tiles) as loop:
+                rest = builder.sub(builder.add(top, count), builder.load(first))
+                height = builder.sdiv(rest, builder.sub(tiles, loop.index))  # as even as possible
+                yield height
+                builder.store(builder.add(builder.load(first), height), first)
+
+        with cgutils.for_range_slice(builder, builder.load(start), whole, _INT(1), _INT) as (panel, _):
+            panels, column = builder.gep(right, [builder.mul(panel, panel_size)]), builder.mul(panel, _INT(PANEL))
+            with each_tile() as height:
+                at = builder.load(first)
+                y, z = cell(initial, at, initial_row, column), cell(out, at, out_row, column)
+                tile(height, panels, y, initial_row, z, out_row)
+        with builder.if_then(builder.icmp_signed(">", width, _INT(0))):
+            panels, column = builder.gep(right, [builder.mul(whole, panel_size)]), builder.mul(whole, _INT(PANEL))
+            with each_tile() as height:
+                at = builder.load(first)
+                with cgutils.for_range(builder, height) as loop:
+                    row = builder.add(at, loop.index)
+                    _copy(builder, cell(initial, row, initial_row, column), cell(edge, loop.index, _INT(PANEL), _INT(0)), width)
+                tile(height, panels, edge, _INT(PANEL), edge, _INT(PANEL))
+                with cgutils.for_range(builder, height) as loop:
+                    row = builder.add(at, loop.index)
+                    _copy(builder, cell(edge, loop.index, _INT(PANEL), _INT(0)), cell(out, row, out_row, column), width)
+    builder.ret_void()
+
+
+def _copy(builder: ir.IRBuilder, source: ir.Value, to: ir.Value, count: ir.Value) -> None:
+    with cgutils.for_range(builder, count) as loop:
+        builder.store(builder.load(builder.gep(source, [loop.index])), builder.gep(to, [loop.index]))
+
+
+@intrinsic
+def _multiply(
+    _: Any,
+    left: Any,
+    left_at: Any,
+    left_row: Any,
+    left_inner: Any,
+    rows: Any,
+    packed: Any,
+    packed_at: Any,
+    depth: Any,
+    initial: Any,
+    initial_at: Any,
+    initial_row: Any,
+    out: Any,
+    out_at: Any,
+    out_row: Any,
+    columns: Any,
+) -> Any:
+    """Compute ``out = initial + left @ packed`` for some rows of contiguous arrays, each from an index on.
+
+    `left_row` is the distance between the rows of `left`, `left_inner` that between the numbers of a row, `depth` the inner
+    size, `initial_row` the distance between the rows of `initial`, ``SAME`` for one row that is added to all. `initial` may be
+    `out`.
+    """
+    size = types.intp
+    arguments = (left, size, size, size, size, packed, size, size, initial, size, size, out, size, size, size)
+
+    def call(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _call(context, builder, signature, values, "product", _emit_product)
+        return context.get_dummy_value()
+
+    return types.void(*arguments), call
 
 
 def packed_shape(depth: int, columns: int) -> tuple[int, int, int]:
@@ -217,59 +308,6 @@ def _pack_transposed(matrix: Floats, packed: Floats) -> None:
                 to[j] = ZERO
 
 
-@called
-def _multiply(
-    left: Floats,
-    left_row: int,
-    left_inner: int,
-    rows: int,
-    packed: Floats,
-    initial: Floats,
-    initial_row: int,
-    out: Floats,
-    columns: int,
-) -> None:
-    """Compute ``out = initial + left @ packed`` for some rows of 1-D arrays.
-
-    :param left_row: distance between the rows of `left`; `left_inner`: between the numbers of a row.
-    :param initial: may be `out`; `initial_row`: distance between its rows, `SAME` for one row that is added to all.
-    :param columns: of `out`, N.
-    """
-    depth, whole = packed.shape[1], columns // PANEL
-    panels, panel_size, width = packed.reshape(packed.size), depth * PANEL, columns - whole * PANEL
-    edge = np.empty(TALLEST * PANEL if width else 0, np.float32)
-    for top in range(0, rows, BLOCK):
-        end = min(top + BLOCK, rows)
-        tiles = -(-(end - top) // TALLEST)
-        panel = 0
-        while end - top == 1 and panel + ABREAST <= whole:
-            x, y, z = left[top * left_row :], initial[top * initial_row + panel * PANEL :], out[top * columns + panel * PANEL :]
-            _row_by_panel(1, x, 0, left_inner, panels[panel * panel_size :], panel_size, y, 0, z, 0, depth)
-            panel += ABREAST
-        while panel < whole:
-            first, right = top, panels[panel * panel_size :]
-            for tile in range(tiles):
-                height = (end - first) // (tiles - tile)  # as even as possible
-                x, y = left[first * left_row :], initial[first * initial_row + panel * PANEL :]
-                z = out[first * columns + panel * PANEL :]
-                _rows_by_panel(height, x, left_row, left_inner, right, 0, y, initial_row, z, columns, depth)
-                first += height
-            panel += 1
-        if width:
-            first, right = top, panels[whole * panel_size :]
-            for tile in range(tiles):
-                height = (end - first) // (tiles - tile)
-                for i in range(height):
-                    for j in range(width):
-                        edge[i * PANEL + j] = initial[(first + i) * initial_row + whole * PANEL + j]
-                x = left[first * left_row :]
-                _rows_by_panel(height, x, left_row, left_inner, right, 0, edge, PANEL, edge, PANEL, depth)
-                for i in range(height):
-                    for j in range(width):
-                        out[(first + i) * columns + whole * PANEL + j] = edge[i * PANEL + j]
-                first += height
-
-
 @compiled
 def pack(matrix: Floats, packed: Floats) -> None:
     """Pack a right factor ``[K, N]``."""
@@ -280,8 +318,8 @@ def pack(matrix: Floats, packed: Floats) -> None:
 def _product(left: Floats, packed: Floats, initial: Floats, initial_row: int, out: Floats) -> None:
     """Compute ``out = initial + left @ packed`` of ``left[M, K]`` and a packed ``[K, N]``."""
     rows, depth = left.shape
-    flat, to = left.reshape(left.size), out.reshape(out.size)
-    _multiply(flat, depth, ADJACENT, rows, packed, initial.reshape(initial.size), initial_row, to, out.shape[1])
+    columns = out.shape[1]
+    _multiply(left, 0, depth, 1, rows, packed, 0, depth, initial, 0, initial_row, out, 0, columns, columns)
 
 
 @compiled
@@ -309,12 +347,12 @@ def _outer(left: Floats, right: Floats, first: int, last: int, out: Floats) -> N
     (samples, n_left), n_right = left.shape, right.shape[1]
     packed = np.empty(_panel(n_right) * CHUNK * PANEL, np.float32)
     out[first:last] = ZERO
-    numbers, sums = left.reshape(left.size), out.reshape(out.size)[first * n_right :]
     for top in range(0, samples, CHUNK):
         end = min(top + CHUNK, samples)
         panels = packed[: _panel(n_right) * (end - top) * PANEL].reshape(_panel(n_right), end - top, PANEL)
         _pack(right[top:end], panels)
-        _multiply(numbers[top * n_left + first :], ADJACENT, n_left, last - first, panels, sums, n_right, sums, n_right)
+        at, sums, depth = top * n_left + first, first * n_right, end - top
+        _multiply(left, at, 1, n_left, last - first, packed, 0, depth, out, sums, n_right, out, sums, n_right, n_right)
 
 
 # ---------------------------------------------------------------------------------------------------------- elementwise
