@@ -16,7 +16,7 @@ takes which rows.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,11 @@ _FLOAT, _INT = ir.FloatType(), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 
 
+def _fma(module: ir.Module) -> ir.Function:
+    name = f"llvm.fma.v{LANES}f32"
+    return module.globals.get(name) or ir.Function(module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), name)
+
+
 def _emit_tile(function: ir.Function, rows: int, panels: int) -> None:
     """Write the body of a tile: for each row, ``out = initial + sum over k of left[k] * right[k, :]``, with sums in registers.
 
@@ -84,9 +89,7 @@ def _emit_tile(function: ir.Function, rows: int, panels: int) -> None:
     """
     left, left_row, left_inner, right, right_panel, initial, initial_row, out, out_row, depth = function.args
     module, builder = function.module, ir.IRBuilder(function.append_basic_block("entry"))
-    name = f"llvm.fma.v{LANES}f32"
-    fma = module.globals.get(name) or ir.Function(module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), name)
-    cells = [(row, vector) for row in range(rows) for vector in range(2 * panels)]
+    fma, cells = _fma(module), [(row, vector) for row in range(rows) for vector in range(2 * panels)]
 
     def vector_at(base: ir.Value, offset: ir.Value) -> ir.Value:
         return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
@@ -418,16 +421,6 @@ def _columns_sum(matrix: Floats, first: int, last: int, out: Floats) -> None:
 # state before the first step, and all rows but the last are the states before the steps.
 
 
-@inlined
-def _sigmoid(tangent: Any) -> Any:
-    return HALF * tangent + HALF
-
-
-@inlined
-def _sigmoid_grad(tangent: Any) -> Any:
-    return QUARTER * (ONE - tangent * tangent)
-
-
 @compiled
 def pack_lstm(
     w_input: Floats, w_hidden: Floats, b_input: Floats, b_hidden: Floats, inward: Floats, recurrent: Floats, bias: Floats
@@ -448,14 +441,157 @@ def pack_lstm(
         bias[j] = factors[j] * (b_input[j] + b_hidden[j])
 
 
-@inlined
-def _lstm_cell(gates: Floats, old: Floats, cell: Floats, hidden: Floats) -> None:
-    """Compute cell and hidden states ``[B, H]`` after a step with these gates ``[B, 4, H]``: c = f c + i g, h = o tanh(c)."""
-    for b in range(len(cell)):
-        for j in range(cell.shape[1]):
-            cell[b, j] = _sigmoid(gates[b, 1, j]) * old[b, j] + _sigmoid(gates[b, 0, j]) * gates[b, 2, j]
-        for j in range(cell.shape[1]):
-            hidden[b, j] = _sigmoid(gates[b, 3, j]) * _tanh(cell[b, j])
+class _Lanes:
+    """Arithmetic on vectors of numbers, for bodies that numba's loops cannot say: one pass over many arrays in registers."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def number(self, x: float) -> ir.Constant:
+        return ir.Constant(_VECTOR, [float(x)] * LANES)
+
+    def load(self, pointer: ir.Value) -> ir.Value:
+        return self.builder.load(self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def store(self, value: ir.Value, pointer: ir.Value) -> None:
+        self.builder.store(value, self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def product(self, *factors: ir.Value) -> ir.Value:
+        return reduce(self.builder.fmul, factors)
+
+    def add(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """Return a b + c, rounded once."""
+        return self.builder.call(_fma(self.builder.module), [a, b, c])
+
+    def polynomial(self, u: ir.Value, *coefficients: float) -> ir.Value:
+        """Return a polynomial, the highest power first."""
+        return reduce(lambda total, c: self.add(total, u, self.number(c)), coefficients[1:], self.number(coefficients[0]))
+
+    def tanh(self, x: ir.Value) -> ir.Value:
+        """Return what :func:`_tanh` does."""
+        builder, reach = self.builder, (self.number(REACH), self.number(-REACH))
+        y = builder.select(builder.fcmp_ordered(">", x, reach[0]), reach[0], x)
+        y = builder.select(builder.fcmp_ordered("<", x, reach[1]), reach[1], y)
+        u = builder.fmul(y, y)
+        above = builder.fmul(y, self.polynomial(u, P4, P3, P2, P1, P0))
+        return builder.fdiv(above, self.polynomial(u, Q4, Q3, Q2, Q1, ONE))
+
+    def sigmoid(self, tangent: ir.Value) -> ir.Value:
+        return self.add(tangent, self.number(HALF), self.number(HALF))
+
+    def one_less_square(self, x: ir.Value) -> ir.Value:
+        return self.add(self.builder.fneg(x), x, self.number(ONE))
+
+
+def _emit_cells(function: ir.Function, body: Any) -> None:
+    """Write a pass over the units of some environments, a vector at a time; what is left of H goes through a copy.
+
+    :param body: of one vector, given the addresses of its four gates ``[B, 4, H]`` and in other arrays ``[B, H]``.
+    """
+    gates, *others, envs, size = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    copies = builder.alloca(_FLOAT, size=_INT((4 + len(others)) * LANES))
+    padded = [builder.gep(copies, [_INT(part * LANES)]) for part in range(4 + len(others))]
+    whole, left = builder.sdiv(size, _INT(LANES)), builder.srem(size, _INT(LANES))
+    lanes = _Lanes(builder)
+    with cgutils.for_range(builder, envs) as env:
+        row = builder.mul(env.index, size)
+        parts = [builder.gep(gates, [builder.add(builder.mul(row, _INT(4)), builder.mul(_INT(k), size))]) for k in range(4)]
+        parts += [builder.gep(other, [row]) for other in others]
+        with cgutils.for_range(builder, whole) as loop:
+            at = builder.mul(loop.index, _INT(LANES))
+            body(lanes, *(builder.gep(part, [at]) for part in parts))
+        with builder.if_then(builder.icmp_signed(">", left, _INT(0))):
+            at = builder.mul(whole, _INT(LANES))
+            ends = [builder.gep(part, [at]) for part in parts]
+            for copy, end in zip(padded, ends, strict=True):
+                lanes.store(lanes.number(0.0), copy)
+                _copy(builder, end, copy, left)
+            body(lanes, *padded)
+            for copy, end in zip(padded, ends, strict=True):
+                _copy(builder, copy, end, left)
+    builder.ret_void()
+
+
+def _cell_body(lanes: _Lanes, *at: ir.Value) -> None:
+    """Compute a step: c = f c + i g, h = o tanh(c). `at`: four gates, states before it, cell and hidden states after it."""
+    enter, keep, candidate, leave = (lanes.tanh(lanes.load(gate)) for gate in at[:4])
+    old, cell, hidden = at[4:]
+    entered = lanes.product(lanes.sigmoid(enter), candidate)
+    after = lanes.add(lanes.sigmoid(keep), lanes.load(old), entered)
+    for value, to in zip((enter, keep, candidate, leave), at[:4], strict=True):
+        lanes.store(value, to)
+    lanes.store(after, cell)
+    lanes.store(lanes.product(lanes.sigmoid(leave), lanes.tanh(after)), hidden)
+
+
+def _cell_backward_body(lanes: _Lanes, *at: ir.Value) -> None:
+    """Replace the gates by the gradient of their pre-activations, and the gradient of the cell state by that before the step.
+
+    `at`: four gates, cell states before and after the step, gradients of the hidden and the cell state after it.
+    """
+    enter, keep, candidate, leave, old, cell, total, through = map(lanes.load, at)
+    tanh_cell, quarter = lanes.tanh(cell), lanes.number(QUARTER)  # again: cheaper than to keep it
+    by_hidden = lanes.product(total, lanes.sigmoid(leave))
+    through = lanes.add(by_hidden, lanes.one_less_square(tanh_cell), through)
+    grads = (
+        lanes.product(through, candidate, quarter, lanes.one_less_square(enter)),
+        lanes.product(through, old, quarter, lanes.one_less_square(keep)),
+        lanes.product(through, lanes.sigmoid(enter), lanes.one_less_square(candidate)),
+        lanes.product(total, tanh_cell, quarter, lanes.one_less_square(leave)),
+    )
+    for grad, to in zip(grads, at[:4], strict=True):
+        lanes.store(grad, to)
+    lanes.store(lanes.product(through, lanes.sigmoid(keep)), at[7])
+
+
+def _cells(name: str, body: Any, arrays: list[Any]) -> Any:
+    """Return signature and code of an intrinsic: a pass over the units of some environments."""
+
+    def call(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _call(context, builder, signature, values, name, partial(_emit_cells, body=body))
+        return context.get_dummy_value()
+
+    parts = [kind for array in arrays for kind in (array, types.intp)]
+    return types.void(*parts, types.intp, types.intp), call
+
+
+@intrinsic
+def _lstm_cell(
+    _: Any,
+    gates: Any,
+    gates_at: Any,
+    old: Any,
+    old_at: Any,
+    cell: Any,
+    cell_at: Any,
+    hidden: Any,
+    hidden_at: Any,
+    envs: Any,
+    size: Any,
+) -> Any:
+    """Run :func:`_cell_body` on gates ``[B, 4, H]`` and states ``[B, H]`` in contiguous arrays, each from an index on."""
+    return _cells("lstm_cell", _cell_body, [gates, old, cell, hidden])
+
+
+@intrinsic
+def _lstm_cell_backward(
+    _: Any,
+    gates: Any,
+    gates_at: Any,
+    old: Any,
+    old_at: Any,
+    cell: Any,
+    cell_at: Any,
+    grad_hidden: Any,
+    grad_hidden_at: Any,
+    grad_cell: Any,
+    grad_cell_at: Any,
+    envs: Any,
+    size: Any,
+) -> Any:
+    """Run :func:`_cell_backward_body` likewise."""
+    return _cells("lstm_cell_backward", _cell_backward_body, [gates, old, cell, grad_hidden, grad_cell])
 
 
 @compiled
@@ -471,12 +607,11 @@ def lstm_step(
     hidden: Floats,
 ) -> None:
     """Run one step of B environments, for acting; `gates`, ``[B, 4, H]``, are scratch."""
-    envs, n = len(gates), bias.size
+    envs, n, (_, size) = len(gates), bias.size, cell.shape
     by_env = gates.reshape(envs, n)
     _product(inputs, inward, bias, SAME, by_env)
     _product(old_hidden, recurrent, by_env, n, by_env)
-    _activate(_flat(gates), TANH)
-    _lstm_cell(gates, old_cell, cell, hidden)
+    _lstm_cell(gates, 0, old_cell, 0, cell, 0, hidden, 0, envs, size)
 
 
 @compiled
@@ -507,50 +642,13 @@ def lstm_forward(
         _product(x[top * envs + first : (end - 1) * envs + last], inward, bias, SAME, before)
         for t in range(top, end):
             k = place + t - top
-            step = by_env[k * envs + first : k * envs + last]
-            _product(hidden[t, first:last], recurrent, step, n, step)
-            _activate(_flat(step), TANH)
-            _lstm_cell(gates[k, first:last], cells[t, first:last], cells[t + 1, first:last], hidden[t + 1, first:last])
+            old, to, at = (t * envs + first) * size, ((t + 1) * envs + first) * size, (k * envs + first) * n
+            _multiply(hidden, old, size, 1, last - first, recurrent, 0, size, gates, at, n, gates, at, n, n)
+            _lstm_cell(gates, at, cells, old, cells, to, hidden, to, last - first, size)
             for b in range(first, last):
                 if resets[t, b] != ZERO:
                     gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
                     cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
-
-
-@inlined
-def _lstm_cell_backward(
-    gates: Floats, old: Floats, cell: Floats, grad_hidden: Floats, grad_cell: Floats, scratch: Floats
-) -> None:
-    """Replace the gates ``[B, 4, H]`` of :func:`_lstm_cell` by the gradient of their pre-activations.
-
-    A loop that writes to one gate and reads another is not vectorised, since over all environments the two overlap.
-
-    :param grad_hidden: gradient of the hidden state after the step, ``[B, H]``.
-    :param grad_cell: gradient of the cell state, first after the step, then before it, ``[B, H]``.
-    :param scratch: ``[3, H]``.
-    """
-    total, tanh_cell, through = scratch[0], scratch[1], scratch[2]
-    for b in range(len(old)):
-        for j in range(len(through)):
-            total[j] = grad_hidden[b, j]
-        for j in range(len(through)):
-            tanh_cell[j] = _tanh(cell[b, j])  # again: cheaper than to keep it
-        for j in range(len(through)):
-            leave = gates[b, 3, j]
-            through[j] = grad_cell[b, j] + total[j] * _sigmoid(leave) * (ONE - tanh_cell[j] * tanh_cell[j])
-            gates[b, 3, j] = total[j] * tanh_cell[j] * _sigmoid_grad(leave)
-        for j in range(len(through)):
-            keep = gates[b, 1, j]
-            grad_cell[b, j] = through[j] * _sigmoid(keep)
-            gates[b, 1, j] = through[j] * old[b, j] * _sigmoid_grad(keep)
-        for j in range(len(through)):
-            enter, candidate = gates[b, 0, j], gates[b, 2, j]
-            total[j] = through[j] * candidate * _sigmoid_grad(enter)
-            tanh_cell[j] = through[j] * _sigmoid(enter) * (ONE - candidate * candidate)
-        for j in range(len(through)):
-            gates[b, 0, j] = total[j]
-        for j in range(len(through)):
-            gates[b, 2, j] = tanh_cell[j]
 
 
 @compiled
@@ -574,17 +672,18 @@ def lstm_backward(
     :param grad_cell: ``[B, H]``, filled with that of the cell state before it.
     """
     rows, envs, size = grad_output.shape
-    by_step, scratch, zeros = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32), np.zeros(size, np.float32)
-    grad, through = grad_hidden[first:last], grad_cell[first:last]
-    for b in range(last - first):
+    n, count, at, zeros = 4 * size, last - first, first * size, np.zeros(size, np.float32)
+    for b in range(first, last):
         for j in range(size):
-            grad[b, j], through[b, j] = grad_output[rows - 1, first + b, j], ZERO
+            grad_hidden[b, j], grad_cell[b, j] = grad_output[rows - 1, b, j], ZERO
     for t in range(rows - 1, -1, -1):
-        _lstm_cell_backward(gates[t, first:last], cells[t, first:last], cells[t + 1, first:last], grad, through, scratch)
+        gate, old, cell = (t * envs + first) * n, (t * envs + first) * size, ((t + 1) * envs + first) * size
+        _lstm_cell_backward(gates, gate, cells, old, cells, cell, grad_hidden, at, grad_cell, at, count, size)
         if t > 0:
-            _product(by_step[t, first:last], packed, grad_output[t - 1, first:last], size, grad)
+            above = ((t - 1) * envs + first) * size
+            _multiply(gates, gate, n, 1, count, packed, 0, n, grad_output, above, size, grad_hidden, at, size, size)
         else:
-            _product(by_step[t, first:last], packed, zeros, SAME, grad)
+            _multiply(gates, gate, n, 1, count, packed, 0, n, zeros, 0, SAME, grad_hidden, at, size, size)
 
 
 @compiled
