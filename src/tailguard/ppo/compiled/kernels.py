@@ -483,21 +483,24 @@ class _Lanes:
         return self.add(self.builder.fneg(x), x, self.number(ONE))
 
 
-def _emit_cells(function: ir.Function, body: Any) -> None:
+def _emit_cells(function: ir.Function, body: Any, n_gates: int) -> None:
     """Write a pass over the units of some environments, a vector at a time; what is left of H goes through a copy.
 
-    :param body: of one vector, given the addresses of its four gates ``[B, 4, H]`` and in other arrays ``[B, H]``.
+    :param body: of one vector, given the addresses of its four gates in each array ``[B, 4, H]`` and in others ``[B, H]``.
+    :param n_gates: how many of the arrays are gates.
     """
-    gates, *others, envs, size = function.args
+    *arrays, envs, size = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    copies = builder.alloca(_FLOAT, size=_INT((4 + len(others)) * LANES))
-    padded = [builder.gep(copies, [_INT(part * LANES)]) for part in range(4 + len(others))]
+    count = 3 * n_gates + len(arrays)
+    copies = builder.alloca(_FLOAT, size=_INT(count * LANES))
+    padded = [builder.gep(copies, [_INT(part * LANES)]) for part in range(count)]
     whole, left = builder.sdiv(size, _INT(LANES)), builder.srem(size, _INT(LANES))
     lanes = _Lanes(builder)
     with cgutils.for_range(builder, envs) as env:
         row = builder.mul(env.index, size)
-        parts = [builder.gep(gates, [builder.add(builder.mul(row, _INT(4)), builder.mul(_INT(k), size))]) for k in range(4)]
-        parts += [builder.gep(other, [row]) for other in others]
+        of_gates = [builder.add(builder.mul(row, _INT(4)), builder.mul(_INT(k), size)) for k in range(4)]
+        parts = [builder.gep(gates, [at]) for gates in arrays[:n_gates] for at in of_gates]
+        parts += [builder.gep(other, [row]) for other in arrays[n_gates:]]
         with cgutils.for_range(builder, whole) as loop:
             at = builder.mul(loop.index, _INT(LANES))
             body(lanes, *(builder.gep(part, [at]) for part in parts))
@@ -514,12 +517,15 @@ def _emit_cells(function: ir.Function, body: Any) -> None:
 
 
 def _cell_body(lanes: _Lanes, *at: ir.Value) -> None:
-    """Compute a step: c = f c + i g, h = o tanh(c). `at`: four gates, states before it, cell and hidden states after it."""
+    """Compute a step: c = f c + i g, h = o tanh(c).
+
+    `at`: pre-activations and four gates, cell states before it, cell and hidden states after it.
+    """
     enter, keep, candidate, leave = (lanes.tanh(lanes.load(gate)) for gate in at[:4])
-    old, cell, hidden = at[4:]
+    old, cell, hidden = at[8:]
     entered = lanes.product(lanes.sigmoid(enter), candidate)
     after = lanes.add(lanes.sigmoid(keep), lanes.load(old), entered)
-    for value, to in zip((enter, keep, candidate, leave), at[:4], strict=True):
+    for value, to in zip((enter, keep, candidate, leave), at[4:8], strict=True):
         lanes.store(value, to)
     lanes.store(after, cell)
     lanes.store(lanes.product(lanes.sigmoid(leave), lanes.tanh(after)), hidden)
@@ -545,20 +551,22 @@ def _cell_backward_body(lanes: _Lanes, *at: ir.Value) -> None:
     lanes.store(lanes.product(through, lanes.sigmoid(keep)), at[7])
 
 
-def _cells(name: str, body: Any, arrays: list[Any]) -> Any:
+def _cells(name: str, body: Any, gates: list[Any], others: list[Any]) -> Any:
     """Return signature and code of an intrinsic: a pass over the units of some environments."""
 
     def call(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _call(context, builder, signature, values, name, partial(_emit_cells, body=body))
+        _call(context, builder, signature, values, name, partial(_emit_cells, body=body, n_gates=len(gates)))
         return context.get_dummy_value()
 
-    parts = [kind for array in arrays for kind in (array, types.intp)]
+    parts = [kind for array in [*gates, *others] for kind in (array, types.intp)]
     return types.void(*parts, types.intp, types.intp), call
 
 
 @intrinsic
 def _lstm_cell(
     _: Any,
+    before: Any,
+    before_at: Any,
     gates: Any,
     gates_at: Any,
     old: Any,
@@ -571,7 +579,7 @@ def _lstm_cell(
     size: Any,
 ) -> Any:
     """Run :func:`_cell_body` on gates ``[B, 4, H]`` and states ``[B, H]`` in contiguous arrays, each from an index on."""
-    return _cells("lstm_cell", _cell_body, [gates, old, cell, hidden])
+    return _cells("lstm_cell", _cell_body, [before, gates], [old, cell, hidden])
 
 
 @intrinsic
@@ -591,7 +599,7 @@ def _lstm_cell_backward(
     size: Any,
 ) -> Any:
     """Run :func:`_cell_backward_body` likewise."""
-    return _cells("lstm_cell_backward", _cell_backward_body, [gates, old, cell, grad_hidden, grad_cell])
+    return _cells("lstm_cell_backward", _cell_backward_body, [gates], [old, cell, grad_hidden, grad_cell])
 
 
 @compiled
@@ -611,7 +619,7 @@ def lstm_step(
     by_env = gates.reshape(envs, n)
     _product(inputs, inward, bias, SAME, by_env)
     _product(old_hidden, recurrent, by_env, n, by_env)
-    _lstm_cell(gates, 0, old_cell, 0, cell, 0, hidden, 0, envs, size)
+    _lstm_cell(gates, 0, gates, 0, old_cell, 0, cell, 0, hidden, 0, envs, size)
 
 
 @compiled
@@ -633,18 +641,19 @@ def lstm_forward(
     :param gates: where no gradient is needed, a few rows are enough, which are used again and again.
     """
     (rows, envs, n_inputs), (kept, _, _, size) = inputs.shape, gates.shape
-    n, x, by_env = 4 * size, inputs.reshape(rows * envs, n_inputs), gates.reshape(kept * envs, 4 * size)
+    n, count = 4 * size, last - first
     # The inputs of some steps are one product, where they are rows without gaps.
-    together = min(max(BLOCK // envs, 1), kept) if last - first == envs else 1
+    together = max(BLOCK // envs, 1) if count == envs else 1
+    before = np.empty(together * count * n, np.float32)  # stays in the cache, as `gates` do not
     for top in range(0, rows, together):
-        end, place = min(top + together, rows), top if kept == rows else 0
-        before = by_env[place * envs + first : (place + end - top - 1) * envs + last]
-        _product(x[top * envs + first : (end - 1) * envs + last], inward, bias, SAME, before)
+        end = min(top + together, rows)
+        x, samples = (top * envs + first) * n_inputs, (end - top) * count
+        _multiply(inputs, x, n_inputs, 1, samples, inward, 0, n_inputs, bias, 0, SAME, before, 0, n, n)
         for t in range(top, end):
-            k = place + t - top
+            k, z = t % kept, (t - top) * count * n
             old, to, at = (t * envs + first) * size, ((t + 1) * envs + first) * size, (k * envs + first) * n
-            _multiply(hidden, old, size, 1, last - first, recurrent, 0, size, gates, at, n, gates, at, n, n)
-            _lstm_cell(gates, at, cells, old, cells, to, hidden, to, last - first, size)
+            _multiply(hidden, old, size, 1, count, recurrent, 0, size, before, z, n, before, z, n, n)
+            _lstm_cell(before, z, gates, at, cells, old, cells, to, hidden, to, count, size)
             for b in range(first, last):
                 if resets[t, b] != ZERO:
                     gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
