@@ -345,17 +345,24 @@ def _narrow_product(left: Floats, weights: Floats, bias: Floats, out: Floats) ->
 
 
 @called
-def _outer(left: Floats, right: Floats, first: int, last: int, out: Floats) -> None:
-    """Compute rows `first` to `last` of ``out = left.T @ right`` of ``left[M, I]`` and ``right[M, J]``, a long sum over M."""
-    (samples, n_left), n_right = left.shape, right.shape[1]
-    packed = np.empty(_panel(n_right) * CHUNK * PANEL, np.float32)
-    out[first:last] = ZERO
-    for top in range(0, samples, CHUNK):
-        end = min(top + CHUNK, samples)
-        panels = packed[: _panel(n_right) * (end - top) * PANEL].reshape(_panel(n_right), end - top, PANEL)
-        _pack(right[top:end], panels)
-        at, sums, depth = top * n_left + first, first * n_right, end - top
-        _multiply(left, at, 1, n_left, last - first, packed, 0, depth, out, sums, n_right, out, sums, n_right, n_right)
+def _add_outer(
+    left: Floats, right: Floats, samples: tuple[int, int], first: int, last: int, packed: Floats, out: Floats
+) -> None:
+    """Add to rows `first` to `last` of `out` those of ``left.T @ right``, summed over some samples.
+
+    :param left: ``[M, I]``; `right`: ``[M, J]``.
+    :param packed: scratch for the samples of the right one.
+    """
+    (top, end), n_left, n_right = samples, left.shape[1], right.shape[1]
+    depth, at, sums = end - top, top * n_left + first, first * n_right
+    _pack(right[top:end], packed[: _panel(n_right) * depth * PANEL].reshape(_panel(n_right), depth, PANEL))
+    _multiply(left, at, 1, n_left, last - first, packed, 0, depth, out, sums, n_right, out, sums, n_right, n_right)
+
+
+@inlined
+def _packed_samples(columns: int) -> Floats:
+    """Return scratch for the samples of a right factor that are packed together."""
+    return np.empty(_panel(columns) * CHUNK * PANEL, np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------- elementwise
@@ -398,16 +405,16 @@ def _times_derivative(grad: Floats, values: Floats, activation: int) -> None:
 
 
 @inlined
-def _columns_sum(matrix: Floats, first: int, last: int, out: Floats) -> None:
-    """Sum the columns `first` to `last` of ``[M, N]``, four rows at a time."""
-    whole, sums = len(matrix) // 4 * 4, out[first:last]
-    sums[:] = ZERO
-    for m in range(0, whole, 4):
+def _add_columns(matrix: Floats, samples: tuple[int, int], first: int, last: int, out: Floats) -> None:
+    """Add the columns `first` to `last` of some rows of ``[M, N]``, four rows at a time."""
+    (top, end), sums = samples, out[first:last]
+    whole = top + (end - top) // 4 * 4
+    for m in range(top, whole, 4):
         row0, row1 = matrix[m, first:last], matrix[m + 1, first:last]
         row2, row3 = matrix[m + 2, first:last], matrix[m + 3, first:last]
         for j in range(len(sums)):
             sums[j] += (row0[j] + row1[j]) + (row2[j] + row3[j])
-    for m in range(whole, len(matrix)):
+    for m in range(whole, end):
         row = matrix[m, first:last]
         for j in range(len(sums)):
             sums[j] += row[j]
@@ -713,9 +720,13 @@ def lstm_weight_gradients(
     :param hidden: before each step, ``[L B, H]``.
     :param first: of the pre-activations whose weights to take, up to `last`.
     """
-    _outer(grad_gates, inputs, first, last, grad_w_input)
-    _outer(grad_gates, hidden, first, last, grad_w_hidden)
-    _columns_sum(grad_gates, first, last, grad_b_input)
+    packed, rows = _packed_samples(max(inputs.shape[1], hidden.shape[1])), len(grad_gates)
+    grad_w_input[first:last], grad_w_hidden[first:last], grad_b_input[first:last] = ZERO, ZERO, ZERO
+    for top in range(0, rows, CHUNK):  # for all of them, while the cache holds the samples
+        samples = top, min(top + CHUNK, rows)
+        _add_outer(grad_gates, inputs, samples, first, last, packed, grad_w_input)
+        _add_outer(grad_gates, hidden, samples, first, last, packed, grad_w_hidden)
+        _add_columns(grad_gates, samples, first, last, grad_b_input)
     for j in range(first, last):
         grad_b_hidden[j] = grad_b_input[j]
 
@@ -825,9 +836,13 @@ def mlp_weight_gradients(table: Integers, inputs: Floats, values: Floats, grad_v
     rows, start, x = len(inputs), 0, inputs
     for layer in range(len(table)):
         at, bias_at, n_in, n_out = table[layer]
-        grad = _rows_of(grad_values, start, rows, n_out)
-        _outer(grad, x, 0, n_out, _rows_of(gradient, at, n_out, n_in))
-        _columns_sum(grad, 0, n_out, gradient[bias_at : bias_at + n_out])
+        grad, packed = _rows_of(grad_values, start, rows, n_out), _packed_samples(n_in)
+        of_weights, of_biases = _rows_of(gradient, at, n_out, n_in), gradient[bias_at : bias_at + n_out]
+        of_weights[:], of_biases[:] = ZERO, ZERO
+        for top in range(0, rows, CHUNK):
+            samples = top, min(top + CHUNK, rows)
+            _add_outer(grad, x, samples, 0, n_out, packed, of_weights)
+            _add_columns(grad, samples, 0, n_out, of_biases)
         x, start = _rows_of(values, start, rows, n_out), start + _padded(rows * n_out)
 
 
