@@ -629,6 +629,146 @@ def lstm_step(
     _lstm_cell(gates, 0, gates, 0, old_cell, 0, cell, 0, hidden, 0, envs, size)
 
 
+@called
+def _parts_between_resets(resets: Floats, first: int, last: int) -> Integers:
+    """Return row, environment and length of each part between resets, ``[P, 3]``, the longest first.
+
+    None where few rows would be gained: the parts of a few environments run side by side, since a product of some rows takes
+    hardly longer than that of a single one.
+    """
+    rows = len(resets)
+    starting, longest, total = np.zeros(rows + 2, np.int64), 0, 0  # how many parts have a length; then where they begin
+    for b in range(first, last):
+        start = 0
+        for t in range(rows + 1):
+            if t == rows or resets[t, b] != ZERO:
+                starting[t - start] += 1
+                longest, start, total = max(longest, t - start), t + 1, total + 1
+    if last - first >= TALLEST or 4 * longest > 3 * rows:
+        return np.empty((0, 3), np.int64)
+    parts, at = np.empty((total, 3), np.int64), 0
+    for length in range(rows, -1, -1):
+        starting[length], at = at, at + starting[length]
+    for b in range(first, last):
+        start = 0
+        for t in range(rows + 1):
+            if t == rows or resets[t, b] != ZERO:
+                place = starting[t - start]
+                starting[t - start] += 1
+                parts[place, 0], parts[place, 1], parts[place, 2] = start, b, t - start
+                start = t + 1
+    return parts
+
+
+@inlined
+def _gather(rows: Floats, parts: Integers, count: int, step: int, to: Floats) -> None:
+    """Copy the rows ``[L, B, n]`` of the first parts at a step of theirs into the rows of `to`."""
+    for p in range(count):
+        row, out = rows[parts[p, 0] + step, parts[p, 1]], to[p]
+        for j in range(len(out)):
+            out[j] = row[j]
+
+
+@inlined
+def _scatter(rows: Floats, parts: Integers, count: int, step: int, to: Floats) -> None:
+    """Copy rows back to where :func:`_gather` takes them from."""
+    for p in range(count):
+        row, out = rows[p], to[parts[p, 0] + step, parts[p, 1]]
+        for j in range(len(row)):
+            out[j] = row[j]
+
+
+@inlined
+def _longer(parts: Integers, step: int, count: int) -> int:
+    """Return how many parts are longer than `step`, given that at most `count` are."""
+    while count > 0 and parts[count - 1, 2] <= step:
+        count -= 1
+    return count
+
+
+@called
+def _forward_by_parts(
+    inputs: Floats,
+    inward: Floats,
+    recurrent: Floats,
+    bias: Floats,
+    parts: Integers,
+    gates: Floats,
+    cells: Floats,
+    hidden: Floats,
+) -> None:
+    """Run :func:`lstm_forward` on all parts side by side."""
+    (rows, envs, n_inputs), size, count, n = inputs.shape, cells.shape[2], len(parts), bias.size
+    x, before, out = np.empty((count, n_inputs), np.float32), np.empty((count, n), np.float32), np.empty((count, n), np.float32)
+    h, c, by_env = np.empty((count, size), np.float32), np.empty((count, size), np.float32), gates.reshape(rows, envs, n)
+    active = count
+    for k in range(rows):
+        active = _longer(parts, k, active)
+        if active == 0:
+            break
+        if k == 0:
+            _gather(hidden, parts, active, 0, h)
+            _gather(cells, parts, active, 0, c)
+        _gather(inputs, parts, active, k, x)
+        _multiply(x, 0, n_inputs, 1, active, inward, 0, n_inputs, bias, 0, SAME, before, 0, n, n)
+        _multiply(h, 0, size, 1, active, recurrent, 0, size, before, 0, n, before, 0, n, n)
+        _lstm_cell(before, 0, out, 0, c, 0, c, 0, h, 0, active, size)
+        _scatter(out, parts, active, k, by_env)
+        _scatter(c, parts, active, k + 1, cells)
+        _scatter(h, parts, active, k + 1, hidden)
+
+
+@called
+def _backward_by_parts(
+    grad_output: Floats,
+    packed: Floats,
+    parts: Integers,
+    gates: Floats,
+    cells: Floats,
+    grad_hidden: Floats,
+    grad_cell: Floats,
+) -> None:
+    """Run :func:`lstm_backward` on all parts side by side."""
+    (rows, envs, size), count = grad_output.shape, len(parts)
+    n, by_env = 4 * size, gates.reshape(rows, envs, 4 * size)
+    gate, old, cell = np.empty((count, n), np.float32), np.empty((count, size), np.float32), np.empty((count, size), np.float32)
+    output, grad = np.empty((count, size), np.float32), np.empty((count, size), np.float32)
+    through, active = np.zeros((count, size), np.float32), 0
+    for k in range(parts[0, 2] - 1, -1, -1):
+        before = active
+        while active < count and parts[active, 2] > k:
+            active += 1
+        _gather(grad_output, parts, active, k, output)
+        for p in range(before, active):  # the last steps of parts
+            for j in range(size):
+                grad[p, j] = output[p, j]
+        _gather(by_env, parts, active, k, gate)
+        _gather(cells, parts, active, k, old)
+        _gather(cells, parts, active, k + 1, cell)
+        _lstm_cell_backward(gate, 0, old, 0, cell, 0, grad, 0, through, 0, active, size)
+        _scatter(gate, parts, active, k, by_env)
+        if k > 0:
+            _gather(grad_output, parts, active, k - 1, output)
+        else:
+            output[:] = ZERO
+        _multiply(gate, 0, n, 1, active, packed, 0, n, output, 0, size, grad, 0, size, size)
+    for p in range(active):
+        if parts[p, 0] == 0:
+            for j in range(size):
+                grad_hidden[parts[p, 1], j], grad_cell[parts[p, 1], j] = grad[p, j], through[p, j]
+
+
+@inlined
+def _close_reset(
+    resets: Floats, first: int, last: int, t: int, k: int, gates: Floats, cells: Floats, hidden: Floats
+) -> None:
+    """Write what a reset step leaves behind, where step t, of row k of the gates, is one."""
+    for b in range(first, last):
+        if resets[t, b] != ZERO:
+            gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
+            cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
+
+
 @compiled
 def lstm_forward(
     inputs: Floats,
@@ -649,6 +789,12 @@ def lstm_forward(
     """
     (rows, envs, n_inputs), (kept, _, _, size) = inputs.shape, gates.shape
     n, count = 4 * size, last - first
+    parts = _parts_between_resets(resets, first, last)
+    if len(parts) and kept == rows:
+        for t in range(rows):
+            _close_reset(resets, first, last, t, t, gates, cells, hidden)
+        _forward_by_parts(inputs, inward, recurrent, bias, parts, gates, cells, hidden)
+        return
     # The inputs of some steps are one product, where they are rows without gaps.
     together = max(BLOCK // envs, 1) if count == envs else 1
     before = np.empty(together * count * n, np.float32)  # stays in the cache, as `gates` do not
@@ -661,15 +807,13 @@ def lstm_forward(
             old, to, at = (t * envs + first) * size, ((t + 1) * envs + first) * size, (k * envs + first) * n
             _multiply(hidden, old, size, 1, count, recurrent, 0, size, before, z, n, before, z, n, n)
             _lstm_cell(before, z, gates, at, cells, old, cells, to, hidden, to, count, size)
-            for b in range(first, last):
-                if resets[t, b] != ZERO:
-                    gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
-                    cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
+            _close_reset(resets, first, last, t, k, gates, cells, hidden)
 
 
 @compiled
 def lstm_backward(
     grad_output: Floats,
+    resets: Floats,
     packed: Floats,
     first: int,
     last: int,
@@ -683,12 +827,22 @@ def lstm_backward(
     At a reset step all gates are closed, which stops every gradient of its own accord.
 
     :param grad_output: gradient of the hidden states, ``[L, B, H]``.
+    :param resets: ``[L, B]``, not 0 at reset steps.
     :param packed: the weights of the hidden state, ``[4 H, H]``, packed.
     :param grad_hidden: ``[B, H]``, filled with the gradient of the hidden state before the first step.
     :param grad_cell: ``[B, H]``, filled with that of the cell state before it.
     """
     rows, envs, size = grad_output.shape
     n, count, at, zeros = 4 * size, last - first, first * size, np.zeros(size, np.float32)
+    parts = _parts_between_resets(resets, first, last)
+    if len(parts):
+        grad_hidden[first:last], grad_cell[first:last] = ZERO, ZERO
+        _backward_by_parts(grad_output, packed, parts, gates, cells, grad_hidden, grad_cell)
+        for t in range(rows):
+            for b in range(first, last):
+                if resets[t, b] != ZERO:
+                    gates[t, b] = ZERO
+        return
     for b in range(first, last):
         for j in range(size):
             grad_hidden[b, j], grad_cell[b, j] = grad_output[rows - 1, b, j], ZERO
