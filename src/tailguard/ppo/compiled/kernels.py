@@ -296,17 +296,17 @@ def _pack(matrix: Floats, packed: Floats) -> None:
 
 
 @called
-def _pack_transposed(matrix: Floats, packed: Floats) -> None:
-    """Pack the transpose of ``[N, K]``."""
+def _pack_transposed(matrix: Floats, factors: Floats, packed: Floats) -> None:
+    """Pack the transpose of ``[N, K]``, each row times a factor."""
     columns, depth = matrix.shape
     for panel in range(len(packed)):
         left = panel * PANEL
         width = min(PANEL, columns - left)
-        rows = matrix[left : left + width]
+        rows, by = matrix[left : left + width], factors[left : left + width]
         for k in range(depth):
             to = packed[panel, k]
             for j in range(width):
-                to[j] = rows[j, k]
+                to[j] = by[j] * rows[j, k]
             for j in range(width, PANEL):
                 to[j] = ZERO
 
@@ -346,17 +346,20 @@ def _narrow_product(left: Floats, weights: Floats, bias: Floats, out: Floats) ->
 
 @called
 def _add_outer(
-    left: Floats, right: Floats, samples: tuple[int, int], first: int, last: int, packed: Floats, out: Floats
+    left: Floats, right: Floats, samples: tuple[int, int], first: int, last: int, packed: Floats, zeros: Floats, out: Floats
 ) -> None:
-    """Add to rows `first` to `last` of `out` those of ``left.T @ right``, summed over some samples.
+    """Add to rows `first` to `last` of `out` those of ``left.T @ right``, summed over some samples; the first ones begin it.
 
     :param left: ``[M, I]``; `right`: ``[M, J]``.
-    :param packed: scratch for the samples of the right one.
+    :param packed: scratch for the samples of the right one; `zeros`: at least J.
     """
     (top, end), n_left, n_right = samples, left.shape[1], right.shape[1]
     depth, at, sums = end - top, top * n_left + first, first * n_right
     _pack(right[top:end], packed[: _panel(n_right) * depth * PANEL].reshape(_panel(n_right), depth, PANEL))
-    _multiply(left, at, 1, n_left, last - first, packed, 0, depth, out, sums, n_right, out, sums, n_right, n_right)
+    if top == 0:
+        _multiply(left, at, 1, n_left, last - first, packed, 0, depth, zeros, 0, SAME, out, sums, n_right, n_right)
+    else:
+        _multiply(left, at, 1, n_left, last - first, packed, 0, depth, out, sums, n_right, out, sums, n_right, n_right)
 
 
 @inlined
@@ -434,16 +437,10 @@ def pack_lstm(
 ) -> None:
     """Pack the weights ``[4 H, D]`` and ``[4 H, H]``, and add up the biases ``[4 H]``, for :func:`lstm_forward`."""
     size = w_hidden.shape[1]
-    factors = np.full(_panel(4 * size) * PANEL, HALF)
+    factors = np.full(4 * size, HALF)
     factors[2 * size : 3 * size] = ONE
-    for weights, packed in ((w_input, inward), (w_hidden, recurrent)):
-        _pack_transposed(weights, packed)
-        for panel in range(len(packed)):
-            by = factors[panel * PANEL : (panel + 1) * PANEL]
-            for k in range(packed.shape[1]):
-                row = packed[panel, k]
-                for j in range(PANEL):
-                    row[j] *= by[j]
+    _pack_transposed(w_input, factors, inward)
+    _pack_transposed(w_hidden, factors, recurrent)
     for j in range(4 * size):
         bias[j] = factors[j] * (b_input[j] + b_hidden[j])
 
@@ -874,12 +871,12 @@ def lstm_weight_gradients(
     :param hidden: before each step, ``[L B, H]``.
     :param first: of the pre-activations whose weights to take, up to `last`.
     """
-    packed, rows = _packed_samples(max(inputs.shape[1], hidden.shape[1])), len(grad_gates)
-    grad_w_input[first:last], grad_w_hidden[first:last], grad_b_input[first:last] = ZERO, ZERO, ZERO
+    most, rows = max(inputs.shape[1], hidden.shape[1]), len(grad_gates)
+    packed, zeros, grad_b_input[first:last] = _packed_samples(most), np.zeros(most, np.float32), ZERO
     for top in range(0, rows, CHUNK):  # for all of them, while the cache holds the samples
         samples = top, min(top + CHUNK, rows)
-        _add_outer(grad_gates, inputs, samples, first, last, packed, grad_w_input)
-        _add_outer(grad_gates, hidden, samples, first, last, packed, grad_w_hidden)
+        _add_outer(grad_gates, inputs, samples, first, last, packed, zeros, grad_w_input)
+        _add_outer(grad_gates, hidden, samples, first, last, packed, zeros, grad_w_hidden)
         _add_columns(grad_gates, samples, first, last, grad_b_input)
     for j in range(first, last):
         grad_b_hidden[j] = grad_b_input[j]
@@ -911,7 +908,7 @@ def pack_mlp(flat: Floats, table: Integers, packed: Floats) -> None:
     for layer in range(len(table)):
         at, _, n_in, n_out = table[layer]
         to = _layer_of(packed, start, n_in, n_out)
-        _pack_transposed(_rows_of(flat, at, n_out, n_in), to)
+        _pack_transposed(_rows_of(flat, at, n_out, n_in), np.ones(n_out, np.float32), to)
         start += to.size
 
 
@@ -992,10 +989,10 @@ def mlp_weight_gradients(table: Integers, inputs: Floats, values: Floats, grad_v
         at, bias_at, n_in, n_out = table[layer]
         grad, packed = _rows_of(grad_values, start, rows, n_out), _packed_samples(n_in)
         of_weights, of_biases = _rows_of(gradient, at, n_out, n_in), gradient[bias_at : bias_at + n_out]
-        of_weights[:], of_biases[:] = ZERO, ZERO
+        zeros, of_biases[:] = np.zeros(n_in, np.float32), ZERO
         for top in range(0, rows, CHUNK):
             samples = top, min(top + CHUNK, rows)
-            _add_outer(grad, x, samples, 0, n_out, packed, of_weights)
+            _add_outer(grad, x, samples, 0, n_out, packed, zeros, of_weights)
             _add_columns(grad, samples, 0, n_out, of_biases)
         x, start = _rows_of(values, start, rows, n_out), start + _padded(rows * n_out)
 
