@@ -68,6 +68,8 @@ PANEL = 2 * LANES
 BLOCK = 48
 # Rows of a long sum over samples that are packed together.
 CHUNK = 128
+# Columns of a matrix from which on its rows lie apart by so much that few of them fit the fastest cache.
+WIDE = 512
 # A product of fewer columns than this is a dot product for each of its numbers.
 NARROW = 5
 # The distance between the rows of one row that is added to all.
@@ -235,8 +237,7 @@ def _copy(builder: ir.IRBuilder, source: ir.Value, to: ir.Value, count: ir.Value
         builder.store(builder.load(builder.gep(source, [loop.index])), builder.gep(to, [loop.index]))
 
 
-@intrinsic
-def _multiply(
+def _multiply_code(
     _: Any,
     left: Any,
     left_at: Any,
@@ -268,6 +269,9 @@ def _multiply(
         return context.get_dummy_value()
 
     return types.void(*arguments), call
+
+
+_multiply: Any = intrinsic(_multiply_code)
 
 
 def packed_shape(depth: int, columns: int) -> tuple[int, int, int]:
@@ -354,12 +358,23 @@ def _add_outer(
     :param packed: scratch for the samples of the right one; `zeros`: at least J.
     """
     (top, end), n_left, n_right = samples, left.shape[1], right.shape[1]
-    depth, at, sums = end - top, top * n_left + first, first * n_right
+    depth = end - top
     _pack(right[top:end], packed[: _panel(n_right) * depth * PANEL].reshape(_panel(n_right), depth, PANEL))
-    if top == 0:
-        _multiply(left, at, 1, n_left, last - first, packed, 0, depth, zeros, 0, SAME, out, sums, n_right, n_right)
-    else:
-        _multiply(left, at, 1, n_left, last - first, packed, 0, depth, out, sums, n_right, out, sums, n_right, n_right)
+    # The rows of a wide matrix drive each other out of the fastest cache: their parts are copied together.
+    apart = n_left >= WIDE
+    step = BLOCK if apart else last - first
+    block = np.empty((depth, step) if apart else (0, 0), np.float32)
+    for begin in range(first, last, step):
+        count, at = min(step, last - begin), begin * n_right
+        for k in range(len(block)):
+            row, to = left[top + k, begin : begin + count], block[k]
+            for j in range(count):
+                to[j] = row[j]
+        rows, row_at, row_stride = (block, 0, step) if apart else (left, top * n_left + begin, n_left)
+        initial, initial_at, initial_row = (zeros, 0, 0) if top == 0 else (out.reshape(out.size), at, n_right)
+        _multiply(
+            rows, row_at, 1, row_stride, count, packed, 0, depth, initial, initial_at, initial_row, out, at, n_right, n_right
+        )
 
 
 @inlined
@@ -451,7 +466,7 @@ class _Lanes:
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder = builder
 
-    def number(self, x: float) -> ir.Constant:
+    def number(self, x: Any) -> ir.Constant:
         return ir.Constant(_VECTOR, [float(x)] * LANES)
 
     def load(self, pointer: ir.Value) -> ir.Value:
@@ -467,7 +482,7 @@ class _Lanes:
         """Return a b + c, rounded once."""
         return self.builder.call(_fma(self.builder.module), [a, b, c])
 
-    def polynomial(self, u: ir.Value, *coefficients: float) -> ir.Value:
+    def polynomial(self, u: ir.Value, *coefficients: Any) -> ir.Value:
         """Return a polynomial, the highest power first."""
         return reduce(lambda total, c: self.add(total, u, self.number(c)), coefficients[1:], self.number(coefficients[0]))
 
@@ -566,8 +581,7 @@ def _cells(name: str, body: Any, gates: list[Any], others: list[Any]) -> Any:
     return types.void(*parts, types.intp, types.intp), call
 
 
-@intrinsic
-def _lstm_cell(
+def _lstm_cell_code(
     _: Any,
     before: Any,
     before_at: Any,
@@ -586,8 +600,10 @@ def _lstm_cell(
     return _cells("lstm_cell", _cell_body, [before, gates], [old, cell, hidden])
 
 
-@intrinsic
-def _lstm_cell_backward(
+_lstm_cell: Any = intrinsic(_lstm_cell_code)
+
+
+def _lstm_cell_backward_code(
     _: Any,
     gates: Any,
     gates_at: Any,
@@ -604,6 +620,9 @@ def _lstm_cell_backward(
 ) -> Any:
     """Run :func:`_cell_backward_body` likewise."""
     return _cells("lstm_cell_backward", _cell_backward_body, [gates], [old, cell, grad_hidden, grad_cell])
+
+
+_lstm_cell_backward: Any = intrinsic(_lstm_cell_backward_code)
 
 
 @compiled
@@ -756,9 +775,7 @@ def _backward_by_parts(
 
 
 @inlined
-def _close_reset(
-    resets: Floats, first: int, last: int, t: int, k: int, gates: Floats, cells: Floats, hidden: Floats
-) -> None:
+def _close_reset(resets: Floats, first: int, last: int, t: int, k: int, gates: Floats, cells: Floats, hidden: Floats) -> None:
     """Write what a reset step leaves behind, where step t, of row k of the gates, is one."""
     for b in range(first, last):
         if resets[t, b] != ZERO:
@@ -782,7 +799,7 @@ def lstm_forward(
     """Run L steps of the environments `first` to `last`: fill `gates`, and `cells` and `hidden` below row 0.
 
     :param resets: ``[L, B]``, not 0 at reset steps, after which both states are 0.
-    :param gates: where no gradient is needed, a few rows are enough, which are used again and again.
+    :param gates: where no gradient is needed, fewer rows are enough, which are used again and again.
     """
     (rows, envs, n_inputs), (kept, _, _, size) = inputs.shape, gates.shape
     n, count = 4 * size, last - first

@@ -21,8 +21,8 @@ from tailguard.ppo.compiled.threads import Threads
 
 Array = NDArray[np.float32]
 ACTIVATION_CODES: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
-# Rows of gates in a pass without a gradient, and of a head's layers: few enough to stay in the cache.
-FEW, MANY = 8, 512
+# Rows of a head in a pass without a gradient: few enough for its layers to stay in the cache.
+MANY = 512
 
 
 class Workspace:
@@ -295,7 +295,7 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         (rows, envs, n_inputs), size = inputs.shape, w_hidden.shape[1]
         needs_grad, x = any(ctx.needs_input_grad), inputs.contiguous()
-        shapes = LstmBuffers.shapes(rows, rows if needs_grad else min(FEW, rows), envs, size)
+        shapes = LstmBuffers.shapes(rows, rows if needs_grad else 1, envs, size)
         buffers = LstmBuffers(*map(torch.empty, shapes))
         packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(n_inputs, size))))
         packed.fill(*_arrays(*(weight.contiguous() for weight in (w_input, w_hidden, b_input, b_hidden))))
