@@ -190,14 +190,8 @@ def _emit_product(function: ir.Function) -> None:
             with cgutils.for_range(builder, several) as loop:
                 panel = builder.mul(loop.index, _INT(ABREAST))
                 column = builder.mul(panel, _INT(PANEL))
-                x, y, z = (
-                    cell(*part, columns_)
-                    for *part, columns_ in (
-                        (left, top, left_row, _INT(0)),
-                        (initial, top, initial_row, column),
-                        (out, top, out_row, column),
-                    )
-                )
+                x, y = cell(left, top, left_row, _INT(0)), cell(initial, top, initial_row, column)
+                z = cell(out, top, out_row, column)
                 panels = builder.gep(right, [builder.mul(panel, panel_size)])
                 row = _internal(module, f"tile_1_{ABREAST}", kinds, partial(_emit_tile, rows=1, panels=ABREAST))
                 builder.call(row, [x, _INT(0), left_inner, panels, panel_size, y, _INT(0), z, _INT(0), depth])
