@@ -7,7 +7,7 @@ a pass over it: so callers bring all of them. An array is copied to a part of an
 together with the text of all that it may raise, which takes a second or two.
 
 **Products** are our own: on the sizes of these networks those of BLAS reach anything from a tenth to all of the CPU's speed, by
-shape and instruction set, and ours about three quarters of it from four rows on (benchmarks/products.py). A *tile* is a few
+shape and instruction set, and ours nearly all of it from eight rows on (benchmarks/products.py). A *tile* is a few
 rows times a panel of columns, whose sums stay in registers; the right factor is *packed* into such panels beforehand. Each
 number of a product is one sum in the order of the inner index, each term added by a multiply-add of one rounding: so results
 depend neither on the tiles nor on the vector width, on how many rows there are, on where arrays begin, nor on which thread
@@ -175,8 +175,8 @@ def _emit_product(function: ir.Function) -> None:
             block = builder.append_basic_block()
             switch.add_case(_INT(count), block)
             with builder.goto_block(block):
-                one = _internal(module, f"tile_{count}_1", kinds, partial(_emit_tile, rows=count, panels=1))
-                builder.call(one, [x, left_row, left_inner, right, _INT(0), y, y_row, z, z_row, depth])
+                multiply = _internal(module, f"tile_{count}_1", kinds, partial(_emit_tile, rows=count, panels=1))
+                builder.call(multiply, [x, left_row, left_inner, right, _INT(0), y, y_row, z, z_row, depth])
                 builder.branch(end)
         builder.position_at_end(end)
 
