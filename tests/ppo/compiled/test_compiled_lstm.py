@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_networks import random
 
+from tailguard.ppo.compiled import kernels
 from tailguard.ppo.compiled.networks import lstm_layer
 from tailguard.ppo.networks import LstmTrunk
 from tolerance import rounding
@@ -51,6 +52,44 @@ def close(found, expected):
 
 def equal(found, expected):
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+# Rows, environments, inputs, size: few environments, whose parts between resets run side by side.
+FEW_ENVS = [(30, 1, 3, 5), (40, 2, 17, 16), (25, 4, 2, 33), (1, 1, 2, 8), (7, 3, 40, 64)]
+
+
+def often(rows, envs, share, seed=0):
+    """Resets as often as episodes end at first, also in the first and the last row."""
+    resets = (torch.rand(rows, envs, 1, generator=torch.Generator().manual_seed(seed)) < share).float()
+    resets[0, -1], resets[-1, 0] = 1.0, 1.0
+    return resets
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
+@pytest.mark.parametrize("sizes", FEW_ENVS, ids=str)
+def test_short_episodes_of_few_environments(sizes, share):
+    inputs, _, *others = layer(*sizes)
+    parts = inputs, often(*sizes[:2], share), *others
+    close(run(lstm_layer, *parts), run(reference, *parts, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4])
+@pytest.mark.parametrize("sizes", FEW_ENVS, ids=str)
+def test_episodes_side_by_side_are_those_step_by_step(sizes, share):
+    """With more environments beside them there are rows enough, and all go step by step: the bits are the same."""
+    (rows, envs, _, size), idle = sizes, kernels.TALLEST
+    inputs, _, hidden, cell, weights = layer(*sizes)
+    resets, grad_output = often(rows, envs, share), random(rows, envs, size, seed=98)
+    more = [torch.cat((x, x.new_zeros(*x.shape[:1], idle, *x.shape[2:])), 1) for x in (inputs, resets, grad_output)]
+    more += [torch.cat((x, x.new_zeros(idle, size))) for x in (hidden, cell)]
+
+    def states(inputs, resets, grad_output, hidden, cell):
+        leaves = [x.clone().requires_grad_() for x in (inputs, hidden, cell)]
+        outputs, cells = lstm_layer(leaves[0], resets, *leaves[1:], weights)
+        grads = torch.autograd.grad((outputs * grad_output).sum(), leaves)
+        return outputs[:, :envs], cells[:, :envs], grads[0][:, :envs], grads[1][:envs], grads[2][:envs]
+
+    assert equal(states(inputs, resets, grad_output, hidden, cell), states(*more))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -7,13 +7,16 @@ a pass over it: so callers bring all of them. An array is copied to a part of an
 together with the text of all that it may raise, which takes a second or two.
 
 **Products** are our own: on the sizes of these networks those of BLAS reach anything from a tenth to all of the CPU's speed, by
-shape and instruction set, and ours about three quarters of it from four rows on (benchmarks/products.py). A *tile* is a few
+shape and instruction set, and ours nearly all of it from eight rows on (benchmarks/products.py). A *tile* is a few
 rows times a panel of columns, whose sums stay in registers; the right factor is *packed* into such panels beforehand. Each
 number of a product is one sum in the order of the inner index, each term added by a multiply-add of one rounding: so results
 depend neither on the tiles nor on the vector width, on how many rows there are, on where arrays begin, nor on which thread
 takes which rows.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -65,14 +68,20 @@ PANEL = 2 * LANES
 BLOCK = 48
 # Rows of a long sum over samples that are packed together.
 CHUNK = 128
+# Columns of a matrix from which on its rows lie apart by so much that few of them fit the fastest cache.
+WIDE = 512
 # A product of fewer columns than this is a dot product for each of its numbers.
 NARROW = 5
-# Constant distances between numbers or rows. Written as literals, each would be compiled as a version of its own.
-ADJACENT: Any = np.int64(1)
-SAME: Any = np.int64(0)
+# The distance between the rows of one row that is added to all.
+SAME = 0
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
+
+
+def _fma(module: ir.Module) -> ir.Function:
+    name = f"llvm.fma.v{LANES}f32"
+    return module.globals.get(name) or ir.Function(module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), name)
 
 
 def _emit_tile(function: ir.Function, rows: int, panels: int) -> None:
@@ -82,9 +91,7 @@ def _emit_tile(function: ir.Function, rows: int, panels: int) -> None:
     """
     left, left_row, left_inner, right, right_panel, initial, initial_row, out, out_row, depth = function.args
     module, builder = function.module, ir.IRBuilder(function.append_basic_block("entry"))
-    name = f"llvm.fma.v{LANES}f32"
-    fma = module.globals.get(name) or ir.Function(module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), name)
-    cells = [(row, vector) for row in range(rows) for vector in range(2 * panels)]
+    fma, cells = _fma(module), [(row, vector) for row in range(rows) for vector in range(2 * panels)]
 
     def vector_at(base: ir.Value, offset: ir.Value) -> ir.Value:
         return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
@@ -117,63 +124,148 @@ def _emit_tile(function: ir.Function, rows: int, panels: int) -> None:
     builder.ret_void()
 
 
-def _tiles(tallest: int, panels: int) -> Any:
-    """Return a function for compiled code that multiplies up to `tallest` rows by some panels."""
-
-    @intrinsic
-    def multiply(
-        _: Any,
-        rows: Any,
-        left: Any,
-        left_row: Any,
-        left_inner: Any,
-        right: Any,
-        right_panel: Any,
-        initial: Any,
-        initial_row: Any,
-        out: Any,
-        out_row: Any,
-        depth: Any,
-    ) -> Any:
-        """Take 1-D arrays that begin where the tile does, and the distances between rows, inner indices and panels in them."""
-        size = types.intp
-        return types.void(size, left, size, size, right, size, initial, size, out, size, size), call
-
-    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = [_FLOAT.as_pointer() if isinstance(kind, types.Array) else _INT for kind in signature.args[1:]]
-        values = [
-            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
-            for kind, value in zip(signature.args[1:], arguments[1:], strict=True)
-        ]
-        end = builder.append_basic_block("multiplied")
-        switch = builder.switch(arguments[0], end)
-        for rows in range(1, tallest + 1):
-            block = builder.append_basic_block(f"rows_{rows}")
-            switch.add_case(_INT(rows), block)
-            with builder.goto_block(block):
-                builder.call(_tile(builder.module, kinds, rows, panels), values)
-                builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
-
-    return multiply
+# Whole panels at once for a single row, whose sums in one panel would wait for one another.
+ABREAST = 4
 
 
-def _tile(module: ir.Module, kinds: list[ir.Type], rows: int, panels: int) -> ir.Function:
-    """Return a tile of a module, which is written where it is first needed."""
-    name = f"tile_{rows}_{panels}"
+def _call(context: Any, builder: Any, signature: Any, arguments: Any, name: str, emit: Any) -> None:
+    """Call an internal function of the module, which is written where it is first needed.
+
+    Arrays become the addresses of their numbers. An array is followed by the index that its part begins at: a slice would
+    cost several times as much as an addition, and there are many for each product.
+    """
+    values, kinds, given = [], [], list(zip(signature.args, arguments, strict=True))
+    while given:
+        kind, value = given.pop(0)
+        if isinstance(kind, types.Array):
+            _, start = given.pop(0)
+            value = builder.gep(context.make_array(kind)(context, builder, value).data, [start])
+        values.append(value)
+        kinds.append(_FLOAT.as_pointer() if isinstance(kind, types.Array) else _INT)
+    builder.call(_internal(builder.module, name, kinds, emit), values)
+
+
+def _internal(module: ir.Module, name: str, kinds: list[ir.Type], emit: Any) -> ir.Function:
+    """Return a function of a module, which is written where it is first needed."""
     if name not in module.globals:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
         function.linkage = "internal"
-        function.attributes.add("noinline")  # merged with other tiles, it would run out of registers
-        _emit_tile(function, rows, panels)
+        function.attributes.add("noinline")  # merged with others, a tile would run out of registers
+        emit(function)
     return module.globals[name]
 
 
-_rows_by_panel = _tiles(TALLEST, 1)
-# The sums of one row in one panel would wait for one another: it takes several panels at once.
-ABREAST = 4
-_row_by_panel = _tiles(1, ABREAST)
+def _emit_product(function: ir.Function) -> None:
+    """Write the body of a product: blocks of rows, panels, tiles."""
+    left, left_row, left_inner, rows, right, depth, initial, initial_row, out, out_row, columns = function.args
+    module, builder = function.module, ir.IRBuilder(function.append_basic_block("entry"))
+    kinds = [left.type, _INT, _INT, right.type, _INT, initial.type, _INT, out.type, _INT, _INT]
+    edge = builder.alloca(_FLOAT, size=_INT(TALLEST * PANEL))
+    first, start = builder.alloca(_INT), builder.alloca(_INT)
+    whole, width = builder.sdiv(columns, _INT(PANEL)), builder.srem(columns, _INT(PANEL))
+    panel_size = builder.mul(depth, _INT(PANEL))
+
+    def cell(base: ir.Value, row: ir.Value, stride: ir.Value, column: ir.Value) -> ir.Value:
+        return builder.gep(base, [builder.add(builder.mul(row, stride), column)])
+
+    def tile(height: ir.Value, right: ir.Value, y: ir.Value, y_row: ir.Value, z: ir.Value, z_row: ir.Value) -> None:
+        x, end = cell(left, builder.load(first), left_row, _INT(0)), builder.append_basic_block()
+        switch = builder.switch(height, end)
+        for count in range(1, TALLEST + 1):
+            block = builder.append_basic_block()
+            switch.add_case(_INT(count), block)
+            with builder.goto_block(block):
+                multiply = _internal(module, f"tile_{count}_1", kinds, partial(_emit_tile, rows=count, panels=1))
+                builder.call(multiply, [x, left_row, left_inner, right, _INT(0), y, y_row, z, z_row, depth])
+                builder.branch(end)
+        builder.position_at_end(end)
+
+    with cgutils.for_range_slice(builder, _INT(0), rows, _INT(BLOCK), _INT) as (top, _):
+        left_over = builder.sub(rows, top)
+        count = builder.select(builder.icmp_signed("<", left_over, _INT(BLOCK)), left_over, _INT(BLOCK))
+        tiles = builder.sdiv(builder.add(count, _INT(TALLEST - 1)), _INT(TALLEST))
+        builder.store(_INT(0), start)
+        with builder.if_then(builder.icmp_signed("==", count, _INT(1))):
+            several = builder.sdiv(whole, _INT(ABREAST))
+            with cgutils.for_range(builder, several) as loop:
+                panel = builder.mul(loop.index, _INT(ABREAST))
+                column = builder.mul(panel, _INT(PANEL))
+                x, y = cell(left, top, left_row, _INT(0)), cell(initial, top, initial_row, column)
+                z = cell(out, top, out_row, column)
+                panels = builder.gep(right, [builder.mul(panel, panel_size)])
+                row = _internal(module, f"tile_1_{ABREAST}", kinds, partial(_emit_tile, rows=1, panels=ABREAST))
+                builder.call(row, [x, _INT(0), left_inner, panels, panel_size, y, _INT(0), z, _INT(0), depth])
+            builder.store(builder.mul(several, _INT(ABREAST)), start)
+
+        @contextmanager
+        def each_tile() -> Iterator[ir.Value]:
+            builder.store(top, first)
+            with cgutils.for_range(builder, tiles) as loop:
+                rest = builder.sub(builder.add(top, count), builder.load(first))
+                height = builder.sdiv(rest, builder.sub(tiles, loop.index))  # as even as possible
+                yield height
+                builder.store(builder.add(builder.load(first), height), first)
+
+        with cgutils.for_range_slice(builder, builder.load(start), whole, _INT(1), _INT) as (panel, _):
+            panels, column = builder.gep(right, [builder.mul(panel, panel_size)]), builder.mul(panel, _INT(PANEL))
+            with each_tile() as height:
+                at = builder.load(first)
+                y, z = cell(initial, at, initial_row, column), cell(out, at, out_row, column)
+                tile(height, panels, y, initial_row, z, out_row)
+        with builder.if_then(builder.icmp_signed(">", width, _INT(0))):
+            panels, column = builder.gep(right, [builder.mul(whole, panel_size)]), builder.mul(whole, _INT(PANEL))
+            with each_tile() as height:
+                at = builder.load(first)
+                with cgutils.for_range(builder, height) as loop:
+                    row = builder.add(at, loop.index)
+                    _copy(builder, cell(initial, row, initial_row, column), cell(edge, loop.index, _INT(PANEL), _INT(0)), width)
+                tile(height, panels, edge, _INT(PANEL), edge, _INT(PANEL))
+                with cgutils.for_range(builder, height) as loop:
+                    row = builder.add(at, loop.index)
+                    _copy(builder, cell(edge, loop.index, _INT(PANEL), _INT(0)), cell(out, row, out_row, column), width)
+    builder.ret_void()
+
+
+def _copy(builder: ir.IRBuilder, source: ir.Value, to: ir.Value, count: ir.Value) -> None:
+    with cgutils.for_range(builder, count) as loop:
+        builder.store(builder.load(builder.gep(source, [loop.index])), builder.gep(to, [loop.index]))
+
+
+def _multiply_code(
+    _: Any,
+    left: Any,
+    left_at: Any,
+    left_row: Any,
+    left_inner: Any,
+    rows: Any,
+    packed: Any,
+    packed_at: Any,
+    depth: Any,
+    initial: Any,
+    initial_at: Any,
+    initial_row: Any,
+    out: Any,
+    out_at: Any,
+    out_row: Any,
+    columns: Any,
+) -> Any:
+    """Compute ``out = initial + left @ packed`` for some rows of contiguous arrays, each from an index on.
+
+    `left_row` is the distance between the rows of `left`, `left_inner` that between the numbers of a row, `depth` the inner
+    size, `initial_row` the distance between the rows of `initial`, ``SAME`` for one row that is added to all. `initial` may be
+    `out`.
+    """
+    size = types.intp
+    arguments = (left, size, size, size, size, packed, size, size, initial, size, size, out, size, size, size)
+
+    def call(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _call(context, builder, signature, values, "product", _emit_product)
+        return context.get_dummy_value()
+
+    return types.void(*arguments), call
+
+
+_multiply: Any = intrinsic(_multiply_code)
 
 
 def packed_shape(depth: int, columns: int) -> tuple[int, int, int]:
@@ -202,72 +294,19 @@ def _pack(matrix: Floats, packed: Floats) -> None:
 
 
 @called
-def _pack_transposed(matrix: Floats, packed: Floats) -> None:
-    """Pack the transpose of ``[N, K]``."""
+def _pack_transposed(matrix: Floats, factors: Floats, packed: Floats) -> None:
+    """Pack the transpose of ``[N, K]``, each row times a factor."""
     columns, depth = matrix.shape
     for panel in range(len(packed)):
         left = panel * PANEL
         width = min(PANEL, columns - left)
-        rows = matrix[left : left + width]
+        rows, by = matrix[left : left + width], factors[left : left + width]
         for k in range(depth):
             to = packed[panel, k]
             for j in range(width):
-                to[j] = rows[j, k]
+                to[j] = by[j] * rows[j, k]
             for j in range(width, PANEL):
                 to[j] = ZERO
-
-
-@called
-def _multiply(
-    left: Floats,
-    left_row: int,
-    left_inner: int,
-    rows: int,
-    packed: Floats,
-    initial: Floats,
-    initial_row: int,
-    out: Floats,
-    columns: int,
-) -> None:
-    """Compute ``out = initial + left @ packed`` for some rows of 1-D arrays.
-
-    :param left_row: distance between the rows of `left`; `left_inner`: between the numbers of a row.
-    :param initial: may be `out`; `initial_row`: distance between its rows, `SAME` for one row that is added to all.
-    :param columns: of `out`, N.
-    """
-    depth, whole = packed.shape[1], columns // PANEL
-    panels, panel_size, width = packed.reshape(packed.size), depth * PANEL, columns - whole * PANEL
-    edge = np.empty(TALLEST * PANEL if width else 0, np.float32)
-    for top in range(0, rows, BLOCK):
-        end = min(top + BLOCK, rows)
-        tiles = -(-(end - top) // TALLEST)
-        panel = 0
-        while end - top == 1 and panel + ABREAST <= whole:
-            x, y, z = left[top * left_row :], initial[top * initial_row + panel * PANEL :], out[top * columns + panel * PANEL :]
-            _row_by_panel(1, x, 0, left_inner, panels[panel * panel_size :], panel_size, y, 0, z, 0, depth)
-            panel += ABREAST
-        while panel < whole:
-            first, right = top, panels[panel * panel_size :]
-            for tile in range(tiles):
-                height = (end - first) // (tiles - tile)  # as even as possible
-                x, y = left[first * left_row :], initial[first * initial_row + panel * PANEL :]
-                z = out[first * columns + panel * PANEL :]
-                _rows_by_panel(height, x, left_row, left_inner, right, 0, y, initial_row, z, columns, depth)
-                first += height
-            panel += 1
-        if width:
-            first, right = top, panels[whole * panel_size :]
-            for tile in range(tiles):
-                height = (end - first) // (tiles - tile)
-                for i in range(height):
-                    for j in range(width):
-                        edge[i * PANEL + j] = initial[(first + i) * initial_row + whole * PANEL + j]
-                x = left[first * left_row :]
-                _rows_by_panel(height, x, left_row, left_inner, right, 0, edge, PANEL, edge, PANEL, depth)
-                for i in range(height):
-                    for j in range(width):
-                        out[(first + i) * columns + whole * PANEL + j] = edge[i * PANEL + j]
-                first += height
 
 
 @compiled
@@ -280,8 +319,8 @@ def pack(matrix: Floats, packed: Floats) -> None:
 def _product(left: Floats, packed: Floats, initial: Floats, initial_row: int, out: Floats) -> None:
     """Compute ``out = initial + left @ packed`` of ``left[M, K]`` and a packed ``[K, N]``."""
     rows, depth = left.shape
-    flat, to = left.reshape(left.size), out.reshape(out.size)
-    _multiply(flat, depth, ADJACENT, rows, packed, initial.reshape(initial.size), initial_row, to, out.shape[1])
+    columns = out.shape[1]
+    _multiply(left, 0, depth, 1, rows, packed, 0, depth, initial, 0, initial_row, out, 0, columns, columns)
 
 
 @compiled
@@ -304,17 +343,38 @@ def _narrow_product(left: Floats, weights: Floats, bias: Floats, out: Floats) ->
 
 
 @called
-def _outer(left: Floats, right: Floats, first: int, last: int, out: Floats) -> None:
-    """Compute rows `first` to `last` of ``out = left.T @ right`` of ``left[M, I]`` and ``right[M, J]``, a long sum over M."""
-    (samples, n_left), n_right = left.shape, right.shape[1]
-    packed = np.empty(_panel(n_right) * CHUNK * PANEL, np.float32)
-    out[first:last] = ZERO
-    numbers, sums = left.reshape(left.size), out.reshape(out.size)[first * n_right :]
-    for top in range(0, samples, CHUNK):
-        end = min(top + CHUNK, samples)
-        panels = packed[: _panel(n_right) * (end - top) * PANEL].reshape(_panel(n_right), end - top, PANEL)
-        _pack(right[top:end], panels)
-        _multiply(numbers[top * n_left + first :], ADJACENT, n_left, last - first, panels, sums, n_right, sums, n_right)
+def _add_outer(
+    left: Floats, right: Floats, samples: tuple[int, int], first: int, last: int, packed: Floats, zeros: Floats, out: Floats
+) -> None:
+    """Add to rows `first` to `last` of `out` those of ``left.T @ right``, summed over some samples; the first ones begin it.
+
+    :param left: ``[M, I]``; `right`: ``[M, J]``.
+    :param packed: scratch for the samples of the right one; `zeros`: at least J.
+    """
+    (top, end), n_left, n_right = samples, left.shape[1], right.shape[1]
+    depth = end - top
+    _pack(right[top:end], packed[: _panel(n_right) * depth * PANEL].reshape(_panel(n_right), depth, PANEL))
+    # The rows of a wide matrix drive each other out of the fastest cache: their parts are copied together.
+    apart = n_left >= WIDE
+    step = BLOCK if apart else last - first
+    block = np.empty((depth, step) if apart else (0, 0), np.float32)
+    for begin in range(first, last, step):
+        count, at = min(step, last - begin), begin * n_right
+        for k in range(len(block)):
+            row, to = left[top + k, begin : begin + count], block[k]
+            for j in range(count):
+                to[j] = row[j]
+        rows, row_at, row_stride = (block, 0, step) if apart else (left, top * n_left + begin, n_left)
+        initial, initial_at, initial_row = (zeros, 0, 0) if top == 0 else (out.reshape(out.size), at, n_right)
+        _multiply(
+            rows, row_at, 1, row_stride, count, packed, 0, depth, initial, initial_at, initial_row, out, at, n_right, n_right
+        )
+
+
+@inlined
+def _packed_samples(columns: int) -> Floats:
+    """Return scratch for the samples of a right factor that are packed together."""
+    return np.empty(_panel(columns) * CHUNK * PANEL, np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------- elementwise
@@ -357,16 +417,16 @@ def _times_derivative(grad: Floats, values: Floats, activation: int) -> None:
 
 
 @inlined
-def _columns_sum(matrix: Floats, first: int, last: int, out: Floats) -> None:
-    """Sum the columns `first` to `last` of ``[M, N]``, four rows at a time."""
-    whole, sums = len(matrix) // 4 * 4, out[first:last]
-    sums[:] = ZERO
-    for m in range(0, whole, 4):
+def _add_columns(matrix: Floats, samples: tuple[int, int], first: int, last: int, out: Floats) -> None:
+    """Add the columns `first` to `last` of some rows of ``[M, N]``, four rows at a time."""
+    (top, end), sums = samples, out[first:last]
+    whole = top + (end - top) // 4 * 4
+    for m in range(top, whole, 4):
         row0, row1 = matrix[m, first:last], matrix[m + 1, first:last]
         row2, row3 = matrix[m + 2, first:last], matrix[m + 3, first:last]
         for j in range(len(sums)):
             sums[j] += (row0[j] + row1[j]) + (row2[j] + row3[j])
-    for m in range(whole, len(matrix)):
+    for m in range(whole, end):
         row = matrix[m, first:last]
         for j in range(len(sums)):
             sums[j] += row[j]
@@ -380,44 +440,183 @@ def _columns_sum(matrix: Floats, first: int, last: int, out: Floats) -> None:
 # state before the first step, and all rows but the last are the states before the steps.
 
 
-@inlined
-def _sigmoid(tangent: Any) -> Any:
-    return HALF * tangent + HALF
-
-
-@inlined
-def _sigmoid_grad(tangent: Any) -> Any:
-    return QUARTER * (ONE - tangent * tangent)
-
-
 @compiled
 def pack_lstm(
     w_input: Floats, w_hidden: Floats, b_input: Floats, b_hidden: Floats, inward: Floats, recurrent: Floats, bias: Floats
 ) -> None:
     """Pack the weights ``[4 H, D]`` and ``[4 H, H]``, and add up the biases ``[4 H]``, for :func:`lstm_forward`."""
     size = w_hidden.shape[1]
-    factors = np.full(_panel(4 * size) * PANEL, HALF)
+    factors = np.full(4 * size, HALF)
     factors[2 * size : 3 * size] = ONE
-    for weights, packed in ((w_input, inward), (w_hidden, recurrent)):
-        _pack_transposed(weights, packed)
-        for panel in range(len(packed)):
-            by = factors[panel * PANEL : (panel + 1) * PANEL]
-            for k in range(packed.shape[1]):
-                row = packed[panel, k]
-                for j in range(PANEL):
-                    row[j] *= by[j]
+    _pack_transposed(w_input, factors, inward)
+    _pack_transposed(w_hidden, factors, recurrent)
     for j in range(4 * size):
         bias[j] = factors[j] * (b_input[j] + b_hidden[j])
 
 
-@inlined
-def _lstm_cell(gates: Floats, old: Floats, cell: Floats, hidden: Floats) -> None:
-    """Compute cell and hidden states ``[B, H]`` after a step with these gates ``[B, 4, H]``: c = f c + i g, h = o tanh(c)."""
-    for b in range(len(cell)):
-        for j in range(cell.shape[1]):
-            cell[b, j] = _sigmoid(gates[b, 1, j]) * old[b, j] + _sigmoid(gates[b, 0, j]) * gates[b, 2, j]
-        for j in range(cell.shape[1]):
-            hidden[b, j] = _sigmoid(gates[b, 3, j]) * _tanh(cell[b, j])
+class _Lanes:
+    """Arithmetic on vectors of numbers, for bodies that numba's loops cannot say: one pass over many arrays in registers."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def number(self, x: Any) -> ir.Constant:
+        return ir.Constant(_VECTOR, [float(x)] * LANES)
+
+    def load(self, pointer: ir.Value) -> ir.Value:
+        return self.builder.load(self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def store(self, value: ir.Value, pointer: ir.Value) -> None:
+        self.builder.store(value, self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def product(self, *factors: ir.Value) -> ir.Value:
+        return reduce(self.builder.fmul, factors)
+
+    def add(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """Return a b + c, rounded once."""
+        return self.builder.call(_fma(self.builder.module), [a, b, c])
+
+    def polynomial(self, u: ir.Value, *coefficients: Any) -> ir.Value:
+        """Return a polynomial, the highest power first."""
+        return reduce(lambda total, c: self.add(total, u, self.number(c)), coefficients[1:], self.number(coefficients[0]))
+
+    def tanh(self, x: ir.Value) -> ir.Value:
+        """Return what :func:`_tanh` does."""
+        builder, reach = self.builder, (self.number(REACH), self.number(-REACH))
+        y = builder.select(builder.fcmp_ordered(">", x, reach[0]), reach[0], x)
+        y = builder.select(builder.fcmp_ordered("<", x, reach[1]), reach[1], y)
+        u = builder.fmul(y, y)
+        above = builder.fmul(y, self.polynomial(u, P4, P3, P2, P1, P0))
+        return builder.fdiv(above, self.polynomial(u, Q4, Q3, Q2, Q1, ONE))
+
+    def sigmoid(self, tangent: ir.Value) -> ir.Value:
+        return self.add(tangent, self.number(HALF), self.number(HALF))
+
+    def one_less_square(self, x: ir.Value) -> ir.Value:
+        return self.add(self.builder.fneg(x), x, self.number(ONE))
+
+
+def _emit_cells(function: ir.Function, body: Any, n_gates: int) -> None:
+    """Write a pass over the units of some environments, a vector at a time; what is left of H goes through a copy.
+
+    :param body: of one vector, given the addresses of its four gates in each array ``[B, 4, H]`` and in others ``[B, H]``.
+    :param n_gates: how many of the arrays are gates.
+    """
+    *arrays, envs, size = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    count = 3 * n_gates + len(arrays)
+    copies = builder.alloca(_FLOAT, size=_INT(count * LANES))
+    padded = [builder.gep(copies, [_INT(part * LANES)]) for part in range(count)]
+    whole, left = builder.sdiv(size, _INT(LANES)), builder.srem(size, _INT(LANES))
+    lanes = _Lanes(builder)
+    with cgutils.for_range(builder, envs) as env:
+        row = builder.mul(env.index, size)
+        of_gates = [builder.add(builder.mul(row, _INT(4)), builder.mul(_INT(k), size)) for k in range(4)]
+        parts = [builder.gep(gates, [at]) for gates in arrays[:n_gates] for at in of_gates]
+        parts += [builder.gep(other, [row]) for other in arrays[n_gates:]]
+        with cgutils.for_range(builder, whole) as loop:
+            at = builder.mul(loop.index, _INT(LANES))
+            body(lanes, *(builder.gep(part, [at]) for part in parts))
+        with builder.if_then(builder.icmp_signed(">", left, _INT(0))):
+            at = builder.mul(whole, _INT(LANES))
+            ends = [builder.gep(part, [at]) for part in parts]
+            for copy, end in zip(padded, ends, strict=True):
+                lanes.store(lanes.number(0.0), copy)
+                _copy(builder, end, copy, left)
+            body(lanes, *padded)
+            for copy, end in zip(padded, ends, strict=True):
+                _copy(builder, copy, end, left)
+    builder.ret_void()
+
+
+def _cell_body(lanes: _Lanes, *at: ir.Value) -> None:
+    """Compute a step: c = f c + i g, h = o tanh(c).
+
+    `at`: pre-activations and four gates, cell states before it, cell and hidden states after it.
+    """
+    enter, keep, candidate, leave = (lanes.tanh(lanes.load(gate)) for gate in at[:4])
+    old, cell, hidden = at[8:]
+    entered = lanes.product(lanes.sigmoid(enter), candidate)
+    after = lanes.add(lanes.sigmoid(keep), lanes.load(old), entered)
+    for value, to in zip((enter, keep, candidate, leave), at[4:8], strict=True):
+        lanes.store(value, to)
+    lanes.store(after, cell)
+    lanes.store(lanes.product(lanes.sigmoid(leave), lanes.tanh(after)), hidden)
+
+
+def _cell_backward_body(lanes: _Lanes, *at: ir.Value) -> None:
+    """Replace the gates by the gradient of their pre-activations, and the gradient of the cell state by that before the step.
+
+    `at`: four gates, cell states before and after the step, gradients of the hidden and the cell state after it.
+    """
+    enter, keep, candidate, leave, old, cell, total, through = map(lanes.load, at)
+    tanh_cell, quarter = lanes.tanh(cell), lanes.number(QUARTER)  # again: cheaper than to keep it
+    by_hidden = lanes.product(total, lanes.sigmoid(leave))
+    through = lanes.add(by_hidden, lanes.one_less_square(tanh_cell), through)
+    grads = (
+        lanes.product(through, candidate, quarter, lanes.one_less_square(enter)),
+        lanes.product(through, old, quarter, lanes.one_less_square(keep)),
+        lanes.product(through, lanes.sigmoid(enter), lanes.one_less_square(candidate)),
+        lanes.product(total, tanh_cell, quarter, lanes.one_less_square(leave)),
+    )
+    for grad, to in zip(grads, at[:4], strict=True):
+        lanes.store(grad, to)
+    lanes.store(lanes.product(through, lanes.sigmoid(keep)), at[7])
+
+
+def _cells(name: str, body: Any, gates: list[Any], others: list[Any]) -> Any:
+    """Return signature and code of an intrinsic: a pass over the units of some environments."""
+
+    def call(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _call(context, builder, signature, values, name, partial(_emit_cells, body=body, n_gates=len(gates)))
+        return context.get_dummy_value()
+
+    parts = [kind for array in [*gates, *others] for kind in (array, types.intp)]
+    return types.void(*parts, types.intp, types.intp), call
+
+
+def _lstm_cell_code(
+    _: Any,
+    before: Any,
+    before_at: Any,
+    gates: Any,
+    gates_at: Any,
+    old: Any,
+    old_at: Any,
+    cell: Any,
+    cell_at: Any,
+    hidden: Any,
+    hidden_at: Any,
+    envs: Any,
+    size: Any,
+) -> Any:
+    """Run :func:`_cell_body` on gates ``[B, 4, H]`` and states ``[B, H]`` in contiguous arrays, each from an index on."""
+    return _cells("lstm_cell", _cell_body, [before, gates], [old, cell, hidden])
+
+
+_lstm_cell: Any = intrinsic(_lstm_cell_code)
+
+
+def _lstm_cell_backward_code(
+    _: Any,
+    gates: Any,
+    gates_at: Any,
+    old: Any,
+    old_at: Any,
+    cell: Any,
+    cell_at: Any,
+    grad_hidden: Any,
+    grad_hidden_at: Any,
+    grad_cell: Any,
+    grad_cell_at: Any,
+    envs: Any,
+    size: Any,
+) -> Any:
+    """Run :func:`_cell_backward_body` likewise."""
+    return _cells("lstm_cell_backward", _cell_backward_body, [gates], [old, cell, grad_hidden, grad_cell])
+
+
+_lstm_cell_backward: Any = intrinsic(_lstm_cell_backward_code)
 
 
 @compiled
@@ -433,12 +632,149 @@ def lstm_step(
     hidden: Floats,
 ) -> None:
     """Run one step of B environments, for acting; `gates`, ``[B, 4, H]``, are scratch."""
-    envs, n = len(gates), bias.size
+    envs, n, (_, size) = len(gates), bias.size, cell.shape
     by_env = gates.reshape(envs, n)
     _product(inputs, inward, bias, SAME, by_env)
     _product(old_hidden, recurrent, by_env, n, by_env)
-    _activate(_flat(gates), TANH)
-    _lstm_cell(gates, old_cell, cell, hidden)
+    _lstm_cell(gates, 0, gates, 0, old_cell, 0, cell, 0, hidden, 0, envs, size)
+
+
+@called
+def _parts_between_resets(resets: Floats, first: int, last: int) -> Integers:
+    """Return row, environment and length of each part between resets, ``[P, 3]``, the longest first.
+
+    None where few rows would be gained: the parts of a few environments run side by side, since a product of some rows takes
+    hardly longer than that of a single one.
+    """
+    rows = len(resets)
+    starting, longest, total = np.zeros(rows + 2, np.int64), 0, 0  # how many parts have a length; then where they begin
+    for b in range(first, last):
+        start = 0
+        for t in range(rows + 1):
+            if t == rows or resets[t, b] != ZERO:
+                starting[t - start] += 1
+                longest, start, total = max(longest, t - start), t + 1, total + 1
+    if last - first >= TALLEST or 4 * longest > 3 * rows:
+        return np.empty((0, 3), np.int64)
+    parts, at = np.empty((total, 3), np.int64), 0
+    for length in range(rows, -1, -1):
+        starting[length], at = at, at + starting[length]
+    for b in range(first, last):
+        start = 0
+        for t in range(rows + 1):
+            if t == rows or resets[t, b] != ZERO:
+                place = starting[t - start]
+                starting[t - start] += 1
+                parts[place, 0], parts[place, 1], parts[place, 2] = start, b, t - start
+                start = t + 1
+    return parts
+
+
+@inlined
+def _gather(rows: Floats, parts: Integers, count: int, step: int, to: Floats) -> None:
+    """Copy the rows ``[L, B, n]`` of the first parts at a step of theirs into the rows of `to`."""
+    for p in range(count):
+        row, out = rows[parts[p, 0] + step, parts[p, 1]], to[p]
+        for j in range(len(out)):
+            out[j] = row[j]
+
+
+@inlined
+def _scatter(rows: Floats, parts: Integers, count: int, step: int, to: Floats) -> None:
+    """Copy rows back to where :func:`_gather` takes them from."""
+    for p in range(count):
+        row, out = rows[p], to[parts[p, 0] + step, parts[p, 1]]
+        for j in range(len(row)):
+            out[j] = row[j]
+
+
+@inlined
+def _longer(parts: Integers, step: int, count: int) -> int:
+    """Return how many parts are longer than `step`, given that at most `count` are."""
+    while count > 0 and parts[count - 1, 2] <= step:
+        count -= 1
+    return count
+
+
+@called
+def _forward_by_parts(
+    inputs: Floats,
+    inward: Floats,
+    recurrent: Floats,
+    bias: Floats,
+    parts: Integers,
+    gates: Floats,
+    cells: Floats,
+    hidden: Floats,
+) -> None:
+    """Run :func:`lstm_forward` on all parts side by side."""
+    (rows, envs, n_inputs), size, count, n = inputs.shape, cells.shape[2], len(parts), bias.size
+    x, before, out = np.empty((count, n_inputs), np.float32), np.empty((count, n), np.float32), np.empty((count, n), np.float32)
+    h, c, by_env = np.empty((count, size), np.float32), np.empty((count, size), np.float32), gates.reshape(rows, envs, n)
+    active = count
+    for k in range(rows):
+        active = _longer(parts, k, active)
+        if active == 0:
+            break
+        if k == 0:
+            _gather(hidden, parts, active, 0, h)
+            _gather(cells, parts, active, 0, c)
+        _gather(inputs, parts, active, k, x)
+        _multiply(x, 0, n_inputs, 1, active, inward, 0, n_inputs, bias, 0, SAME, before, 0, n, n)
+        _multiply(h, 0, size, 1, active, recurrent, 0, size, before, 0, n, before, 0, n, n)
+        _lstm_cell(before, 0, out, 0, c, 0, c, 0, h, 0, active, size)
+        _scatter(out, parts, active, k, by_env)
+        _scatter(c, parts, active, k + 1, cells)
+        _scatter(h, parts, active, k + 1, hidden)
+
+
+@called
+def _backward_by_parts(
+    grad_output: Floats,
+    packed: Floats,
+    parts: Integers,
+    gates: Floats,
+    cells: Floats,
+    grad_hidden: Floats,
+    grad_cell: Floats,
+) -> None:
+    """Run :func:`lstm_backward` on all parts side by side."""
+    (rows, envs, size), count = grad_output.shape, len(parts)
+    n, by_env = 4 * size, gates.reshape(rows, envs, 4 * size)
+    gate, old, cell = np.empty((count, n), np.float32), np.empty((count, size), np.float32), np.empty((count, size), np.float32)
+    output, grad = np.empty((count, size), np.float32), np.empty((count, size), np.float32)
+    through, active = np.zeros((count, size), np.float32), 0
+    for k in range(parts[0, 2] - 1, -1, -1):
+        before = active
+        while active < count and parts[active, 2] > k:
+            active += 1
+        _gather(grad_output, parts, active, k, output)
+        for p in range(before, active):  # the last steps of parts
+            for j in range(size):
+                grad[p, j] = output[p, j]
+        _gather(by_env, parts, active, k, gate)
+        _gather(cells, parts, active, k, old)
+        _gather(cells, parts, active, k + 1, cell)
+        _lstm_cell_backward(gate, 0, old, 0, cell, 0, grad, 0, through, 0, active, size)
+        _scatter(gate, parts, active, k, by_env)
+        if k > 0:
+            _gather(grad_output, parts, active, k - 1, output)
+        else:
+            output[:] = ZERO
+        _multiply(gate, 0, n, 1, active, packed, 0, n, output, 0, size, grad, 0, size, size)
+    for p in range(active):
+        if parts[p, 0] == 0:
+            for j in range(size):
+                grad_hidden[parts[p, 1], j], grad_cell[parts[p, 1], j] = grad[p, j], through[p, j]
+
+
+@inlined
+def _close_reset(resets: Floats, first: int, last: int, t: int, k: int, gates: Floats, cells: Floats, hidden: Floats) -> None:
+    """Write what a reset step leaves behind, where step t, of row k of the gates, is one."""
+    for b in range(first, last):
+        if resets[t, b] != ZERO:
+            gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
+            cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
 
 
 @compiled
@@ -457,67 +793,35 @@ def lstm_forward(
     """Run L steps of the environments `first` to `last`: fill `gates`, and `cells` and `hidden` below row 0.
 
     :param resets: ``[L, B]``, not 0 at reset steps, after which both states are 0.
-    :param gates: where no gradient is needed, a few rows are enough, which are used again and again.
+    :param gates: where no gradient is needed, fewer rows are enough, which are used again and again.
     """
     (rows, envs, n_inputs), (kept, _, _, size) = inputs.shape, gates.shape
-    n, x, by_env = 4 * size, inputs.reshape(rows * envs, n_inputs), gates.reshape(kept * envs, 4 * size)
+    n, count = 4 * size, last - first
+    parts = _parts_between_resets(resets, first, last)
+    if len(parts) and kept == rows:
+        for t in range(rows):
+            _close_reset(resets, first, last, t, t, gates, cells, hidden)
+        _forward_by_parts(inputs, inward, recurrent, bias, parts, gates, cells, hidden)
+        return
     # The inputs of some steps are one product, where they are rows without gaps.
-    together = min(max(BLOCK // envs, 1), kept) if last - first == envs else 1
+    together = max(BLOCK // envs, 1) if count == envs else 1
+    before = np.empty(together * count * n, np.float32)  # stays in the cache, as `gates` do not
     for top in range(0, rows, together):
-        end, place = min(top + together, rows), top if kept == rows else 0
-        before = by_env[place * envs + first : (place + end - top - 1) * envs + last]
-        _product(x[top * envs + first : (end - 1) * envs + last], inward, bias, SAME, before)
+        end = min(top + together, rows)
+        x, samples = (top * envs + first) * n_inputs, (end - top) * count
+        _multiply(inputs, x, n_inputs, 1, samples, inward, 0, n_inputs, bias, 0, SAME, before, 0, n, n)
         for t in range(top, end):
-            k = place + t - top
-            step = by_env[k * envs + first : k * envs + last]
-            _product(hidden[t, first:last], recurrent, step, n, step)
-            _activate(_flat(step), TANH)
-            _lstm_cell(gates[k, first:last], cells[t, first:last], cells[t + 1, first:last], hidden[t + 1, first:last])
-            for b in range(first, last):
-                if resets[t, b] != ZERO:
-                    gates[k, b], gates[k, b, 2] = -ONE, ZERO  # closed, with a derivative of 0
-                    cells[t + 1, b], hidden[t + 1, b] = ZERO, ZERO
-
-
-@inlined
-def _lstm_cell_backward(
-    gates: Floats, old: Floats, cell: Floats, grad_hidden: Floats, grad_cell: Floats, scratch: Floats
-) -> None:
-    """Replace the gates ``[B, 4, H]`` of :func:`_lstm_cell` by the gradient of their pre-activations.
-
-    A loop that writes to one gate and reads another is not vectorised, since over all environments the two overlap.
-
-    :param grad_hidden: gradient of the hidden state after the step, ``[B, H]``.
-    :param grad_cell: gradient of the cell state, first after the step, then before it, ``[B, H]``.
-    :param scratch: ``[3, H]``.
-    """
-    total, tanh_cell, through = scratch[0], scratch[1], scratch[2]
-    for b in range(len(old)):
-        for j in range(len(through)):
-            total[j] = grad_hidden[b, j]
-        for j in range(len(through)):
-            tanh_cell[j] = _tanh(cell[b, j])  # again: cheaper than to keep it
-        for j in range(len(through)):
-            leave = gates[b, 3, j]
-            through[j] = grad_cell[b, j] + total[j] * _sigmoid(leave) * (ONE - tanh_cell[j] * tanh_cell[j])
-            gates[b, 3, j] = total[j] * tanh_cell[j] * _sigmoid_grad(leave)
-        for j in range(len(through)):
-            keep = gates[b, 1, j]
-            grad_cell[b, j] = through[j] * _sigmoid(keep)
-            gates[b, 1, j] = through[j] * old[b, j] * _sigmoid_grad(keep)
-        for j in range(len(through)):
-            enter, candidate = gates[b, 0, j], gates[b, 2, j]
-            total[j] = through[j] * candidate * _sigmoid_grad(enter)
-            tanh_cell[j] = through[j] * _sigmoid(enter) * (ONE - candidate * candidate)
-        for j in range(len(through)):
-            gates[b, 0, j] = total[j]
-        for j in range(len(through)):
-            gates[b, 2, j] = tanh_cell[j]
+            k, z = t % kept, (t - top) * count * n
+            old, to, at = (t * envs + first) * size, ((t + 1) * envs + first) * size, (k * envs + first) * n
+            _multiply(hidden, old, size, 1, count, recurrent, 0, size, before, z, n, before, z, n, n)
+            _lstm_cell(before, z, gates, at, cells, old, cells, to, hidden, to, count, size)
+            _close_reset(resets, first, last, t, k, gates, cells, hidden)
 
 
 @compiled
 def lstm_backward(
     grad_output: Floats,
+    resets: Floats,
     packed: Floats,
     first: int,
     last: int,
@@ -531,22 +835,33 @@ def lstm_backward(
     At a reset step all gates are closed, which stops every gradient of its own accord.
 
     :param grad_output: gradient of the hidden states, ``[L, B, H]``.
+    :param resets: ``[L, B]``, not 0 at reset steps.
     :param packed: the weights of the hidden state, ``[4 H, H]``, packed.
     :param grad_hidden: ``[B, H]``, filled with the gradient of the hidden state before the first step.
     :param grad_cell: ``[B, H]``, filled with that of the cell state before it.
     """
     rows, envs, size = grad_output.shape
-    by_step, scratch, zeros = gates.reshape(rows, envs, 4 * size), np.empty((3, size), np.float32), np.zeros(size, np.float32)
-    grad, through = grad_hidden[first:last], grad_cell[first:last]
-    for b in range(last - first):
+    n, count, at, zeros = 4 * size, last - first, first * size, np.zeros(size, np.float32)
+    parts = _parts_between_resets(resets, first, last)
+    if len(parts):
+        grad_hidden[first:last], grad_cell[first:last] = ZERO, ZERO
+        _backward_by_parts(grad_output, packed, parts, gates, cells, grad_hidden, grad_cell)
+        for t in range(rows):
+            for b in range(first, last):
+                if resets[t, b] != ZERO:
+                    gates[t, b] = ZERO
+        return
+    for b in range(first, last):
         for j in range(size):
-            grad[b, j], through[b, j] = grad_output[rows - 1, first + b, j], ZERO
+            grad_hidden[b, j], grad_cell[b, j] = grad_output[rows - 1, b, j], ZERO
     for t in range(rows - 1, -1, -1):
-        _lstm_cell_backward(gates[t, first:last], cells[t, first:last], cells[t + 1, first:last], grad, through, scratch)
+        gate, old, cell = (t * envs + first) * n, (t * envs + first) * size, ((t + 1) * envs + first) * size
+        _lstm_cell_backward(gates, gate, cells, old, cells, cell, grad_hidden, at, grad_cell, at, count, size)
         if t > 0:
-            _product(by_step[t, first:last], packed, grad_output[t - 1, first:last], size, grad)
+            above = ((t - 1) * envs + first) * size
+            _multiply(gates, gate, n, 1, count, packed, 0, n, grad_output, above, size, grad_hidden, at, size, size)
         else:
-            _product(by_step[t, first:last], packed, zeros, SAME, grad)
+            _multiply(gates, gate, n, 1, count, packed, 0, n, zeros, 0, SAME, grad_hidden, at, size, size)
 
 
 @compiled
@@ -567,9 +882,13 @@ def lstm_weight_gradients(
     :param hidden: before each step, ``[L B, H]``.
     :param first: of the pre-activations whose weights to take, up to `last`.
     """
-    _outer(grad_gates, inputs, first, last, grad_w_input)
-    _outer(grad_gates, hidden, first, last, grad_w_hidden)
-    _columns_sum(grad_gates, first, last, grad_b_input)
+    most, rows = max(inputs.shape[1], hidden.shape[1]), len(grad_gates)
+    packed, zeros, grad_b_input[first:last] = _packed_samples(most), np.zeros(most, np.float32), ZERO
+    for top in range(0, rows, CHUNK):  # for all of them, while the cache holds the samples
+        samples = top, min(top + CHUNK, rows)
+        _add_outer(grad_gates, inputs, samples, first, last, packed, zeros, grad_w_input)
+        _add_outer(grad_gates, hidden, samples, first, last, packed, zeros, grad_w_hidden)
+        _add_columns(grad_gates, samples, first, last, grad_b_input)
     for j in range(first, last):
         grad_b_hidden[j] = grad_b_input[j]
 
@@ -600,7 +919,7 @@ def pack_mlp(flat: Floats, table: Integers, packed: Floats) -> None:
     for layer in range(len(table)):
         at, _, n_in, n_out = table[layer]
         to = _layer_of(packed, start, n_in, n_out)
-        _pack_transposed(_rows_of(flat, at, n_out, n_in), to)
+        _pack_transposed(_rows_of(flat, at, n_out, n_in), np.ones(n_out, np.float32), to)
         start += to.size
 
 
@@ -679,9 +998,13 @@ def mlp_weight_gradients(table: Integers, inputs: Floats, values: Floats, grad_v
     rows, start, x = len(inputs), 0, inputs
     for layer in range(len(table)):
         at, bias_at, n_in, n_out = table[layer]
-        grad = _rows_of(grad_values, start, rows, n_out)
-        _outer(grad, x, 0, n_out, _rows_of(gradient, at, n_out, n_in))
-        _columns_sum(grad, 0, n_out, gradient[bias_at : bias_at + n_out])
+        grad, packed = _rows_of(grad_values, start, rows, n_out), _packed_samples(n_in)
+        of_weights, of_biases = _rows_of(gradient, at, n_out, n_in), gradient[bias_at : bias_at + n_out]
+        zeros, of_biases[:] = np.zeros(n_in, np.float32), ZERO
+        for top in range(0, rows, CHUNK):
+            samples = top, min(top + CHUNK, rows)
+            _add_outer(grad, x, samples, 0, n_out, packed, zeros, of_weights)
+            _add_columns(grad, samples, 0, n_out, of_biases)
         x, start = _rows_of(values, start, rows, n_out), start + _padded(rows * n_out)
 
 

@@ -21,8 +21,8 @@ from tailguard.ppo.compiled.threads import Threads
 
 Array = NDArray[np.float32]
 ACTIVATION_CODES: dict[type[nn.Module], int] = {nn.Tanh: kernels.TANH, nn.ReLU: kernels.RELU}
-# Rows of gates in a pass without a gradient, and of a head's layers: few enough to stay in the cache.
-FEW, MANY = 8, 512
+# Rows of a head in a pass without a gradient: few enough for its layers to stay in the cache.
+MANY = 512
 
 
 class Workspace:
@@ -241,7 +241,7 @@ class CompiledLstm:
         if resets.shape != self._shape:
             self._allocate(*resets.shape)
         self._packed.fill(*self._weights)
-        self._inputs, self._cells[0], self._hidden[0] = inputs, cell, hidden
+        self._inputs, self._resets, self._cells[0], self._hidden[0] = inputs, resets, cell, hidden
         passed, buffers = (inputs, resets, *self._packed), (self._gates, self._cells, self._hidden)
         self._threads.split(self._shape[1], lambda first, last: kernels.lstm_forward(*passed, first, last, *buffers))
         return self._features
@@ -249,7 +249,7 @@ class CompiledLstm:
     def _backward_to_gates(self) -> None:
         """Replace the gates by the gradient of their pre-activations, given :attr:`grad_features`."""
         kernels.pack(self._weights[1], self._packed_hidden)
-        given, buffers = (self._grad_output, self._packed_hidden), (self._gates, self._cells, *self._grad_state)
+        given, buffers = (self._grad_output, self._resets, self._packed_hidden), (self._gates, self._cells, *self._grad_state)
         self._threads.split(self._shape[1], lambda first, last: kernels.lstm_backward(*given, first, last, *buffers))
 
     def backward(self) -> None:
@@ -295,14 +295,15 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         (rows, envs, n_inputs), size = inputs.shape, w_hidden.shape[1]
         needs_grad, x = any(ctx.needs_input_grad), inputs.contiguous()
-        shapes = LstmBuffers.shapes(rows, rows if needs_grad else min(FEW, rows), envs, size)
+        shapes = LstmBuffers.shapes(rows, rows if needs_grad else 1, envs, size)
         buffers = LstmBuffers(*map(torch.empty, shapes))
         packed = PackedWeights(*_arrays(*map(torch.empty, PackedWeights.shapes(n_inputs, size))))
         packed.fill(*_arrays(*(weight.contiguous() for weight in (w_input, w_hidden, b_input, b_hidden))))
         buffers.cells[0], buffers.hidden[0] = cell, hidden
-        sequences = _arrays(x, resets.reshape(rows, envs).contiguous())
+        resets = resets.reshape(rows, envs).contiguous()
+        sequences = _arrays(x, resets)
         kernels.lstm_forward(*sequences, *packed, 0, envs, *_arrays(*buffers))  # type: ignore[call-arg]  # mypy cannot count them
-        ctx.save_for_backward(w_input, w_hidden, x, *(buffers if needs_grad else ()))
+        ctx.save_for_backward(w_input, w_hidden, x, resets, *(buffers if needs_grad else ()))
         after = buffers.hidden[1:], buffers.cells[1:]
         ctx.mark_non_differentiable(after[1])
         ctx.spent = False
@@ -311,7 +312,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        w_input, w_hidden, x, *saved = ctx.saved_tensors
+        w_input, w_hidden, x, resets, *saved = ctx.saved_tensors
         if ctx.spent:
             raise RuntimeError("the gradient of this sequence has been taken already; run it forward again to take another")
         ctx.spent = True  # the gates are overwritten
@@ -319,7 +320,7 @@ class _Layer(torch.autograd.Function):
         grad_state = torch.empty(2, envs, size).unbind()
         packed = torch.empty(kernels.packed_shape(4 * size, size))
         kernels.pack(*_arrays(w_hidden.contiguous(), packed))
-        outer = _arrays(grad_output.contiguous(), packed)
+        outer = _arrays(grad_output.contiguous(), resets, packed)
         passed = _arrays(buffers.gates, buffers.cells, *grad_state)
         kernels.lstm_backward(*outer, 0, envs, *passed)  # type: ignore[call-arg]  # mypy cannot count them
         grad_gates, grad_inputs = buffers.gates.view(rows * envs, 4 * size), None
