@@ -1,4 +1,4 @@
-"""What the commands of a desk share: settings from the configuration and the command line, and what they leave behind."""
+"""The common parts of `hedge` and `execute`: settings from the configuration and the command line, and the files of a run."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class Comparison(Protocol):
 
     @property
     def title(self) -> str:
-        """What was compared, in words."""
+        """The comparison in words."""
         ...
 
     def statistics(self) -> dict[str, dict[str, "Estimate"]]:

@@ -43,13 +43,13 @@ def run_execute(
 
     tree = settings.load()
     options = {"bars": bars, "order": order, "impact": impact, "permanent": permanent, "half_spread": half_spread}
-    wanted = overridden(tree.execution, "execution", options | {"alpha": alpha, "steps": steps, "paths": paths, "seed": seed})
+    chosen = overridden(tree.execution, "execution", options | {"alpha": alpha, "steps": steps, "paths": paths, "seed": seed})
     source = single_source(data, tree.data)
     table = load_source(source, tree.files)
     folder = output or free_folder("orders", source)
     from tailguard.experiments.execution import execute_bars
 
     with console(stderr=True).status("training and comparing"):
-        model, comparison = execute_bars(table, wanted, source_name(source))
+        model, comparison = execute_bars(table, chosen, source_name(source))
         write_comparison(model.save, comparison, folder, "execution.json")
     print_comparison(comparison, folder, "cost in bps", 2)

@@ -46,13 +46,13 @@ def run_hedge(
 
     tree = settings.load()
     options = {"kind": kind, "strike": strike, "dates": expiry, "cost": cost, "alpha": alpha, "process": process}
-    wanted = overridden(tree.hedging, "hedging", options | {"steps": steps, "paths": paths, "seed": seed})
+    chosen = overridden(tree.hedging, "hedging", options | {"steps": steps, "paths": paths, "seed": seed})
     source = single_source(data, tree.data)
     bars = load_source(source, tree.files)
     folder = output or free_folder("hedges", source)
     from tailguard.experiments.hedging import hedge_bars
 
     with console(stderr=True).status("training and comparing"):
-        model, comparison = hedge_bars(bars, wanted, source_name(source))
+        model, comparison = hedge_bars(bars, chosen, source_name(source))
         write_comparison(model.save, comparison, folder, "hedging.json")
     print_comparison(comparison, folder, "hedge", 3)

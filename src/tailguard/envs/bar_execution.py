@@ -26,7 +26,7 @@ LEAST_VOLUME = 0.1
 
 @dataclass(frozen=True, eq=False)
 class VolumeForecast:
-    """What is known about volumes beforehand: the profile of a day, and how long a deviation from it lasts.
+    """The knowledge of volumes beforehand: the profile of a day, and how long a deviation from it lasts.
 
     The logarithm of a volume less that of its time of day shrinks by the factor `persistence` with every bar.
 

@@ -1,4 +1,4 @@
-"""What hedging and execution on the user's bars can be told, without loading what carries it out."""
+"""The settings of hedging and execution on the user's bars, without loading what carries them out."""
 
 from typing import Annotated, Literal, Self
 

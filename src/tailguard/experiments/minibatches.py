@@ -1,4 +1,4 @@
-"""How a rollout is cut into minibatches."""
+"""The cut of a rollout into minibatches."""
 
 import math
 

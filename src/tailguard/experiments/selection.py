@@ -183,7 +183,7 @@ class Selection:
 
     @property
     def _held_back(self) -> str:
-        """What volatility makes of the agent's positions, in words."""
+        """The scale of the agent's positions by volatility, in words."""
         power = self.volatility_power
         return f"; it holds less where volatility is above its usual level, by its power of {-power:g}" if power else ""
 

@@ -20,7 +20,7 @@ from tailguard.ppo.rollout import Rollout
 
 
 class StepValues:
-    """What the critics say of the steps of a rollout while it is being filled.
+    """The predictions of the critics for the steps of a rollout while it is being filled.
 
     :param policy: its weights stand still during the rollout.
     :param rollout: the steps.
