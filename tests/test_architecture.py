@@ -151,5 +151,6 @@ def test_only_the_outside_of_the_algorithm_knows_sb3():
         "serialization.py",
         "schedules.py",
         "actions.py",
+        "callback_locals.py",
     }
     assert knowing == outside
