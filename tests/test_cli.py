@@ -359,8 +359,9 @@ def test_bars_that_no_agent_can_act_on_end_with_one_line(trained, tmp_path, text
 
 
 def test_decisions_may_be_asked_for_since_a_time_with_a_zone(trained, own_file):
-    bars = ["--bars", str(own_file), "--since"]
-    zoned, plain = (run("act", str(trained[0]), *bars, f"2001-01-31T00:00{zone}") for zone in ("+00:00", ""))
+    since = "2001-01-31T00:00"
+    zoned = run("act", str(trained[0]), "--bars", str(own_file), "--since", f"{since}+00:00")
+    plain = run("act", str(trained[0]), "--data", str(own_file), "--since", since)  # as the other commands call it
     assert zoned.returncode == 0, zoned.stderr
     assert zoned.stdout == plain.stdout != ""
 

@@ -188,7 +188,7 @@ def run_export(
 def run_act(
     settings: Settings,
     run: RunArgument,
-    bars: Annotated[str, typer.Option("--bars", "-b", help=BARS_HELP)] = "-",
+    bars: Annotated[str, typer.Option("--bars", "--data", "-b", help=BARS_HELP)] = "-",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
     since: Annotated[str | None, typer.Option("--since", help="Print only decisions from this time on.")] = None,
 ) -> None:
@@ -234,7 +234,7 @@ def run_act(
 def run_paper(
     settings: Settings,
     run: RunArgument,
-    bars: Annotated[str, typer.Option("--bars", "-b", help=BARS_HELP)] = "-",
+    bars: Annotated[str, typer.Option("--bars", "--data", "-b", help=BARS_HELP)] = "-",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more bars at the end of the file.")] = False,
     ledger: Annotated[
         Path | None, typer.Option("--ledger", help="Folder of the account; an existing one is resumed. By default RUN/paper.")
