@@ -225,7 +225,7 @@ def falling(seed: int) -> pd.DataFrame:
 def test_losses_that_no_cut_avoids_count_in_the_accounts_own_record(monkeypatch) -> None:
     bars, limit = falling(3), 0.05
     guarded = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
-    monkeypatch.setattr(guard_module, "RECORD", (1e12, 0.5, 1.2))  # what is predicted counts for any number of periods
+    monkeypatch.setattr(guard_module, "RECORD", (1e12, 0.5, 1.0))  # what is predicted counts for any number of periods
     without = guard(np.ones(len(bars)), bars, max_loss=limit, period="1M")
     realised, before = (cvar(monthly(bars, account.weights, 1000)) for account in (guarded, without))
     assert before < -limit

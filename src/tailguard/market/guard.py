@@ -13,7 +13,7 @@ in: 1 for the last bar, CUTS more for many. What no cut can avoid, such as a gap
 with m the average of the worst share of its losses over past periods, in units of what was predicted for each when it began,
 a and r are both multiplied by
 
-    f = (60 + n) / (60 + n m)     after n periods, between 0.5 and 1.2.
+    f = (60 + n) / (60 + n m)     after n periods, between 0.5 and 1: a good record never loosens the limit.
 
 So the prediction for the guarded account, cuts included, is
 
@@ -54,7 +54,7 @@ Floats = NDArray[np.float64]
 # How far a and r exceed 1 for periods of many bars, and what a new exposure leaves below the largest that is allowed.
 START_EXCESS, CUTS, MARGIN = 0.38, 0.26, 0.05
 # Periods that r and a count for beside the account's own record, and the limits of what that changes.
-RECORD = (60.0, 0.5, 1.2)
+RECORD = (60.0, 0.5, 1.0)
 # Loss that is predicted at least, so that nothing is divided by 0 where nothing moves.
 LEAST_LOSS = 1e-9
 
