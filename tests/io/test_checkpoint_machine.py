@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from power_cut import Disk, PowerCut
 
+from power_cut import Disk, PowerCut
 from tailguard.io import checkpoint
 from tailguard.io.atomic import UNFINISHED
 from tailguard.io.checkpoint import CheckpointError

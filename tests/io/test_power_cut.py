@@ -4,8 +4,8 @@ import math
 from contextlib import suppress
 
 import pytest
-from power_cut import Disk, PowerCut
 
+from power_cut import Disk, PowerCut
 from tailguard.io import checkpoint
 from tailguard.io.atomic import UNFINISHED
 from tailguard.io.checkpoint_folder import BEST, Checkpoints
