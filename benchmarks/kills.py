@@ -110,8 +110,9 @@ def count_left(tally: Tally) -> None:
     tally.left += len(left)
     for pid in left:
         try:
+            sys.stderr.write(f"left: {(Path('/proc') / str(pid) / 'cmdline').read_bytes().replace(bytes(1), b' ')[:200]!r}\n")
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
 
 
