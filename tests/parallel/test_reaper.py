@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from tailguard.parallel.reaper import GRACE_SECONDS, MARK, QUIET_SECONDS, marked, reaped
+from tailguard.parallel.reaper import GRACE_SECONDS, LOOK_SECONDS, MARK, QUIET_SECONDS, marked, reaped
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
 # Starts a shell that starts another one in a session of its own and ends: an orphan that nobody watches.
@@ -49,6 +50,43 @@ def test_orphans_end_with_who_started_them(ends):
         assert marked(mark) == []
     finally:
         os.killpg(driver.pid, signal.SIGKILL)  # the process after the context
+
+
+# A process that carries the mark starts one that does not, as if a title were written over its environment.
+HIDES = """
+import subprocess, sys, time
+from tailguard.parallel.reaper import reaped
+child = "import subprocess, time; hidden = subprocess.Popen(['sleep', '600'], env={}, start_new_session=True); "
+child += "print(hidden.pid, flush=True); time.sleep(LIVES)"
+with reaped():
+    subprocess.run([sys.executable, "-c", child])
+    time.sleep(600)
+"""
+
+
+@linux
+@pytest.mark.parametrize("lives", [LOOK_SECONDS + 2.0, 600.0])
+def test_children_of_the_marked_end_though_nothing_marks_them(lives):
+    """Whether or not the one that started them is still there when the driver is killed."""
+    script = HIDES.replace("LIVES", str(lives))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        hidden = int(driver.stdout.readline())
+        time.sleep(LOOK_SECONDS + 4.0)
+        os.kill(hidden, 0)  # it lives while its driver does
+        driver.kill()
+    until = time.monotonic() + GRACE_SECONDS + 20.0
+    while _runs(hidden) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not _runs(hidden)
+
+
+def _runs(pid):
+    """Whether a process is there, and not only waits for somebody to notice its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @linux

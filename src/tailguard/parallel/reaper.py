@@ -3,12 +3,14 @@
 Workers of Tailguard follow their parent by themselves (worker.py). The processes of a Ray cluster do so only once they have
 begun to watch each other: a driver that is killed while its cluster starts leaves some of them. So a small process beside the
 driver waits for its end, and ends whatever carries its mark then. The mark is a variable of the environment, which every
-process inherits from the one that starts it, also when that one has gone.
+process inherits from the one that starts it, also when that one has gone. A process that writes a title over its environment,
+as Ray's do, is known as the child of one that carries the mark: so it looks at them while the driver lives.
 
 This file is also the program of that process: it imports the standard library only, so that it is there in an instant.
 """
 
 import os
+import select
 import signal
 import sys
 import time
@@ -20,6 +22,7 @@ from pathlib import Path
 MARK = "TAILGUARD_LEFT_BY"
 GRACE_SECONDS = 5.0  # in which processes may end by themselves
 QUIET_SECONDS = 3.0  # without any of them, after which none can be starting others
+LOOK_SECONDS = 2.0  # between two looks at the processes of a driver that lives
 
 
 @contextmanager
@@ -46,28 +49,50 @@ def reaped() -> Iterator[None]:
 
 def marked(mark: str) -> list[int]:
     """Return the processes that carry a mark."""
-    found, line = [], f"{MARK}={mark}".encode()
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _carries(folder, mark)]
+
+
+def family(mark: str, known: dict[int, int]) -> dict[int, int]:
+    """Return the processes that carry a mark, those that were known before, and all of their children, that still run.
+
+    :param known: what the last call returned: when each began, since numbers of processes are used again.
+    """
+    parents, found = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):  # it has ended meanwhile, or belongs to somebody else
-                if line in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+            with suppress(OSError):
+                state, parent, *fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                pid, began = int(folder.name), int(fields[17])
+                if state not in (b"Z", b"X"):
+                    parents[pid] = int(parent), began
+                    if known.get(pid) == began or _carries(folder, mark):
+                        found[pid] = began
+    while children := {pid: began for pid, (parent, began) in parents.items() if parent in found and pid not in found}:
+        found |= children
     return found
 
 
+def _carries(folder: Path, mark: str) -> bool:
+    with suppress(OSError):  # it has ended meanwhile, or belongs to somebody else
+        return f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+    return False
+
+
 def reap(mark: str) -> None:
-    """Wait for the end of the standard input; give what carries the mark time to end, and kill it after that."""
-    sys.stdin.buffer.read()
+    """Wait for the end of the standard input; give the family of a mark time to end, and kill it after that."""
+    known = family(mark, {})
+    while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+        known = family(mark, known)
     now = time.monotonic()
     patience, quiet = now + GRACE_SECONDS, now + QUIET_SECONDS
     while now < quiet:
-        left = marked(mark)
-        for pid in left if now > patience else []:
+        known = family(mark, known)
+        for pid in known if now > patience else ():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
         now = time.monotonic()
-        quiet = now + QUIET_SECONDS if left else quiet
+        quiet = now + QUIET_SECONDS if known else quiet
 
 
 if __name__ == "__main__":
