@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from tail_series import STEPS, bars_from, daily, garch
+from tail_series import STEPS, bars_along, bars_from, daily, garch
 
 from tailguard.market import align_bars, load_dataset
 
@@ -21,18 +21,7 @@ def path_bars(
     """Draw bars from the volatility and drift inside each, and the gap before each."""
     n = len(volatility)
     moves = rng.standard_normal((n, STEPS)) * (volatility / np.sqrt(STEPS))[:, None] + (drift / STEPS)[:, None]
-    paths = np.cumsum(moves, axis=1)
-    log_close = np.log(100.0) + np.cumsum(gaps + paths[:, -1])
-    log_open = log_close - paths[:, -1]
-    inside = np.concatenate([np.zeros((n, 1)), paths], axis=1)
-    columns = {
-        "open": np.exp(log_open),
-        "high": np.exp(log_open + inside.max(axis=1)),
-        "low": np.exp(log_open + inside.min(axis=1)),
-        "close": np.exp(log_close),
-        "volume": np.full(n, 1e6),
-    }
-    return pd.DataFrame(columns, times)
+    return bars_along(np.cumsum(moves, axis=1), gaps, times)
 
 
 def slow_volatility(n: int, rng: np.random.Generator, persistence: float, size: float) -> Floats:

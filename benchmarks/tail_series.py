@@ -23,17 +23,22 @@ def bars_from(volatility: Floats, drift: Floats, jumps: Floats, rng: np.random.G
     gap = np.sqrt(OVERNIGHT) * volatility * rng.standard_normal(n) + OVERNIGHT * drift + jumps
     moves = rng.standard_normal((n, STEPS)) * (np.sqrt((1 - OVERNIGHT) / STEPS) * volatility)[:, None]
     paths = np.cumsum(moves + ((1 - OVERNIGHT) * drift / STEPS)[:, None], axis=1)
-    log_close = np.log(100.0) + np.cumsum(gap + paths[:, -1])
+    return bars_along(paths, gap, pd.bdate_range("1995-01-02", periods=n, name="time"))
+
+
+def bars_along(paths: Floats, gaps: Floats, times: pd.DatetimeIndex) -> pd.DataFrame:
+    """Return bars whose log prices move along a path ``[n, STEPS]`` each, after a gap from the close before."""
+    log_close = np.log(100.0) + np.cumsum(gaps + paths[:, -1])
     log_open = log_close - paths[:, -1]
-    inside = np.concatenate([np.zeros((n, 1)), paths], axis=1)
+    inside = np.concatenate([np.zeros((len(paths), 1)), paths], axis=1)
     columns = {
         "open": np.exp(log_open),
         "high": np.exp(log_open + inside.max(axis=1)),
         "low": np.exp(log_open + inside.min(axis=1)),
         "close": np.exp(log_close),
-        "volume": np.full(n, 1e6),
+        "volume": np.full(len(paths), 1e6),
     }
-    return pd.DataFrame(columns, pd.bdate_range("1995-01-02", periods=n, name="time"))
+    return pd.DataFrame(columns, times)
 
 
 def garch(seed: int, n: int = BARS, leverage: float = 0.0) -> pd.DataFrame:

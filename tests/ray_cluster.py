@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tailguard.parallel.reaper import MARK, marked, reaped
+from tailguard.parallel.reaper import MARK, family, reaped
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "tailguard[ray]"')
 SMALL = {"object_store_memory": 100 * 2**20}
@@ -73,7 +73,7 @@ def machine_with_its_own_disk(cluster, hidden):
     try:
         yield node
     finally:
-        for pid in marked(mark):
+        for pid in family(mark):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         machine.wait()

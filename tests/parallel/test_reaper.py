@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailguard.parallel.reaper import GRACE_SECONDS, LOOK_SECONDS, MARK, QUIET_SECONDS, marked, reaped
+from tailguard.parallel.reaper import GRACE_SECONDS, LOOK_SECONDS, MARK, QUIET_SECONDS, family, reaped
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
 # Starts a shell that starts another one in a session of its own and ends: an orphan that nobody watches.
@@ -37,17 +37,17 @@ def test_orphans_end_with_who_started_them(ends):
         assert driver.stdout is not None
         mark = driver.stdout.readline().strip()
         assert driver.stdout.readline() == "started\n"
-        assert len(marked(mark)) == 1  # not the process after the context
+        assert len(family(mark)) == 1  # not the process after the context
         if ends is not None:
             time.sleep(GRACE_SECONDS + 1.0)
-            assert len(marked(mark)) == 1  # it lives while its driver does
+            assert len(family(mark)) == 1  # it lives while its driver does
             driver.send_signal(ends)
         driver.wait()
     try:
         until = time.monotonic() + GRACE_SECONDS + 20.0
-        while marked(mark) and time.monotonic() < until:
+        while family(mark) and time.monotonic() < until:
             time.sleep(0.1)
-        assert marked(mark) == []
+        assert family(mark) == {}
     finally:
         os.killpg(driver.pid, signal.SIGKILL)  # the process after the context
 

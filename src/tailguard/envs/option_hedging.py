@@ -28,7 +28,7 @@ from tailguard.validation import require
 
 FARTHEST = 10.0  # observations are clipped to this
 FEWEST_RETURNS = 20
-FINEST, STRAIGHT = 0.05, 1e-3  # slopes of a band's edges at 0: the least, and what is not told from 1
+FINEST, STRAIGHT = 0.05, 1e-3  # derivatives of a band's edges at 0: the least, and what is not told from 1
 WIDEST_MOVE = 3.0  # standard deviations until the expiry, of the profits and losses that a dynamic program looks at
 
 

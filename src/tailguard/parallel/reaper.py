@@ -15,9 +15,10 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 MARK = "TAILGUARD_LEFT_BY"
 GRACE_SECONDS = 5.0  # in which processes may end by themselves
@@ -47,15 +48,10 @@ def reaped() -> Iterator[None]:
         del os.environ[MARK]
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes that carry a mark."""
-    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _carries(folder, mark)]
-
-
-def family(mark: str, known: dict[int, int]) -> dict[int, int]:
+def family(mark: str, known: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
     """Return the processes that carry a mark, those that were known before, and all of their children, that still run.
 
-    :param known: what the last call returned: when each began, since numbers of processes are used again.
+    :param known: the result of the last call: when each began, since numbers of processes are used again.
     """
     parents, found = {}, {}
     for folder in Path("/proc").iterdir():
@@ -80,7 +76,7 @@ def _carries(folder: Path, mark: str) -> bool:
 
 def reap(mark: str) -> None:
     """Wait for the end of the standard input; give the family of a mark time to end, and kill it after that."""
-    known = family(mark, {})
+    known = family(mark)
     while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
         known = family(mark, known)
     now = time.monotonic()
